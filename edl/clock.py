@@ -1,0 +1,44 @@
+"""Time as a value: shells read a clock and hand the reading to machines, which never look themselves."""
+
+from __future__ import annotations
+
+import time
+from typing import Protocol
+
+
+class Clock(Protocol):
+    """What a shell needs of time."""
+
+    def now(self) -> float:
+        """Seconds on a clock that never goes back; only differences mean anything."""
+
+    def wall(self) -> float:
+        """Seconds since 1970, for people and for events."""
+
+
+class SystemClock:
+    """The machine's own clocks."""
+
+    def now(self) -> float:
+        return time.monotonic()
+
+    def wall(self) -> float:
+        return time.time()
+
+
+class ManualClock:
+    """A clock that moves only when told to, for tests and simulations."""
+
+    def __init__(self, now: float = 0.0) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    def wall(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        if seconds < 0:
+            raise ValueError(f"time does not go back: {seconds}")
+        self._now += seconds

@@ -1,0 +1,1 @@
+"""The all-reduce ring: a port, and Horovod behind it."""

@@ -1,0 +1,59 @@
+"""The tree of errors: who is at fault decides the class, and the message names the remedy.
+
+Owns: every exception that may cross a layer. Does not own: how an error is shown (`edl.cli`) or survived (`edl.runtime`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+class EdlError(Exception):
+    """Anything that edl raises on purpose."""
+
+
+class ConfigError(EdlError):
+    """A setting, a flag or this machine is wrong; the caller mends it and starts again."""
+
+
+class UsageError(EdlError):
+    """The script calls edl wrongly; the message names the call, the argument and the remedy."""
+
+
+class PeerError(EdlError):
+    """The other side misbehaved or is gone; nothing here is wrong."""
+
+
+class RingBroken(PeerError):
+    """A collective or the forming of a ring failed: the mini-batch in flight is void (I8)."""
+
+
+class StoreUnavailable(EdlError):
+    """The coordinator did not answer in time. Retry; the operation may have been carried out all the same."""
+
+
+class Fenced(EdlError):
+    """A write was refused because this leader's reign is over (I1). Step down."""
+
+
+class JobFailed(EdlError):
+    """The job cannot go on; the message is the reason that `edl status` shows too."""
+
+
+class ScaleRejected(EdlError):
+    """A request for another size cannot be taken now."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class InvalidTransition(EdlError):
+    """Our bug: a machine got an event that its state does not allow. Carries the story that led there."""
+
+    def __init__(self, state: object, event: object, history: Sequence[object] = ()) -> None:
+        story = "".join(f"\n  {entry!r}" for entry in history)
+        super().__init__(f"{event!r} is not allowed in state {state!r}; what came before:{story or ' nothing'}")
+        self.state = state
+        self.event = event
+        self.history = tuple(history)

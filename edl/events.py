@@ -1,0 +1,60 @@
+"""What has happened to a job, as `edl events` shows it: one flat record per event.
+
+Owns: the kinds and the form of an event. Does not own: where events are kept (the leader writes them to the
+coordinator in the same transaction as the change they tell of, so that story and state never disagree).
+"""
+
+from __future__ import annotations
+
+import json
+from enum import Enum
+from typing import Any
+
+import msgspec
+
+
+class Kind(str, Enum):
+    """The kinds of event. Outside scripts match on these values: they may grow, never change meaning."""
+
+    JOB_STARTED = "job_started"
+    LEADER_ELECTED = "leader_elected"
+    WORKER_JOINING = "worker_joining"
+    WORKER_READY = "worker_ready"
+    SWITCH_SCHEDULED = "switch_scheduled"
+    SCALED = "scaled"
+    WORKER_LEFT = "worker_left"
+    WORKER_LOST = "worker_lost"
+    BATCH_VOIDED = "batch_voided"
+    EPOCH_ENDED = "epoch_ended"
+    JOB_FAILED = "job_failed"
+    JOB_FINISHED = "job_finished"
+
+
+class Event(msgspec.Struct, frozen=True):
+    """One thing that happened, and where the job was at that moment."""
+
+    ts: float
+    job: str
+    kind: Kind
+    term: int
+    generation: int
+    step: int
+    details: dict[str, Any] = {}
+
+    def flat(self) -> dict[str, Any]:
+        """The form of `edl events --json`: the details beside the fixed names."""
+        fixed = {name: getattr(self, name) for name in self.__struct_fields__ if name != "details"}
+        return {**fixed, "kind": self.kind.value, **self.details}
+
+    def to_json(self) -> str:
+        return json.dumps(self.flat(), separators=(",", ":"))
+
+
+def encode(event: Event) -> bytes:
+    """Bytes for the coordinator."""
+    return msgspec.json.encode(event)
+
+
+def decode(raw: bytes) -> Event:
+    """The event that `encode` wrote."""
+    return msgspec.json.decode(raw, type=Event)

@@ -1,0 +1,1 @@
+"""What is said: nouns and messages. Pure."""

@@ -1,0 +1,24 @@
+"""The nouns of the ring: who sits where in which generation."""
+
+from __future__ import annotations
+
+import msgspec
+
+
+class Place(msgspec.Struct, frozen=True):
+    """One worker's seat in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
+
+    generation: int
+    rank: int
+    size: int
+    worker: str  # this worker's id: its host name towards Horovod, so that (host, local rank) is unique in a flat ring
+    rendezvous_host: str = ""
+    rendezvous_port: int = 0
+    interface: str = "lo"  # network interface that the ring's own connections use
+    local_rank: int = 0  # rank among the workers of the same host: what pins devices
+    local_size: int = 1
+
+
+def solo(worker: str, local_rank: int = 0) -> Place:
+    """The ring of one, in which a newcomer boots and rehearses."""
+    return Place(generation=0, rank=0, size=1, worker=worker, local_rank=local_rank)
