@@ -1,0 +1,334 @@
+"""The settings of a job, and where each comes from: a keyword or flag, else the environment, else the default.
+
+Owns: names, forms and defaults of all settings, in one table shared by the command line, the environment and `edl.init`.
+Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), nor what is started with them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.errors import ConfigError
+
+NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
+
+# ------------------------------------------------------------------------------------------------ forms of values
+# Each takes the text that was given and returns the value, or raises ValueError with what it should have been.
+
+
+def _name(text: str) -> str:
+    if not NAME.fullmatch(text) or set(text) == {"."}:
+        raise ValueError("must be 1 to 64 letters, digits, '.', '_' or '-'")
+    return text
+
+
+def _whole_number(least: int) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not re.fullmatch(r"[0-9]{1,9}", text) or int(text) < least:
+            raise ValueError(f"must be a whole number of at least {least}")
+        return int(text)
+
+    return parse
+
+
+def _port(text: str) -> int:
+    if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
+        raise ValueError("must be a port from 1 to 65535")
+    return int(text)
+
+
+def _seconds(least: float, most: float) -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not least <= value <= most:
+            raise ValueError(f"must be a number of seconds from {least:g} to {most:g}")
+        return value
+
+    return parse
+
+
+def _coordinator(text: str) -> str:
+    hosts, slash, chroot = text.partition("/")
+    for address in hosts.split(","):
+        match = ADDRESS.fullmatch(address)
+        if not match or not 1 <= int(match[2]) <= 65535:
+            raise ValueError("must be HOST:PORT, more of them after commas, and perhaps a /path at the end")
+    if slash and not all(chroot.split("/")):
+        raise ValueError("ends in a /path with an empty part; write it like /training/edl")
+    return text
+
+
+def _path(text: str) -> Path:
+    if not text:
+        raise ValueError("must be a path")
+    return Path(text).expanduser().absolute()
+
+
+def _interface(text: str) -> str:
+    names = [name for _, name in socket.if_nameindex()]
+    if text not in names:
+        raise ValueError(f"is no network interface of this machine; it has {', '.join(names)}")
+    return text
+
+
+# ------------------------------------------------------------------------------------------------------ the table
+
+
+class Setting(msgspec.Struct, frozen=True):
+    """One setting: its field, how its text is read, and what it is called outside."""
+
+    field: str
+    parse: Callable[[str], object]
+    variables: tuple[str, ...]  # the first is the one handed down to workers
+    flags: tuple[str, ...] = ()  # none: only for scripts and the environment
+    metavar: str = ""
+    help: str = ""
+
+
+TABLE: tuple[Setting, ...] = (
+    Setting("job", _name, ("EDL_JOB",), ("--job",), "NAME", "name of the job (default: a new one like brisk-otter-42)"),
+    Setting(
+        "coordinator",
+        _coordinator,
+        ("EDL_COORDINATOR",),
+        ("--coordinator",),
+        "HOST:PORT[,...][/chroot]",
+        "the ZooKeeper that coordinates the job (default: a local one that lives as long as the job)",
+    ),
+    Setting(
+        "secret_file",
+        _path,
+        ("EDL_SECRET_FILE",),
+        ("--secret-file",),
+        "FILE",
+        "file with the secret that the workers of the job share (default: the one in the job's record here)",
+    ),
+    Setting(
+        "np",
+        _whole_number(1),
+        ("EDL_NP", "EDL_NUM_PROC"),
+        ("-np", "--num-proc"),
+        "N",
+        "workers to start with (default: the smallest number allowed, 1)",
+    ),
+    Setting(
+        "min_workers",
+        _whole_number(1),
+        ("EDL_MIN_WORKERS", "EDL_MIN_NP", "EDL_MIN_NUM_PROC"),
+        ("--min-np", "--min-num-proc"),
+        "A",
+        "fewest workers the job may go on with (default: 1)",
+    ),
+    Setting(
+        "max_workers",
+        _whole_number(1),
+        ("EDL_MAX_WORKERS", "EDL_MAX_NP", "EDL_MAX_NUM_PROC"),
+        ("--max-np", "--max-num-proc"),
+        "B",
+        "most workers the job may have (default: no limit)",
+    ),
+    Setting(
+        "max_restarts",
+        _whole_number(0),
+        ("EDL_MAX_RESTARTS",),
+        ("--max-restarts",),
+        "R",
+        "how many crashed workers are replaced in all (default: 0)",
+    ),
+    Setting(
+        "output_filename",
+        _path,
+        ("EDL_OUTPUT_FILENAME",),
+        ("--output-filename",),
+        "DIR",
+        "also write what worker N prints to DIR/rank.N/stdout and DIR/rank.N/stderr",
+    ),
+    Setting(
+        "network_interface",
+        _interface,
+        ("EDL_NETWORK_INTERFACE",),
+        ("--network-interface",),
+        "NAME",
+        "network interface that workers reach each other by (default: chosen for you)",
+    ),
+    Setting(
+        "session_timeout_s",
+        _seconds(1, 60),
+        ("EDL_SESSION_TIMEOUT",),
+        ("--session-timeout",),
+        "SECONDS",
+        "a worker unheard of for so long is taken for lost (default: 10)",
+    ),
+    Setting(
+        "step_timeout_s",
+        _seconds(1, 86_400),
+        ("EDL_STEP_TIMEOUT",),
+        ("--step-timeout",),
+        "SECONDS",
+        "a step longer than this is taken for stuck (default: 60)",
+    ),
+    Setting(
+        "zookeeper_port",
+        _port,
+        ("EDL_ZOOKEEPER_PORT",),
+        ("--zookeeper-port",),
+        "PORT",
+        "port of the local ZooKeeper (default: any free one)",
+    ),
+    Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
+    Setting("batch_size", _whole_number(1), ("EDL_BATCH_SIZE",)),
+    Setting("slot", _whole_number(0), ("EDL_SLOT",)),
+    Setting("worker_id", _name, ("EDL_WORKER_ID",)),
+)
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What the caller gave for one setting, and how to quote it back."""
+
+    text: str
+    quote: str  # "-np 0", "EDL_NP=0" or "np=0"
+
+
+# --------------------------------------------------------------------------------------------------- the settings
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one process is told about its job. Build it by `from_environment` or `from_given`, which check it."""
+
+    job: str | None = None  # None: no job at all, which means a job of one worker without a coordinator
+    coordinator: str | None = None  # host:port[,host:port][/chroot]
+    secret_file: Path | None = None
+    np: int = 1
+    min_workers: int = 1
+    max_workers: int | None = None  # None: no limit
+    max_restarts: int = 0
+    batch_size: int | None = None
+    session_timeout_s: float = 10.0
+    step_timeout_s: float = 60.0
+    network_interface: str | None = None  # None: let edl choose
+    zookeeper_port: int | None = None
+    output_filename: Path | None = None
+    home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
+    slot: int | None = None  # number of the local worker slot under `edl run`
+    worker_id: str | None = None  # None: make one; an id is never used twice
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], **keywords: object) -> Settings:
+        """The settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record."""
+        unknown = sorted(keywords.keys() - {setting.field for setting in TABLE})
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is no setting of edl")
+        given = {
+            field: Given(str(value), f"{field}={value!r}") for field, value in keywords.items() if value is not None
+        }
+        return cls.from_given(given, environ)._with_record()._joinable()
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Given], environ: Mapping[str, str]) -> Settings:
+        """Settings from what was given explicitly, else from the environment. Raises ConfigError."""
+        quotes: dict[str, str] = {}
+        values: dict[str, Any] = {}
+        for setting in TABLE:
+            source = given.get(setting.field) or _from_variables(setting, environ)
+            if source is not None:
+                values[setting.field] = _parsed(setting, source)
+                quotes[setting.field] = source.quote
+        values.setdefault("np", values.get("min_workers", 1))
+        settings = cls(**values)
+        _check_sizes(settings, quotes)
+        return settings
+
+    @property
+    def job_home(self) -> Path:
+        """Folder of this job's record on this machine. It need not exist."""
+        if self.job is None:
+            raise ConfigError("there is no job: give it a name by EDL_JOB")
+        return self.home / "jobs" / self.job
+
+    def secret(self) -> bytes:
+        """What the workers of the job share and strangers do not know; empty when the job has no secret."""
+        if self.secret_file is None:
+            return b""
+        try:
+            secret = self.secret_file.read_bytes().strip()
+        except OSError as error:
+            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: cannot be read: {error.strerror}") from None
+        if not secret:
+            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: is empty")
+        return secret
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that hand these settings down to a child."""
+        values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+    def _with_record(self) -> Settings:
+        """Complete the coordinator and the secret from the record of a living job started on this machine."""
+        if self.job is None or self.secret_file is not None:
+            return self
+        try:
+            record = json.loads((self.job_home / "record.json").read_bytes())
+            coordinator, state = record["coordinator"], record["state"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return self
+        secret_file = self.job_home / "secret"
+        if state in {"finished", "failed"} or self.coordinator not in {None, coordinator} or not secret_file.exists():
+            return self
+        return msgspec.structs.replace(self, coordinator=coordinator, secret_file=secret_file)
+
+    def _joinable(self) -> Settings:
+        if self.job is None and self.coordinator is not None:
+            raise ConfigError(f"EDL_COORDINATOR={self.coordinator} is given without a job: set EDL_JOB too")
+        if self.job is not None and self.coordinator is None:
+            raise ConfigError(f"EDL_JOB={self.job} is given without a coordinator: set EDL_COORDINATOR=HOST:PORT too")
+        return self
+
+
+def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
+    """The environment without any setting of edl, so that a child gets each from `to_environment` or not at all."""
+    ours = {name for setting in TABLE for name in setting.variables}
+    return {name: value for name, value in environ.items() if name not in ours}
+
+
+def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | None:
+    found = [(name, environ[name]) for name in setting.variables if environ.get(name)]
+    if not found:
+        return None
+    name, text = found[0]
+    for other, different in found[1:]:
+        if different != text:
+            raise ConfigError(f"{name}={text} and {other}={different} contradict each other: unset one of them")
+    return Given(text, f"{name}={text}")
+
+
+def _parsed(setting: Setting, given: Given) -> object:
+    try:
+        return setting.parse(given.text)
+    except ValueError as error:
+        raise ConfigError(f"{given.quote}: {error}") from None
+
+
+def _check_sizes(settings: Settings, quotes: Mapping[str, str]) -> None:
+    fewest, most = settings.min_workers, settings.max_workers
+
+    def quote(field: str, value: int) -> str:
+        return quotes.get(field, f"{field} {value}")
+
+    if most is not None and fewest > most:
+        raise ConfigError(f"{quote('min_workers', fewest)} is more than {quote('max_workers', most)}")
+    if settings.np < fewest:
+        raise ConfigError(f"{quote('np', settings.np)} is less than {quote('min_workers', fewest)}")
+    if most is not None and settings.np > most:
+        raise ConfigError(f"{quote('np', settings.np)} is more than {quote('max_workers', most)}")
