@@ -1,0 +1,50 @@
+"""What a leader tells a worker: where to sit in the ring, from which step on, and what to train."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from edl.protocol.data import Lease, Totals
+from edl.protocol.ring import Place
+
+
+class Assignment(msgspec.Struct, frozen=True):
+    """One worker's part in one generation."""
+
+    place: Place
+    after_step: int | None  # enter once this step is committed; None: at once, the ring before is broken
+    newcomers: int  # members that need the state of the others
+    members: tuple[str, ...]  # the roster
+
+
+class Share(msgspec.Struct, frozen=True):
+    """One worker's data in one generation."""
+
+    generation: int
+    leases: tuple[Lease, ...]
+    totals: tuple[Totals, ...]
+    covered_step: int
+    last: bool  # nothing of the wanted epochs is left to be leased
+
+
+class Verdict(str, Enum):
+    """What is to become of a worker."""
+
+    STAY = "stay"
+    LEAVE = "leave"  # exit 0 once the next generation has taken over
+    STOP = "stop"  # the job is over
+
+
+class Orders(msgspec.Struct, frozen=True):
+    """Everything a worker must know, whole each time: a lost or doubled delivery does no harm."""
+
+    term: int
+    version: int
+    verdict: Verdict
+    reason: str  # why the job is over
+    wanted: int  # workers that the first generation waits for, 0 once it is planned
+    present: int
+    assignments: tuple[Assignment, ...]  # the present generation's, then the planned one's; () = boot alone, or wait
+    shares: tuple[Share, ...]  # likewise

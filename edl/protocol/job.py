@@ -1,0 +1,116 @@
+"""The nouns of a job: what its leader has decided, in the form in which it is kept in the coordinator.
+
+A `Record` is the whole truth about decisions. What workers were seen doing (steps, pauses) is observation, is never
+kept, and is told again to each new leader by the workers themselves (I9).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from edl.protocol.data import DataCounts, DataSpec
+from edl.protocol.ledger import LedgerSnapshot
+
+
+class JobState(str, Enum):
+    STARTING = "starting"  # no generation yet: not enough workers
+    RUNNING = "running"
+    SCALING = "scaling"  # a next generation is planned
+    FINISHED = "finished"
+    FAILED = "failed"
+
+
+class WorkerState(str, Enum):
+    JOINING = "joining"  # registered; its script boots
+    WARMING = "warming"  # rehearses its first mini-batch in a ring of one
+    READY = "ready"  # could enter a ring at once (I4)
+    SWITCHING = "switching"  # in the roster of the next generation
+    TRAINING = "training"  # in the roster of the present generation
+    LEAVING = "leaving"  # trains until the next generation takes over, then exits
+    DONE = "done"  # its script came to its end
+
+
+class Identity(msgspec.Struct, frozen=True):
+    """What a worker's daemon tells of itself, once."""
+
+    id: str
+    host: str
+    address: str  # where the worker's host can be reached by the others
+    pid: int  # of the trainer
+    daemon_pid: int
+
+
+class Member(msgspec.Struct, frozen=True):
+    """A worker the leader knows."""
+
+    identity: Identity
+    state: WorkerState
+    number: int  # order of arrival, from 1
+
+
+class Plan(msgspec.Struct, frozen=True):
+    """The next generation, decided and not yet in force. `after_step` None: at once, the present ring is broken."""
+
+    generation: int
+    roster: tuple[str, ...]
+    after_step: int | None
+    ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
+    started: float  # wall clock, for the event `scaled`
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How large the job may be."""
+
+    minimum: int
+    maximum: int
+
+
+class Record(msgspec.Struct, frozen=True):
+    """All that the leaders of a job have decided so far."""
+
+    job: str
+    version: int  # grows with every decision
+    state: JobState
+    reason: str  # why the job failed, or ended before its data did
+    limits: Limits
+    target: int  # size asked for
+    generation: int  # 0: no ring yet
+    roster: tuple[str, ...]  # index = rank (I2)
+    members: tuple[Member, ...]
+    arrivals: int  # workers that ever registered
+    ledger: LedgerSnapshot | None
+    plan: Plan | None
+    started: float
+
+
+class WorkerStatus(msgspec.Struct, frozen=True):
+    id: str
+    rank: int | None
+    host: str
+    pid: int
+    daemon_pid: int
+    state: WorkerState
+    step: int
+
+
+class Status(msgspec.Struct, frozen=True):
+    """The job as it is: `edl status --json`."""
+
+    job: str
+    state: JobState
+    reason: str
+    term: int
+    generation: int
+    leader: str
+    step: int
+    epoch: int
+    size: int
+    target: int
+    min_workers: int
+    max_workers: int
+    workers: tuple[WorkerStatus, ...]
+    data: DataCounts | None
+    spec: DataSpec | None
+    refused: dict[str, int] = {}

@@ -1,0 +1,85 @@
+"""What a trainer and its own daemon say to each other over their private socket. Steps go through the shared page."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edl.protocol.assignment import Orders
+from edl.protocol.data import DataSpec
+from edl.protocol.messages import Pause
+
+
+class Hello(msgspec.Struct, frozen=True, tag="hello"):
+    """The trainer presents itself."""
+
+    pid: int
+    framework: str
+
+
+class Opened(msgspec.Struct, frozen=True, tag="opened"):
+    """The script asked for data."""
+
+    spec: DataSpec
+
+
+class RehearsalBegan(msgspec.Struct, frozen=True, tag="rehearsal_began"):
+    pass
+
+
+class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):
+    pass
+
+
+class Entered(msgspec.Struct, frozen=True, tag="entered"):
+    """The ring of `generation` stands, and all in it agreed on the committed step."""
+
+    generation: int
+    step: int
+    pause: Pause | None
+
+
+class Broke(msgspec.Struct, frozen=True, tag="broke"):
+    """The ring failed; the batch after `step` is void unless a peer applied it (I5, I8)."""
+
+    generation: int
+    step: int
+    reason: str
+
+
+class LeaveAsked(msgspec.Struct, frozen=True, tag="leave_asked"):
+    """SIGTERM, or the script's own wish."""
+
+
+class Ended(msgspec.Struct, frozen=True, tag="ended"):
+    """The script's end: `reason` is empty when all went well."""
+
+    reason: str
+
+
+FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended
+
+
+class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
+    """The newest orders of the leader."""
+
+    orders: Orders
+
+
+class Introduced(msgspec.Struct, frozen=True, tag="introduced"):
+    """The daemon's answer to Hello: who this worker is. `daemon_pid` lets the trainer watch its daemon."""
+
+    worker: str
+    daemon_pid: int
+
+
+class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):
+    """The daemon cannot go on; the trainer ends with this reason."""
+
+    reason: str
+
+
+class Noted(msgspec.Struct, frozen=True, tag="noted"):
+    """The leader has durably taken the worker's end: the trainer may exit."""
+
+
+FromDaemon = Introduced | Commanded | GaveUp | Noted

@@ -1,0 +1,109 @@
+"""What daemons and the command line say to the leader, and what it answers (I10: each travels in a signed envelope)."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+import msgspec
+
+from edl.protocol.assignment import Orders
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, Status
+
+
+class Phase(str, Enum):
+    """What a trainer was last seen doing."""
+
+    BOOTING = "booting"
+    REHEARSING = "rehearsing"
+    READY = "ready"
+    TRAINING = "training"
+    BROKEN = "broken"  # its ring failed; it waits for the next generation
+    DONE = "done"  # the script came to its end
+    FAILED = "failed"  # the script raised, or the trainer died
+
+
+class Pause(msgspec.Struct, frozen=True):
+    """What one switch cost one survivor, in milliseconds."""
+
+    leave: float
+    enter: float
+    state: float
+    total: float
+
+
+class Observation(msgspec.Struct, frozen=True):
+    """A worker as its daemon sees it. Sent whole each time, so that the newest one is all that counts."""
+
+    phase: Phase
+    generation: int
+    step: int  # committed by this worker
+    step_time_s: float  # mean of late, 0 = not known
+    data: DataSpec | None
+    pause: Pause | None  # of the switch into `generation`
+    leaving: bool  # it was asked to leave (SIGTERM)
+    reason: str
+
+
+class Register(msgspec.Struct, frozen=True, tag="register"):
+    """A daemon presents its worker. Idempotent."""
+
+    identity: Identity
+    np: int  # size the job was started with
+    minimum: int
+    maximum: int
+
+
+class Report(msgspec.Struct, frozen=True, tag="report"):
+    """What the worker is seen doing; sent when it changes, and now and then."""
+
+    observation: Observation
+
+
+class Await(msgspec.Struct, frozen=True, tag="await"):
+    """Asks for orders newer than (term, version); answered when there are some, or after `hold_s` with the same."""
+
+    term: int
+    version: int
+    hold_s: float
+
+
+class AskStatus(msgspec.Struct, frozen=True, tag="ask_status"):
+    """From the command line."""
+
+
+class AskScale(msgspec.Struct, frozen=True, tag="ask_scale"):
+    """From the command line or a scheduler: be `size` workers."""
+
+    size: int
+
+
+class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
+    """From the command line: end the job cleanly."""
+
+    reason: str
+
+
+Request = Register | Report | Await | AskStatus | AskScale | AskStop
+
+
+class Done(msgspec.Struct, frozen=True, tag="done"):
+    """Taken, and durable."""
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """Understood, and not taken."""
+
+    reason: str
+    retry: bool = False
+
+
+class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
+    orders: Orders
+
+
+class Told(msgspec.Struct, frozen=True, tag="told"):
+    status: Status
+
+
+Reply = Done | Rejected | Ordered | Told
