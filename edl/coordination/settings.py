@@ -1,0 +1,127 @@
+"""Where the coordinator is and how to be let in, as values and as EDL_ variables.
+
+Owns: reading and checking EDL_COORDINATOR*, and writing them for child processes. Does not own: connecting.
+A password travels in the environment only, which other users cannot read: never on a command line, in a log or a repr.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from edl.errors import ConfigError
+
+DEFAULT_PORT = 2181
+
+_TRUE = {"1", "true", "yes", "on"}
+_FALSE = {"0", "false", "no", "off"}
+
+
+@dataclass(frozen=True, slots=True)
+class Digest:
+    """ZooKeeper's `digest` scheme: every node of the job opens to this user and password only."""
+
+    user: str
+    password: str = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """How to know the server, and how to be known to it."""
+
+    cafile: str  # the only authority trusted: not the system's, which anybody may be certified by
+    certfile: str | None = None  # of this client, where the server asks for one
+    keyfile: str | None = None
+    check_hostname: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Coordinator:
+    """A ZooKeeper to connect to."""
+
+    hosts: str  # host:port[,host:port...][/chroot]
+    digest: Digest | None = None
+    tls: Tls | None = None
+
+    @property
+    def endpoints(self) -> tuple[tuple[str, int], ...]:
+        """The servers, as (host, port)."""
+        return tuple(_endpoint(part) for part in self.hosts.partition("/")[0].split(","))
+
+    @property
+    def chroot(self) -> str:
+        """The node under which everything of edl lives; empty for the root."""
+        return "/".join(["", *filter(None, self.hosts.partition("/")[2].split("/"))])
+
+    def environment(self) -> dict[str, str]:
+        """The EDL_ variables that make `from_environment` of a child return this value."""
+        env = {"EDL_COORDINATOR": self.hosts}
+        if self.digest:
+            env["EDL_COORDINATOR_AUTH"] = f"{self.digest.user}:{self.digest.password}"
+        if self.tls:
+            env["EDL_COORDINATOR_TLS_CA"] = self.tls.cafile
+            env["EDL_COORDINATOR_TLS_VERIFY_HOST"] = "1" if self.tls.check_hostname else "0"
+            if self.tls.certfile and self.tls.keyfile:
+                env["EDL_COORDINATOR_TLS_CERT"] = self.tls.certfile
+                env["EDL_COORDINATOR_TLS_KEY"] = self.tls.keyfile
+        return env
+
+
+def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None = None) -> Coordinator | None:
+    """The coordinator that EDL_COORDINATOR*, or `hosts` and the rest of them, name; None where nothing does.
+
+    Raises `ConfigError` naming the variable that is wrong.
+    """
+    hosts = hosts or env.get("EDL_COORDINATOR")
+    if not hosts:
+        return None
+    coordinator = Coordinator(hosts.strip(), _digest(env), _tls(env))
+    _ = coordinator.endpoints  # raises now rather than at the first use
+    return coordinator
+
+
+def _endpoint(text: str) -> tuple[str, int]:
+    host, colon, port = text.strip().rpartition(":")
+    if not colon or port.endswith("]"):  # no port, perhaps a bare [v6 address]
+        host, port = text.strip(), str(DEFAULT_PORT)
+    host = host.removeprefix("[").removesuffix("]")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65536:
+        raise ConfigError(f"not a coordinator: {text.strip()!r}; write HOST:PORT[,HOST:PORT...][/chroot]")
+    return host, int(port)
+
+
+def _digest(env: Mapping[str, str]) -> Digest | None:
+    auth = env.get("EDL_COORDINATOR_AUTH")
+    if not auth:
+        return None
+    user, colon, password = auth.partition(":")
+    if not (user and colon and password):
+        raise ConfigError("EDL_COORDINATOR_AUTH must be user:password")  # without the value: it may be the password
+    return Digest(user, password)
+
+
+def _tls(env: Mapping[str, str]) -> Tls | None:
+    cafile, certfile, keyfile = (env.get(f"EDL_COORDINATOR_TLS_{name}") for name in ("CA", "CERT", "KEY"))
+    if not (cafile or certfile or keyfile):
+        return None
+    if not cafile:
+        raise ConfigError(
+            "EDL_COORDINATOR_TLS_CA is missing: the certificate of the authority that signed the server's"
+        )
+    if bool(certfile) != bool(keyfile):
+        raise ConfigError("EDL_COORDINATOR_TLS_CERT and EDL_COORDINATOR_TLS_KEY go together: one of them is missing")
+    for name, file in (("CA", cafile), ("CERT", certfile), ("KEY", keyfile)):
+        if file and not (Path(file).is_file() and os.access(file, os.R_OK)):
+            raise ConfigError(f"EDL_COORDINATOR_TLS_{name}: cannot read {file}")
+    return Tls(cafile, certfile or None, keyfile or None, _flag(env, "EDL_COORDINATOR_TLS_VERIFY_HOST", default=True))
+
+
+def _flag(env: Mapping[str, str], name: str, *, default: bool) -> bool:
+    text = env.get(name, "").strip().lower()
+    if text in _TRUE | _FALSE:
+        return text in _TRUE
+    if text:
+        raise ConfigError(f"{name} must be 1 or 0, not {text!r}")
+    return default

@@ -1,0 +1,225 @@
+"""The store port: a small tree of nodes with versions, sessions, watches and fenced transactions.
+
+Owns: the vocabulary (nodes, operations, the state of the link, errors) and the promises that every implementation
+keeps; `tests/contract` checks them on each. Does not own: any implementation (`zookeeper`, `memory`), nor what the
+nodes mean (`edl.protocol`, `election`).
+
+A store belongs to one event loop. Every method is called on it, and every callback is delivered on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Final, Protocol
+
+from edl.errors import ConfigError, EdlError, UsageError
+
+ANY: Final = -1
+"""As a version: whichever it is."""
+
+MAX_VALUE_BYTES: Final = 1_000_000
+"""Bound for a value, and for all values of a transaction together. ZooKeeper drops the connection at 1 048 576 bytes
+of request, which would look like an outage, and a retry would never end."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """A node as it was when it was read."""
+
+    value: bytes
+    version: int  # grows by one with each write
+    created: int  # grows with every node created later, in the whole store
+    owner: int  # session id of an ephemeral's owner; 0: the node outlives sessions
+
+
+class Link(Enum):
+    """State of the connection."""
+
+    CONNECTED = "connected"
+    SUSPENDED = "suspended"  # no server answers; the session may or may not be alive: trust nothing it guaranteed
+    LOST = "lost"  # the session is over and its ephemerals are gone, or will be; a new session follows by itself
+
+
+@dataclass(frozen=True, slots=True)
+class Create:
+    """Create a node; its parent must be there."""
+
+    path: str
+    value: bytes = b""
+    ephemeral: bool = False
+    sequence: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Replace a value, if the node has the version."""
+
+    path: str
+    value: bytes
+    version: int = ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Delete a childless node, if it has the version."""
+
+    path: str
+    version: int = ANY
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """Change nothing, but let the transaction fail unless the node is there and has the version."""
+
+    path: str
+    version: int = ANY
+
+
+Op = Create | Write | Delete | Check
+
+
+class Refused(EdlError):
+    """The store answered, and the answer is no; nothing was changed. `op` is the culprit in a transaction."""
+
+    because = "refused"
+
+    def __init__(self, path: str, op: Op | None = None) -> None:
+        super().__init__(f"{path}: {self.because}")
+        self.path = path
+        self.op = op
+
+
+class NodeExists(Refused):
+    """A node to be created is there already."""
+
+    because = "the node exists already"
+
+
+class NoNode(Refused):
+    """The node, or the parent of a node to be created, is not there."""
+
+    because = "no such node"
+
+
+class VersionConflict(Refused):
+    """Somebody else wrote first: read again."""
+
+    because = "the node has another version"
+
+
+class NotEmpty(Refused):
+    """A node to be deleted has children."""
+
+    because = "the node has children"
+
+
+class AccessDenied(ConfigError):
+    """The credentials in use do not open this node."""
+
+    def __init__(self, path: str) -> None:
+        super().__init__(
+            f"the coordinator refuses access to {path}: set EDL_COORDINATOR_AUTH=user:password to the credentials "
+            "that the job was started with"
+        )
+        self.path = path
+
+
+class Watch(Protocol):
+    """What `watch` returns: alive until closed."""
+
+    def close(self) -> None:
+        """No wake comes after this. Closing twice is fine."""
+
+
+class Store(Protocol):
+    """One session with the coordinator.
+
+    Every call ends within a time-out of about the session's. All of them may raise:
+
+    - `StoreUnavailable`: disconnected, closed, or no answer in time. A **read** may simply be tried again. A **write**
+      may have been carried out all the same, or may be yet: read before trying again. For a sequence node that means
+      to put a name of one's own into the prefix and to look for it, as the election does; for a fenced commit it means
+      that a repetition is refused once the reign is over, but may take effect twice before.
+    - `AccessDenied`: the credentials do not open the node.
+    - `UsageError`: a malformed path, a value over `MAX_VALUE_BYTES`, a child of an ephemeral node, or a call in a
+      forked child process (where a session is of no use: connect there anew).
+    """
+
+    async def read(self, path: str) -> Node | None:
+        """The node, or None where there is none."""
+
+    async def children(self, path: str) -> tuple[str, ...]:
+        """Names, sorted; () where there is no such node, too."""
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = True
+    ) -> str:
+        """The new node's path: with `sequence`, ten digits that grow with every child of the parent are appended.
+
+        `parents` creates what is missing above, as empty nodes that stay even if the call then fails.
+        Raises `NodeExists`; `NoNode` without `parents`.
+        """
+
+    async def write(self, path: str, value: bytes, version: int = ANY) -> int:
+        """Compare and set; the new version. Raises `NoNode`, `VersionConflict`."""
+
+    async def delete(self, path: str, version: int = ANY) -> None:
+        """Raises `NoNode`, `VersionConflict`, `NotEmpty`."""
+
+    async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+        """All or nothing. One result per op: path of a `Create`, new version of a `Write`, None otherwise.
+
+        Raises `Fenced` when the node `fence` is gone, whatever else would have failed; else what the first failing
+        op raises on its own, with that op in `.op`. A failed `Check` is `NoNode` or `VersionConflict`.
+        """
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Watch:
+        """Call `wake` whenever the node or the list of its children may have changed, and after each reconnect.
+
+        It means "read again": several changes may be one wake, and a wake may come for nothing. Watch first and read
+        afterwards, and no change is missed. The node need not exist. `wake` is never called from within `watch`.
+        """
+
+    def watch_link(self, wake: Callable[[Link], None]) -> Watch:
+        """Call `wake` with each new state of the connection, before any later call can succeed on it."""
+
+    @property
+    def link(self) -> Link:
+        """The connection's state, as last told to `watch_link`."""
+
+    @property
+    def session(self) -> int:
+        """Id of the current session, the `owner` of its ephemerals; of the last one while not connected."""
+
+    async def close(self) -> None:
+        """End the session, so that its ephemerals go at once. Raises nothing, ends within a bound, works twice."""
+
+
+def check_path(path: str) -> None:
+    """Refuse what ZooKeeper would refuse, and what only looks like the same node twice."""
+    if path == "/":
+        return
+    parts = path.split("/")
+    if parts[0] != "" or any(part in {"", ".", ".."} for part in parts[1:]) or "\0" in path:
+        raise UsageError(f"not a path of the store: {path!r} (like /a/b, without an empty, '.' or '..' part)")
+
+
+def check_size(path: str, payload_bytes: int) -> None:
+    """Refuse what would drop the connection instead of being refused by the server."""
+    if payload_bytes > MAX_VALUE_BYTES:
+        raise UsageError(f"{payload_bytes} bytes for {path} are more than a node may hold ({MAX_VALUE_BYTES})")
+
+
+def check_ops(ops: Sequence[Op]) -> None:
+    """`check_path` and `check_size` for a transaction."""
+    for op in ops:
+        check_path(op.path)
+    payload_bytes = sum(len(op.value) for op in ops if isinstance(op, Create | Write))
+    check_size(ops[0].path if ops else "/", payload_bytes)
+
+
+def parent_of(path: str) -> str:
+    """The path above; that of / is / itself."""
+    return path.rpartition("/")[0] or "/"
