@@ -1,0 +1,40 @@
+"""The way in from the command line, kept outside the package `edl` on purpose.
+
+Another distribution, a parser of edit decision lists called `edl`, installs a package of the same name. Where both are
+there, `import edl` may find the other one, and then nothing inside our package is in a position to say so.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+
+
+def foreign_package() -> str | None:
+    """What `import edl` finds if it is not ours: one line with the remedy."""
+    try:
+        found = importlib.import_module("edl")
+        if getattr(found, "__distribution__", None) == "horovod-edl":
+            return None
+    except ImportError:  # the other one fails thus when what it needs itself is missing
+        pass
+    spec = importlib.util.find_spec("edl")
+    if spec is None:
+        return "`import edl` finds nothing. Remedy: install horovod-edl again."
+    place = spec.origin or ", ".join(spec.submodule_search_locations or ())
+    return (
+        f"`import edl` finds another package, {place}, and not horovod-edl. Remedy: `pip uninstall edl` and install "
+        "horovod-edl again; if that file or folder is your own, give it another name."
+    )
+
+
+def main() -> int:
+    """The console script `edl`."""
+    complaint = foreign_package()
+    if complaint:
+        print(f"edl: {complaint}", file=sys.stderr)
+        return 2
+    from edl.cli import main as command_line
+
+    return command_line()
