@@ -1,0 +1,1 @@
+"""How daemons talk to the leader, and a trainer to its daemon."""

@@ -1,0 +1,42 @@
+"""The port: what a leader listens with and a daemon calls with. gRPC behind it, and a twin in memory for simulation."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Protocol, TypeVar, overload
+
+import msgspec
+
+R = TypeVar("R")
+
+
+class Listener(Protocol):
+    """The leader's side."""
+
+    term: int
+
+    async def start(self, host: str) -> int:
+        """Listens on this address only; returns the port."""
+
+    async def stop(self) -> None:
+        """Takes no more calls, lets those in flight end for a moment, then cuts them. Harmless twice."""
+
+
+class Caller(Protocol):
+    """The daemon's side, for one address."""
+
+    @overload
+    async def call(
+        self, body: msgspec.Struct, reply_type: type[R], *, term: int, generation: int, deadline_s: float
+    ) -> R: ...
+    @overload
+    async def call(
+        self, body: msgspec.Struct, reply_type: UnionType, *, term: int, generation: int, deadline_s: float
+    ) -> Any: ...
+    async def call(
+        self, body: msgspec.Struct, reply_type: Any, *, term: int, generation: int, deadline_s: float
+    ) -> Any:
+        """The reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
+
+    async def close(self) -> None:
+        """Ends calls in flight with Unreachable. Harmless twice."""

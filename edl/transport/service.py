@@ -1,0 +1,162 @@
+"""What a server does with the bytes of a request, and a client with those of a reply, whatever carries them.
+
+Owns: the order of the checks, the counting of refusals, numbering. Does not own: sockets (`edl.transport.rpc`), nor
+whether a generation is stale: the handler knows, and raises `Refused(Reason.GENERATION)`.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Awaitable, Callable
+from itertools import count
+from types import UnionType
+from typing import Any, NoReturn, TypeVar, overload
+
+import msgspec
+
+from edl.transport.envelope import MAX_BYTES, Reply, Request, Seal
+from edl.transport.errors import Reason, Refused, Unauthentic
+from edl.transport.refusals import Refusals
+from edl.transport.replay import ReplayGuard
+
+logger = logging.getLogger(__name__)
+
+R = TypeVar("R")
+
+
+class Call(msgspec.Struct, frozen=True):
+    """A request that passed all checks."""
+
+    sender: str
+    term: int  # 0: the sender does not know it
+    generation: int
+    body: Any  # a member of the service's request types
+
+
+Handler = Callable[[Call], Awaitable[msgspec.Struct]]
+
+
+class Service:
+    """The answering side of a job.
+
+    `term` 0 means: not leading. A request of term 0 says 'I do not know the term', and is taken only for the types in
+    `termless`, at any term of the server's.
+    """
+
+    def __init__(
+        self,
+        secret: bytes,
+        job: str,
+        handler: Handler,
+        *,
+        request_types: Any,
+        refusals: Refusals,
+        termless: tuple[type, ...] = (),
+    ) -> None:
+        self.term = 0
+        self._seal = Seal(secret)
+        self._job = job
+        self._handler = handler
+        self._bodies = msgspec.msgpack.Decoder(request_types)
+        self._refusals = refusals
+        self._termless = termless
+        self._guard = ReplayGuard()
+
+    async def answer(self, wire: bytes) -> bytes:
+        """The sealed reply, a refusal included. Raises Refused or Unauthentic where the sender proved nothing."""
+        request = self._authenticate(wire)
+        term = self.term
+        try:
+            body = msgspec.msgpack.encode(await self._handle(request))
+            if len(body) > MAX_BYTES // 2:
+                raise Refused(Reason.OVERSIZED, detail=f"a reply of {len(body)} bytes")
+            reply = Reply(self._job, term, None, "", body)
+        except Refused as refusal:
+            self._refusals.count(refusal.reason)
+            reply = Reply(self._job, self.term, refusal.reason, refusal.detail, b"")
+        return self._seal.seal_reply(reply, wire)
+
+    def refuse(self, reason: Reason) -> None:
+        """Counts what the carrier itself turned away."""
+        self._refusals.count(reason)
+
+    def _authenticate(self, wire: bytes) -> Request:
+        try:
+            return self._seal.open_request(wire)
+        except Unauthentic:
+            self._refusals.count(Reason.UNAUTHENTIC)
+            raise
+        except Refused as refusal:
+            self._refusals.count(refusal.reason)
+            raise
+
+    async def _handle(self, request: Request) -> msgspec.Struct:
+        call = self._admit(request)
+        try:
+            reply = await self._handler(call)
+        except Refused:
+            raise
+        except Exception as error:  # the caller must get an answer, and this leader must go on
+            logger.exception("%s of %s failed", type(call.body).__name__, call.sender)
+            raise Refused(Reason.FAILED, detail=type(error).__name__) from error
+        if request.term and request.term != self.term:  # the reign ended while the handler held the call
+            raise Refused(Reason.TERM)
+        return reply
+
+    def _admit(self, request: Request) -> Call:
+        if request.job != self._job:
+            raise Refused(Reason.JOB, detail=f"this is job {self._job}")
+        if not self._guard.admit(request.boot, request.number):
+            raise Refused(Reason.REPLAYED)
+        try:
+            body = self._bodies.decode(request.body)
+        except msgspec.MsgspecError as error:
+            raise Refused(Reason.UNKNOWN_MESSAGE, detail=str(error)) from error
+        asks_without_term = request.term == 0 and isinstance(body, self._termless)
+        if not asks_without_term and (request.term == 0 or request.term != self.term):
+            raise Refused(Reason.TERM)
+        return Call(request.sender, request.term, request.generation, body)
+
+
+class Speaker:
+    """The asking side of a job: seals requests, opens replies."""
+
+    def __init__(self, secret: bytes, job: str, sender: str) -> None:
+        self._seal = Seal(secret)
+        self._job = job
+        self._sender = sender
+        self._boot = secrets.token_bytes(16)
+        self._numbers = count(1)
+
+    def seal(self, body: msgspec.Struct, term: int, generation: int) -> bytes:
+        """Raises Refused for what no server would take."""
+        payload = msgspec.msgpack.encode(body)
+        request = Request(self._job, term, generation, self._sender, self._boot, next(self._numbers), payload)
+        wire = self._seal.seal_request(request)
+        if len(wire) > MAX_BYTES:
+            raise Refused(Reason.OVERSIZED, detail=f"{len(wire)} bytes of at most {MAX_BYTES}")
+        return wire
+
+    @overload
+    def open(self, wire: bytes, request_wire: bytes, reply_type: type[R]) -> R: ...
+    @overload
+    def open(self, wire: bytes, request_wire: bytes, reply_type: UnionType) -> Any: ...
+    def open(self, wire: bytes, request_wire: bytes, reply_type: Any) -> Any:
+        """What the leader said. Raises Refused and Unauthentic."""
+        reply = self._seal.open_reply(wire, request_wire)
+        if reply.refusal is not None:
+            raise Refused(reply.refusal, reply.term, reply.detail)
+        if reply.job != self._job:
+            raise Refused(Reason.JOB, reply.term, f"the reply is of job {reply.job}")
+        try:
+            return msgspec.msgpack.decode(reply.body, type=reply_type)
+        except msgspec.MsgspecError as error:
+            raise Refused(Reason.UNKNOWN_MESSAGE, reply.term, str(error)) from error
+
+
+def unproven(reason: Reason, detail: str) -> NoReturn:
+    """Raises what a peer said without a seal: true or not, the call has failed."""
+    if reason is Reason.UNAUTHENTIC:
+        raise Unauthentic(detail)
+    raise Refused(reason, detail=detail)
