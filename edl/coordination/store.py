@@ -187,7 +187,7 @@ class Store(Protocol):
 
     @property
     def link(self) -> Link:
-        """The connection's state, as last told to `watch_link`."""
+        """The connection's state: as last told to `watch_link`, or worse and about to be told."""
 
     @property
     def session(self) -> int:

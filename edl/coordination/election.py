@@ -1,0 +1,290 @@
+"""Election of the leader: who stands, who leads, and by which term.
+
+Owns: the nodes below `root`, drawn in docs/coordination.md, and the candidate's behaviour. Does not own: what a leader
+does with its reign. Beyond the port it assumes nothing, so it is tested on the memory twin.
+
+    root/candidates/<uid>-<seq>           a candidate: ephemeral, in the order of <seq>
+    root/candidates/<uid>-<seq>-<term>    the same node, renamed by the transaction that began its owner's term
+    root/term                             the newest term, a decimal number
+    root/leader                           who has it: {"ident": ..., "term": ...}
+
+Why it is safe (I1). Names are ordered by <seq>, which only grows, so that once no lower node is left none ever comes:
+only the lowest can begin a term, and a term begins in one transaction that renames that node and counts `term` up.
+The new name is the fence. It exists exactly as long as the reign: it goes with the session, and it goes when the same
+candidate begins another term after a short suspension. A write that checks it can therefore not follow a newer term's
+first write, whoever was paused, partitioned or late in between; nor can a write of a task that missed the news.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+
+from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Refused, Store, Watch, Write
+from edl.errors import StoreUnavailable
+
+_NAME = re.compile(r"(?P<uid>[0-9a-f]{32})-(?P<seq>[0-9]{10})(-(?P<term>[0-9]+))?")
+
+
+@dataclass(frozen=True, slots=True)
+class Reign:
+    """The right to write as leader. Every leader write is `store.commit(ops, fence=reign.fence)`."""
+
+    term: int
+    fence: str
+
+
+@dataclass(frozen=True, slots=True)
+class Leader:
+    """Who began the newest term. It may be gone by now: only its own fence knows."""
+
+    ident: str
+    term: int
+
+
+# ------------------------------------------------------------------------------------------------ what is decided
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """I have no node: create one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Withdraw:
+    """Nodes of mine that must go: left by an earlier session, or by a create whose answer was lost."""
+
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Somebody stands before me: wait for the nearest of them."""
+
+    name: str
+    predecessor: str
+
+
+@dataclass(frozen=True, slots=True)
+class Lead:
+    """Nobody stands before me."""
+
+    name: str
+
+
+Action = Enter | Withdraw | Follow | Lead
+
+
+def decide(candidates: Iterable[str], mine: Mapping[str, int], session: int) -> Action:
+    """What a candidate has to do.
+
+    `candidates`: all names in the folder. `mine`: those with my uid that are still there, with the session that owns
+    each; a name of mine that is listed but not in here has vanished since and will be seen so at the next look.
+    """
+    ours = sorted((name for name, owner in mine.items() if owner == session), key=_seq)
+    surplus = tuple(sorted(set(mine) - set(ours[:1])))
+    if surplus:
+        return Withdraw(surplus)
+    if not ours:
+        return Enter()
+    (name,) = ours
+    before = [other for other in candidates if _NAME.fullmatch(other) and _seq(other) < _seq(name)]
+    return Follow(name, max(before, key=_seq)) if before else Lead(name)
+
+
+def _seq(name: str) -> int:
+    return int(name.split("-")[1])
+
+
+# ------------------------------------------------------------------------------------------------- what is done
+
+
+class Candidate:
+    """One contender. `stand()` makes it stand, `await resign()` hands over cleanly; afterwards it may stand again.
+
+    `on_change(reign)` is called on the loop when a reign begins, and `on_change(None)` when it ends: at the latest in
+    the moment the link is anything but CONNECTED, long before the session can expire. After a short suspension the
+    same candidate may be called again, with a new term.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        root: str,
+        ident: str,
+        on_change: Callable[[Reign | None], None],
+        *,
+        retry_s: float = 0.1,
+    ) -> None:
+        self._store = store
+        self._folder = f"{root}/candidates"
+        self._term_path = f"{root}/term"
+        self._leader_path = leader_path(root)
+        self._ident = ident
+        self._on_change = on_change
+        self._retry_s = retry_s
+        self._reign: Reign | None = None
+        self._uid = ""
+        self._task: asyncio.Task[None] | None = None
+        self._wake = asyncio.Event()
+        self._link_changes = 0
+        self._link_watch: Watch | None = None
+        self._watch: Watch | None = None  # of the one node that decides: the predecessor's, or a leader's own
+        self._watched = ""
+
+    @property
+    def reign(self) -> Reign | None:
+        """The reign, while there is one."""
+        return self._reign
+
+    def stand(self) -> None:
+        """Stand for election until `resign`. Call it on the store's loop."""
+        if self._task is not None:
+            return
+        self._uid = uuid.uuid4().hex
+        self._link_watch = self._store.watch_link(self._link_changed)
+        self._wake.set()
+        self._task = asyncio.get_running_loop().create_task(self._run(), name=f"candidate {self._ident}")
+        self._task.add_done_callback(self._report_crash)
+
+    async def resign(self) -> None:
+        """Step down and let the next one lead at once. Raises nothing when disconnected: the session's end does it."""
+        task, self._task = self._task, None
+        if task is None:
+            return
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        self._step_down()
+        for watch in (self._link_watch, self._watch):
+            if watch is not None:
+                watch.close()
+        self._watch, self._watched = None, ""
+        with contextlib.suppress(StoreUnavailable):
+            await self._withdraw(await self._own_names())
+
+    # --------------------------------------------------------------------------------------------------- waking
+
+    def _link_changed(self, link: Link) -> None:
+        self._link_changes += 1
+        if link is Link.CONNECTED:
+            self._wake.set()
+        else:
+            self._step_down()
+
+    def _step_down(self) -> None:
+        if self._reign is not None:
+            self._reign = None
+            self._on_change(None)
+
+    async def _run(self) -> None:
+        while True:
+            await self._wake.wait()
+            self._wake.clear()
+            try:
+                await self._step()
+            except (StoreUnavailable, Refused):
+                # Carried out or not, the next look at the nodes tells; without a connection that look costs nothing.
+                asyncio.get_running_loop().call_later(self._retry_s, self._wake.set)
+
+    def _report_crash(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()):
+            self._step_down()
+            context = {"message": f"{task.get_name()} stands no longer", "exception": error, "task": task}
+            task.get_loop().call_exception_handler(context)
+
+    # ------------------------------------------------------------------------------------------------- stepping
+
+    async def _step(self) -> None:
+        if self._store.link is not Link.CONNECTED:
+            return  # the link wakes us
+        seen = self._link_changes
+        names = await self._store.children(self._folder)
+        mine = await self._owners(names)
+        action = decide(names, mine, self._store.session)
+        if not (isinstance(action, Lead) and self._reign and self._path(action.name) == self._reign.fence):
+            self._step_down()
+        match action:
+            case Enter():
+                await self._enter()
+            case Withdraw(surplus):
+                await self._withdraw(surplus)
+                self._wake.set()
+            case Follow(_, predecessor):
+                await self._look_after(predecessor)
+            case Lead(name):
+                if self._reign is None:
+                    await self._begin_term(name, seen)
+
+    async def _enter(self) -> None:
+        for path, value in ((self._term_path, b"0"), (self._leader_path, b"")):
+            with contextlib.suppress(NodeExists):
+                await self._store.create(path, value)
+        value = self._ident.encode()
+        await self._store.create(self._path(f"{self._uid}-"), value, ephemeral=True, sequence=True)
+        self._wake.set()
+
+    async def _begin_term(self, name: str, seen: int) -> None:
+        newest = await self._store.read(self._term_path)
+        if newest is None:
+            raise NoNode(self._term_path)
+        term = int(newest.value) + 1
+        uid, seq = name.split("-")[:2]
+        reign = Reign(term, self._path(f"{uid}-{seq}-{term}"))
+        record = json.dumps({"ident": self._ident, "term": term}).encode()
+        await self._store.commit(
+            [
+                Delete(self._path(name)),
+                Create(reign.fence, self._ident.encode(), ephemeral=True),
+                Write(self._term_path, str(term).encode(), newest.version),
+                Write(self._leader_path, record),
+            ]
+        )
+        if self._link_changes != seen:  # suspended while the answer was under way: that reign is over before it began
+            self._wake.set()
+            return
+        self._reign = reign
+        self._on_change(reign)
+        await self._look_after(reign.fence.rpartition("/")[2])
+
+    async def _look_after(self, name: str) -> None:
+        """Wake when this node goes."""
+        if name != self._watched:
+            if self._watch is not None:
+                self._watch.close()
+            self._watch, self._watched = self._store.watch(self._path(name), self._wake.set), name
+        if await self._store.read(self._path(name)) is None:  # gone before the watch was there
+            self._wake.set()
+
+    async def _own_names(self) -> tuple[str, ...]:
+        return tuple(name for name in await self._store.children(self._folder) if name.startswith(self._uid))
+
+    async def _owners(self, names: Iterable[str]) -> dict[str, int]:
+        nodes = {name: await self._store.read(self._path(name)) for name in names if name.startswith(self._uid)}
+        return {name: node.owner for name, node in nodes.items() if node is not None}
+
+    async def _withdraw(self, names: Iterable[str]) -> None:
+        for name in names:
+            with contextlib.suppress(NoNode):
+                await self._store.delete(self._path(name))
+
+    def _path(self, name: str) -> str:
+        return f"{self._folder}/{name}"
+
+
+def leader_path(root: str) -> str:
+    """The node to watch for a change of leader."""
+    return f"{root}/leader"
+
+
+async def read_leader(store: Store, root: str) -> Leader | None:
+    """Who began the newest term below `root`; None before the first. Raises as `Store.read` does."""
+    node = await store.read(leader_path(root))
+    if node is None or not node.value:
+        return None
+    record = json.loads(node.value)
+    return Leader(ident=record["ident"], term=record["term"])

@@ -1,0 +1,206 @@
+"""One kazoo client, tamed: what its defaults would do to us, and how its threads talk to an event loop.
+
+Owns: the client's settings, its connections (time-outs, TLS), what it may log, and the way from its asynchronous
+results to awaitable ones. Does not own: the port (`zookeeper`). docs/coordination.md tells of every trap handled here.
+
+kazoo's threads run no code of ours beyond `loop.call_soon_threadsafe`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import socket
+import ssl
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from kazoo.client import KazooClient, KazooState
+from kazoo.exceptions import (
+    AuthFailedError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+    SessionMovedError,
+    ThrottledOpError,
+)
+from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.protocol.serialization import Auth
+from kazoo.retry import KazooRetry
+from kazoo.security import make_digest_acl
+
+from edl.coordination.settings import Coordinator, Tls
+from edl.coordination.store import Link
+
+RECONNECT_MAX_S = 0.5
+"""kazoo's own bound for the pause between attempts is an hour: clients came back half a minute late."""
+
+NO_ANSWER = (
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,  # and ConnectionClosedError, a subclass
+    SessionMovedError,
+    ThrottledOpError,
+)
+"""Errors that say nothing about whether the operation was carried out, or that it was not and may be tried again."""
+
+NO_ACCESS = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
+
+T = TypeVar("T")
+
+_LINKS = {
+    KazooState.CONNECTED: Link.CONNECTED,
+    KazooState.SUSPENDED: Link.SUSPENDED,
+    KazooState.LOST: Link.LOST,
+}
+
+
+def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
+    """A client that is not started yet. The chroot is left to the port: kazoo would not create it."""
+    acl, auth = None, []
+    if settings.digest:
+        user, password = settings.digest.user, settings.digest.password
+        acl, auth = [make_digest_acl(user, password, all=True)], [("digest", f"{user}:{password}")]
+    handler = _Handler(settings.tls, connect_timeout_s=session_timeout_s / 2)
+    return KazooClient(
+        hosts=settings.hosts.partition("/")[0],
+        timeout=session_timeout_s,
+        handler=handler,
+        auth_data=auth,
+        default_acl=acl,
+        use_ssl=settings.tls is not None,
+        connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=1.5, max_delay=RECONNECT_MAX_S),
+        logger=_LOG,
+    )
+
+
+def listen(
+    client: KazooClient, loop: asyncio.AbstractEventLoop, changed: Callable[[KazooClient, Link, int], None]
+) -> None:
+    """Call `changed` on the loop with each new state and the session id that goes with it."""
+
+    def listener(state: str) -> None:  # on the connection's thread, where any call to ZooKeeper would deadlock
+        _tell(loop, changed, client, _LINKS[state], session_of(client))
+
+    client.add_listener(listener)
+
+
+async def settle(result: Any) -> Any:
+    """Await a result of one of kazoo's `*_async` methods; its exception if it has one."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[Any] = loop.create_future()
+
+    def copy() -> None:
+        if future.done():  # the caller has given up, or kazoo completes the same result twice, as it does at close
+            return
+        if result.exception is not None:
+            future.set_exception(result.exception)
+        else:
+            future.set_result(result.value)
+
+    result.rawlink(lambda _: _tell(loop, copy))
+    return await future
+
+
+def watcher(loop: asyncio.AbstractEventLoop, event_came: Callable[[str], None]) -> Callable[[Any], None]:
+    """A one-time watch function for kazoo: `event_came` gets the type of the event, on the loop."""
+    return lambda event: _tell(loop, event_came, event.type)
+
+
+def session_of(client: KazooClient) -> int:
+    """Id of the current session, or of the last one; 0 before the first."""
+    return client._session_id or 0
+
+
+def abandon(client: KazooClient) -> None:
+    """End the session and free the client, whenever that may be done: see `stop`."""
+    threading.Thread(target=_stop, args=(client,), name="stop kazoo", daemon=True).start()
+
+
+async def stop(client: KazooClient, *, timeout_s: float) -> None:
+    """End the session and free the client, or leave that to its threads when it takes too long: kazoo joins them
+    without a bound, and one may sit in a connect to a silent host.
+    """
+    await aside(lambda: _stop(client), timeout_s=timeout_s)
+
+
+def _stop(client: KazooClient) -> None:
+    with contextlib.suppress(KazooException, OSError, RuntimeError):
+        client.stop()
+        client.close()
+
+
+async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
+    """Run a blocking call in a thread that nobody waits for beyond the time-out; None if it takes longer.
+
+    The loop's own executor would be waited for at the loop's end, however long the call takes.
+    """
+    loop = asyncio.get_running_loop()
+    done: asyncio.Future[T] = loop.create_future()
+
+    def deliver(result: T) -> None:
+        if not done.done():
+            done.set_result(result)
+
+    threading.Thread(target=lambda: _tell(loop, deliver, call()), name="edl aside", daemon=True).start()
+    await asyncio.wait([done], timeout=timeout_s)
+    return done.result() if done.done() else None
+
+
+def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
+    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+        loop.call_soon_threadsafe(call, *args)
+
+
+def tls_context(tls: Tls) -> ssl.SSLContext:
+    """Trusts the given authority only. Raises OSError for a file that is missing or no certificate or key."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname = tls.check_hostname
+    context.load_verify_locations(tls.cafile)
+    if tls.certfile:
+        context.load_cert_chain(tls.certfile, tls.keyfile)
+    return context
+
+
+class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
+    """Connects with a TLS context and a time-out of ours.
+
+    kazoo would also trust every authority of the system, leave the host name unchecked by default, and wait for a
+    silent host as long as the session lasts, so that the session is over before the next host is tried.
+    """
+
+    def __init__(self, tls: Tls | None, *, connect_timeout_s: float) -> None:
+        super().__init__()
+        self._context = tls_context(tls) if tls else None
+        self._connect_timeout_s = connect_timeout_s
+
+    def create_connection(self, address: tuple[str, int], hostname: str | None = None, **_: object) -> socket.socket:
+        connection = socket.create_connection(address, self._connect_timeout_s)
+        try:
+            connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            if self._context is not None:
+                connection = self._context.wrap_socket(connection, server_hostname=hostname)
+        except OSError:
+            connection.close()
+            raise
+        return connection
+
+
+class _NoSecrets(logging.Filter):
+    """At DEBUG kazoo logs the credentials it sends, and below that the session's password."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        arguments = record.args if isinstance(record.args, tuple) else ()
+        return record.levelno >= logging.DEBUG and not any(isinstance(argument, Auth) for argument in arguments)
+
+
+_LOG = logging.getLogger("edl.coordination.kazoo")
+_LOG.addFilter(_NoSecrets())

@@ -1,0 +1,330 @@
+"""The store port on a real ZooKeeper, through kazoo.
+
+Owns: translating the port's calls and errors, re-arming watches, and replacing a client that no server will take back.
+Does not own: how one client behaves (`kazoo_client`), nor why a server cannot be reached (`diagnosis`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from kazoo.client import KazooClient
+from kazoo.exceptions import (
+    BadVersionError,
+    KazooException,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    RolledBackError,
+    RuntimeInconsistency,
+)
+
+from edl.coordination import kazoo_client
+from edl.coordination.diagnosis import explain
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import (
+    ANY,
+    AccessDenied,
+    Check,
+    Create,
+    Delete,
+    Link,
+    Node,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Op,
+    Refused,
+    VersionConflict,
+    Watch,
+    Write,
+    check_ops,
+    check_path,
+    check_size,
+    parent_of,
+)
+from edl.coordination.zookeeper_watch import LinkWatch, NodeWatch
+from edl.errors import ConfigError, Fenced, PeerError, StoreUnavailable, UsageError
+
+_REFUSALS: dict[type[KazooException], type[Refused]] = {
+    NodeExistsError: NodeExists,
+    NoNodeError: NoNode,
+    BadVersionError: VersionConflict,
+    NotEmptyError: NotEmpty,
+}
+
+_IN_FLIGHT = 64
+"""kazoo wakes its thread through a socket pair that takes some 270 unread bytes; beyond that a call blocks the loop."""
+
+_STUCK_SESSIONS = 3
+"""After so many session time-outs without a connection, see whether another client fares better."""
+
+_GRACE_S = 3 * kazoo_client.RECONNECT_MAX_S
+"""What the old client gets once a new one could connect: it has the session, and may be only a moment behind."""
+
+_STOP_S = 2.0
+
+
+async def connect(
+    settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0
+) -> ZookeeperStore:
+    """A store with a new session, asked to live `session_timeout_s` without a sign of life.
+
+    The server clamps that to its own limits (2 to 20 ticks unless configured) and kazoo does not tell.
+    Raises `ConfigError` with one line that names the address and the remedy if there is no session in time.
+    """
+    try:
+        store = ZookeeperStore(settings, session_timeout_s)
+    except OSError as error:
+        raise ConfigError(f"the TLS settings EDL_COORDINATOR_TLS_* do not work: {error.strerror or error}") from error
+    try:
+        async with asyncio.timeout(connect_timeout_s):
+            await store._open()
+    except (TimeoutError, StoreUnavailable) as error:
+        await store.close()
+        raise ConfigError(f"{await explain(settings)} (tried for {connect_timeout_s:g} s)") from error
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class ZookeeperStore:
+    """One session at a time with ZooKeeper; see `edl.coordination.store.Store` for every promise."""
+
+    def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
+        self._settings = settings
+        self._session_timeout_s = session_timeout_s
+        self._loop = asyncio.get_running_loop()
+        self._pid = os.getpid()
+        self._chroot = settings.chroot
+        self._permits = asyncio.Semaphore(_IN_FLIGHT)
+        self._link = Link.LOST
+        self._session = 0
+        self._connected = asyncio.Event()
+        self._watches: list[NodeWatch] = []
+        self._link_watches: list[LinkWatch] = []
+        self._replacing: asyncio.Task[None] | None = None
+        self._closed = False
+        self._client = kazoo_client.make_client(settings, session_timeout_s)
+        kazoo_client.listen(self._client, self._loop, self._moved)
+
+    @property
+    def link(self) -> Link:
+        if self._link is Link.CONNECTED and not self._client.connected:
+            return Link.SUSPENDED  # already known to kazoo's thread, and on its way to our loop
+        return self._link
+
+    @property
+    def session(self) -> int:
+        return self._session
+
+    # ------------------------------------------------------------------------------------------------- the port
+
+    async def read(self, path: str) -> Node | None:
+        at = self._absolute(path)
+        try:
+            value, stat = await self._call(path, lambda client: client.get_async(at))
+        except NoNode:
+            return None
+        return Node(value, stat.version, stat.czxid, stat.ephemeralOwner)
+
+    async def children(self, path: str) -> tuple[str, ...]:
+        at = self._absolute(path)
+        try:
+            names = await self._call(path, lambda client: client.get_children_async(at))
+        except NoNode:
+            return ()
+        return tuple(sorted(names))
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = True
+    ) -> str:
+        at = self._absolute(path)
+        check_size(path, len(value))
+
+        def start(client: KazooClient) -> Any:
+            return client.create_async(at, value, ephemeral=ephemeral, sequence=sequence)
+
+        try:
+            created = await self._call(path, start)
+        except NoNode:
+            if not parents:
+                raise
+            await self._ensure(parent_of(at))
+            created = await self._call(path, start)
+        return self._relative(created)
+
+    async def write(self, path: str, value: bytes, version: int = ANY) -> int:
+        at = self._absolute(path)
+        check_size(path, len(value))
+        stat = await self._call(path, lambda client: client.set_async(at, value, version))
+        return cast("int", stat.version)
+
+    async def delete(self, path: str, version: int = ANY) -> None:
+        at = self._absolute(path)
+        await self._call(path, lambda client: client.delete_async(at, version))
+
+    async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+        check_ops(ops)
+        everything: list[Op] = [*([Check(fence)] if fence is not None else []), *ops]
+        path = everything[0].path if everything else "/"
+        results = await self._call(path, lambda client: self._transaction(client, everything))
+        for op, result in zip(everything, results, strict=True):
+            if isinstance(result, KazooException) and not isinstance(result, RolledBackError | RuntimeInconsistency):
+                if fence is not None and op is everything[0]:
+                    raise Fenced(f"the reign is over: {fence} is gone")
+                raise _translated(result, op.path, op)
+        return tuple(map(self._result, ops, results[len(everything) - len(ops) :]))
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Watch:
+        watch = NodeWatch(self._absolute(path), wake, self._watches)
+        watch.arm(self._client)
+        return watch
+
+    def watch_link(self, wake: Callable[[Link], None]) -> Watch:
+        return LinkWatch(wake, self._link_watches)
+
+    async def close(self) -> None:
+        if self._closed:
+            return
+        self._closed = True
+        if self._replacing is not None:
+            self._replacing.cancel()
+        if os.getpid() == self._pid:  # a forked child has the client but not its threads, and no business with either
+            await kazoo_client.stop(self._client, timeout_s=_STOP_S)
+        self._moved(self._client, Link.LOST, self._session)
+
+    # --------------------------------------------------------------------------------------------------- calling
+
+    async def _call(self, path: str, start: Callable[[KazooClient], Any]) -> Any:
+        """Carry out one request of kazoo's; every error comes out as one of the port's."""
+        if os.getpid() != self._pid:
+            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        try:
+            async with asyncio.timeout(self._session_timeout_s), self._permits:
+                if self.link is not Link.CONNECTED:  # kazoo would keep it, and send it long after we have given up
+                    raise StoreUnavailable(f"not connected to the coordinator {self._settings.hosts}")
+                return await kazoo_client.settle(start(self._client))
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
+        except (KazooException, *kazoo_client.NO_ANSWER) as error:
+            raise _translated(error, path) from error
+
+    async def _ensure(self, at: str) -> None:
+        """Create an empty node and what is missing above. What is there is left alone: it may not open to us."""
+        try:
+            await self._call(at, lambda client: client.create_async(at))
+        except NodeExists:
+            return
+        except NoNode:
+            await self._ensure(parent_of(at))
+            await self._ensure(at)
+
+    def _transaction(self, client: KazooClient, ops: Sequence[Op]) -> Any:
+        transaction = client.transaction()
+        for op in ops:
+            at = self._absolute(op.path)
+            match op:
+                case Create():
+                    transaction.create(at, op.value, ephemeral=op.ephemeral, sequence=op.sequence)
+                case Write():
+                    transaction.set_data(at, op.value, op.version)
+                case Delete():
+                    transaction.delete(at, op.version)
+                case Check():
+                    transaction.check(at, op.version)
+        return transaction.commit_async()
+
+    def _result(self, op: Op, result: Any) -> str | int | None:
+        match op:
+            case Create():
+                return self._relative(result)
+            case Write():
+                return cast("int", result.version)
+            case Delete() | Check():
+                return None
+
+    def _absolute(self, path: str) -> str:
+        check_path(path)
+        return (self._chroot + path).rstrip("/") or "/"
+
+    def _relative(self, at: str) -> str:
+        return at.removeprefix(self._chroot) or "/"
+
+    # ------------------------------------------------------------------------------------------------ connecting
+
+    async def _open(self) -> None:
+        """Wait for the first session, and see that it is good for something."""
+        self._client.start_async()
+        await self._connected.wait()
+        await self._call("/", lambda client: client.exists_async("/"))  # refused if the server wants credentials
+        if self._chroot:
+            await self._ensure(self._chroot)
+
+    def _moved(self, client: KazooClient, link: Link, session: int) -> None:
+        if client is not self._client or link is self._link:  # a spare's news, or a dropped one's
+            return
+        self._link = link
+        if link is Link.CONNECTED:
+            self._session = session
+            self._connected.set()
+            if self._replacing is not None:
+                self._replacing.cancel()
+                self._replacing = None
+        elif self._replacing is None and not self._closed:
+            self._replacing = self._loop.create_task(self._replace_client(), name="replace the client")
+        for watch in list(self._watches):
+            watch.moved(client, link)
+        for link_watch in list(self._link_watches):
+            link_watch.moved(link)
+
+    async def _replace_client(self) -> None:
+        """Start over with a new client if a server is there but takes the old one back no more.
+
+        A server whose data was wiped refuses a client that "has seen zxid ..." and kazoo would try for ever; but after
+        an outage of the service a session goes on, so that a new client alone is no reason to drop the old one.
+        """
+        await asyncio.sleep(_STUCK_SESSIONS * self._session_timeout_s)
+        unneeded = spare = kazoo_client.make_client(self._settings, self._session_timeout_s)
+        try:
+            await self._wait_settled(spare)
+            unneeded, self._client, self._replacing = self._client, spare, None
+            self._moved(spare, Link.LOST, self._session)
+            self._moved(spare, Link.CONNECTED, kazoo_client.session_of(spare))
+        finally:
+            kazoo_client.abandon(unneeded)
+
+    async def _wait_settled(self, spare: KazooClient) -> None:
+        arrived = asyncio.Event()
+
+        def moved(client: KazooClient, link: Link, session: int) -> None:
+            arrived.set()
+            self._moved(client, link, session)
+
+        kazoo_client.listen(spare, self._loop, moved)
+        spare.start_async()
+        while not spare.connected:
+            arrived.clear()
+            await arrived.wait()
+            await asyncio.sleep(_GRACE_S)
+
+
+def _translated(error: Exception, path: str, op: Op | None = None) -> Exception:
+    """The port's error for one of kazoo's."""
+    for theirs, ours in _REFUSALS.items():
+        if isinstance(error, theirs):
+            return ours(path, op)
+    if isinstance(error, kazoo_client.NO_ACCESS):
+        return AccessDenied(path)
+    if isinstance(error, NoChildrenForEphemeralsError):
+        return UsageError(f"{parent_of(path)} is ephemeral and can have no children")
+    if isinstance(error, kazoo_client.NO_ANSWER):
+        return StoreUnavailable(f"the connection to the coordinator broke ({type(error).__name__})")
+    return PeerError(f"the coordinator fails at {path}: {error!r}")

@@ -1,0 +1,98 @@
+"""Watches that last, over ZooKeeper's that fire once.
+
+Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what a wake means to anybody.
+
+The order is what matters: a watch is armed again *before* anybody is woken. The request to arm is then in kazoo's queue
+ahead of any read that the wake leads to, and a session's requests are served in order, so that no change falls between.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+from kazoo.client import KazooClient
+from kazoo.protocol.states import EventType
+
+from edl.coordination.kazoo_client import watcher
+from edl.coordination.store import Link
+
+
+class NodeWatch:
+    """Lasting watch of one node and of the list of its children."""
+
+    def __init__(self, at: str, wake: Callable[[], None], siblings: list[NodeWatch]) -> None:
+        self._at = at
+        self._wake = wake
+        self._siblings = siblings
+        self._loop = asyncio.get_running_loop()
+        self._client: KazooClient | None = None
+        self._due: asyncio.Handle | None = None
+        self._open = True
+        # One function object for good: kazoo keeps watches in sets, so that arming twice is arming once.
+        self._watcher = watcher(self._loop, self._event_came)
+        siblings.append(self)
+
+    def arm(self, client: KazooClient) -> None:
+        """Watch on this client; to no avail while it is not connected, for which `moved` makes up."""
+        self._client = client
+        self._arm_value()
+        self._arm_children()
+
+    def moved(self, client: KazooClient, link: Link) -> None:
+        """The link changed: with a connection, watches that went with the last one are renewed."""
+        if link is Link.CONNECTED:
+            self.arm(client)
+            self._wake_soon()
+
+    def close(self) -> None:
+        """No wake comes after this. The server forgets its one-time watch when it fires, or with the session."""
+        if self._open:
+            self._open = False
+            self._siblings.remove(self)
+        if self._due is not None:
+            self._due.cancel()
+
+    def _event_came(self, kind: str) -> None:
+        if not self._open or kind == EventType.NONE:  # none: the link changed, which `moved` hears of in its order
+            return
+        if kind != EventType.CHILD:
+            self._arm_value()
+        if kind != EventType.CHANGED:  # a node just created or deleted (and back already, perhaps) counts as both
+            self._arm_children()
+        self._wake_soon()
+
+    def _arm_value(self) -> None:
+        if self._client is not None:
+            self._client.exists_async(self._at, self._watcher)
+
+    def _arm_children(self) -> None:
+        if self._client is not None:
+            self._client.get_children_async(self._at, self._watcher)
+
+    def _wake_soon(self) -> None:
+        if self._due is None:
+            self._due = self._loop.call_soon(self._fire)
+
+    def _fire(self) -> None:
+        self._due = None
+        self._wake()
+
+
+class LinkWatch:
+    """Watch of the connection's state."""
+
+    def __init__(self, wake: Callable[[Link], None], siblings: list[LinkWatch]) -> None:
+        self._wake = wake
+        self._siblings = siblings
+        siblings.append(self)
+
+    def moved(self, link: Link) -> None:
+        """Pass it on, unless closed by one that heard before."""
+        if self in self._siblings:
+            self._wake(link)
+
+    def close(self) -> None:
+        """No wake comes after this."""
+        if self in self._siblings:
+            self._siblings.remove(self)
