@@ -1,6 +1,6 @@
 """The settings of a job, and where each comes from: a keyword or flag, else the environment, else the default.
 
-Owns: names, forms and defaults of all settings, in one table shared by the command line, the environment and `edl.init`.
+Owns: names, forms and defaults of all settings: one table for the command line, the environment and `edl.init`.
 Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), nor what is started with them.
 """
 
@@ -284,8 +284,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, ValueError, KeyError, TypeError):
             return self
         secret_file = self.job_home / "secret"
-        if state in {"finished", "failed"} or self.coordinator not in {None, coordinator} or not secret_file.exists():
+        if not coordinator or state in {"finished", "failed"} or self.coordinator not in {None, coordinator}:
             return self
+        if not secret_file.exists():
+            return msgspec.structs.replace(self, coordinator=coordinator)
         return msgspec.structs.replace(self, coordinator=coordinator, secret_file=secret_file)
 
     def _joinable(self) -> Settings:

@@ -1,0 +1,62 @@
+"""A small process beside `edl run` that does its cleaning up when it is killed and cannot do so itself.
+
+The kernel kills each trainer with its launcher, but not what the trainer has started. The guard holds one end of a
+pipe: a byte on it means that the launcher has left nothing behind, its mere end that the launcher is dead.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import msgspec
+
+import edl
+from edl.launch.processes import MARK, end_marked
+from edl.launch.records import Folder
+
+PATIENCE_S = 3.0  # for daemons to notice that their trainers are gone, and to say so to the leader
+
+
+class Guard:
+    """The launcher's side."""
+
+    def __init__(self, folder: Folder, mark: str) -> None:
+        """Starts the process."""
+        source = str(Path(edl.__file__).parent.parent)
+        environ = {name: value for name, value in os.environ.items() if name != MARK}
+        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        with (folder.logs / "guard.log").open("ab") as log:
+            self._process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "edl.launch.guard", str(folder.path), mark],  # -P: not the job's folder
+                stdin=subprocess.PIPE,
+                stdout=log,
+                stderr=log,
+                env=environ,
+                start_new_session=True,
+            )
+
+    def dismiss(self) -> None:
+        """Nothing of the launch is left."""
+        self._process.communicate(b"x", timeout=10)
+
+
+def main(folder: Path, mark: str) -> None:
+    for signum in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(signum, signal.SIG_IGN)
+    if sys.stdin.buffer.read(1):
+        return
+    end_marked(mark, PATIENCE_S, threading.Event())
+    record = Folder(folder).read()
+    if record is not None and record.mark == mark:
+        over = msgspec.structs.replace(record, state="failed", reason="edl run was killed", ended=time.time())
+        Folder(folder).write(over)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), sys.argv[2])

@@ -1,0 +1,120 @@
+"""What workers print: each line with the worker's number in front, in the form that horovodrun gives it.
+
+Owns: cutting streams into lines, and writing without ever blocking the event loop. Does not own: the pipes' other ends.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import os
+import queue
+import re
+import threading
+from pathlib import Path
+
+LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
+LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
+
+
+class LinePrefixer:
+    """Puts a prefix in front of each line of a stream that comes in pieces. A carriage return ends a line too."""
+
+    def __init__(self, prefix: str) -> None:
+        self._prefix = prefix.encode()
+        self._rest = b""
+        self._after_return = False
+
+    def feed(self, piece: bytes) -> bytes:
+        """The whole lines that are there now, prefixed."""
+        if self._after_return and piece[:1] == b"\n":  # the other half of a \r\n
+            head, piece = b"\n", piece[1:]
+        else:
+            head = b""
+        if piece or head:
+            self._after_return = piece.endswith(b"\r")
+        text = self._rest + piece
+        lines = LINE.findall(text)
+        self._rest = text[sum(map(len, lines)) :]
+        while len(self._rest) >= LONGEST_LINE:
+            lines.append(self._rest[:LONGEST_LINE] + b"\n")
+            self._rest = self._rest[LONGEST_LINE:]
+        return head + b"".join(self._prefix + line for line in lines)
+
+    def finish(self) -> bytes:
+        """The last line, if the stream ended in the middle of it."""
+        rest, self._rest = self._rest, b""
+        return self._prefix + rest + b"\n" if rest else b""
+
+
+class Sink:
+    """A file descriptor that is written to until its reader is gone; from then on what is written is dropped."""
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._open = True
+
+    def write(self, data: bytes) -> None:
+        while data and self._open:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except OSError:  # broken pipe, full disk: training goes on without this output
+                self._open = False
+
+    def close(self) -> None:
+        if self._descriptor > 2:
+            os.close(self._descriptor)
+        self._open = False
+
+
+class Printer:
+    """The one thread that writes output: a stalled reader stalls the workers' pipes, never the launcher's signals."""
+
+    def __init__(self) -> None:
+        self.stdout, self.stderr = Sink(1), Sink(2)
+        self._queue: queue.SimpleQueue[tuple[tuple[Sink, ...], bytes, asyncio.Future[None]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._loop = asyncio.get_running_loop()
+        self._thread = threading.Thread(target=self._write_all, name="edl-output", daemon=True)
+        self._thread.start()
+
+    async def write(self, data: bytes, *sinks: Sink) -> None:
+        """Returns when the data is written, so that each stream has at most one piece in the queue."""
+        if data:
+            done = self._loop.create_future()
+            self._queue.put((sinks, data, done))
+            await done
+
+    async def close(self, timeout_s: float) -> None:
+        """Write what is queued, but wait no longer than that for a reader that does not read."""
+        self._queue.put(None)
+        await asyncio.to_thread(self._thread.join, timeout_s)
+
+    def _write_all(self) -> None:
+        while (job := self._queue.get()) is not None:
+            sinks, data, done = job
+            for sink in sinks:
+                sink.write(data)
+            with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
+                self._loop.call_soon_threadsafe(_set_done, done)
+
+
+def _set_done(done: asyncio.Future[None]) -> None:
+    if not done.done():
+        done.set_result(None)
+
+
+async def forward(reader: asyncio.StreamReader, prefix: str, printer: Printer, sinks: tuple[Sink, ...]) -> None:
+    """Everything from one worker's stream to the sinks, line by line, until the stream ends."""
+    lines = LinePrefixer(prefix)
+    while piece := await reader.read(LONGEST_LINE):
+        await printer.write(lines.feed(piece), *sinks)
+    await printer.write(lines.finish(), *sinks)
+
+
+def rank_folder(folder: Path, rank: int, most: int) -> Path:
+    """DIR/rank.N as horovodrun names it: padded, so that the names of up to `most` workers sort like numbers."""
+    width = int(math.log10(max(most - 1, 1))) + 1
+    return folder / f"rank.{rank:0{width}d}"

@@ -1,0 +1,86 @@
+"""Processes of this machine, as /proc tells of them: who is still alive, and which of them belong to one launch.
+
+Everything that a launch starts carries its mark in the environment, and children inherit it. So a launch finds all
+it has started, whatever forked, changed its session or lost its parent since.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from pathlib import Path
+
+from edl.runtime.processes import process_start_time
+
+MARK = "EDL_LAUNCH"  # variable that holds the mark of a launch
+POLL_S = 0.05
+TERM_GRACE_S = 2.0
+KILL_GRACE_S = 5.0
+
+
+def is_running(pid: int, started: int) -> bool:
+    """Whether the process that began at that clock tick still runs. A zombie does not."""
+    if process_start_time(pid) != started:
+        return False
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except OSError:
+        return False
+
+
+def is_marked(pid: int, mark: str) -> bool:
+    try:
+        environ = Path(f"/proc/{pid}/environ").read_bytes()
+    except OSError:
+        return False
+    return f"{MARK}={mark}".encode() in environ.split(b"\0")
+
+
+def marked(mark: str) -> list[int]:
+    """The living processes of one launch, without the caller."""
+    pids = (int(entry.name) for entry in Path("/proc").iterdir() if entry.name.isdecimal())
+    return [pid for pid in pids if pid != os.getpid() and is_marked(pid, mark)]
+
+
+def signal_marked(mark: str, signum: signal.Signals) -> list[int]:
+    """Send a signal to all processes of one launch; returns whom it was sent to."""
+    reached = []
+    for pid in marked(mark):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            handle = os.pidfd_open(pid)
+            try:
+                if is_marked(pid, mark):  # the handle may be that of a stranger who got the pid since
+                    signal.pidfd_send_signal(handle, signum)
+                    reached.append(pid)
+            finally:
+                os.close(handle)
+    return reached
+
+
+def wait_marked_gone(mark: str, timeout_s: float, hurry: threading.Event) -> bool:
+    """Wait until no process of a launch is left. False: some still were after the time, or when `hurry` was set."""
+    deadline = time.monotonic() + timeout_s
+    while marked(mark):
+        if time.monotonic() > deadline or hurry.wait(POLL_S):
+            return False
+    return True
+
+
+def end_marked(mark: str, patience_s: float, hurry: threading.Event) -> list[int]:
+    """End all processes of a launch: they have `patience_s` to go by themselves, then get TERM, and KILL in the end.
+
+    Setting `hurry` skips to KILL. Returns those that are left even so, which hang in the kernel.
+    """
+    if wait_marked_gone(mark, patience_s, hurry):
+        return []
+    if not hurry.is_set():
+        signal_marked(mark, signal.SIGTERM)
+        if wait_marked_gone(mark, TERM_GRACE_S, hurry):
+            return []
+    deadline = time.monotonic() + KILL_GRACE_S
+    while signal_marked(mark, signal.SIGKILL) and time.monotonic() < deadline:  # again: they may have forked meanwhile
+        time.sleep(POLL_S)
+    return marked(mark)

@@ -1,0 +1,149 @@
+"""What this machine knows about the jobs started on it: one folder per job under $EDL_HOME/jobs.
+
+Owns: who may use a job's name here, the files of a record and their modes, and when old ones go.
+Does not own: what the job is doing (`edl.runtime.client` asks its leader); it keeps the last of it for later.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from edl.errors import ConfigError
+from edl.launch.processes import is_running
+
+KEEP = 20  # records of jobs that are over
+OVER = frozenset({"finished", "failed"})
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """One launch of a job on this machine."""
+
+    job: str
+    launcher_pid: int
+    launcher_start: int  # with the pid: the launcher and nobody else
+    mark: str  # what all processes of this launch carry in their environment
+    started: float
+    command: tuple[str, ...]
+    coordinator: str = ""  # empty until it is known
+    secret_file: str = ""  # empty: the job has no secret
+    state: str = "starting"  # as in `edl status`
+    reason: str = ""  # of a failure
+    ended: float | None = None
+
+    @property
+    def alive(self) -> bool:
+        return self.state not in OVER and is_running(self.launcher_pid, self.launcher_start)
+
+
+class Folder:
+    """The files of one job's record."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.secret = path / "secret"
+        self.zookeeper = path / "zookeeper"
+        self.logs = path / "logs"
+        self.events = path / "events.jsonl"
+        self.status = path / "status.json"
+
+    def read(self) -> Record | None:
+        """The record, None if there is none or it is not readable as one."""
+        try:
+            return msgspec.json.decode((self.path / "record.json").read_bytes(), type=Record)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def write(self, record: Record) -> None:
+        self._replace(self.path / "record.json", msgspec.json.encode(record))
+
+    def write_secret(self) -> None:
+        self._replace(self.secret, secrets.token_hex(32).encode())
+
+    def write_status(self, status: bytes) -> None:
+        self._replace(self.status, status)
+
+    def append_events(self, lines: list[str]) -> None:
+        text = "".join(f"{line}\n" for line in lines)
+        with open(self.events, "ab", opener=_private) as file:
+            file.write(text.encode())
+
+    @staticmethod
+    def _replace(path: Path, content: bytes) -> None:
+        """A reader sees the old content or the new, never a part."""
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(draft, "wb", opener=_private) as file:
+            file.write(content)
+        draft.replace(path)
+
+
+def claim(home: Path, record: Record) -> Folder:
+    """A fresh folder for a job that starts now. Raises ConfigError while a job of that name lives here."""
+    folder = Folder(home / "jobs" / record.job)
+    with _lock(home):
+        before = folder.read()
+        if before is not None and before.alive:
+            raise ConfigError(
+                f"job {record.job} is running here already (edl run, pid {before.launcher_pid}): "
+                f"give this one another name by --job, or end that one by `edl stop {record.job}`"
+            )
+        _remove(folder.path)
+        folder.logs.mkdir(mode=0o700, parents=True)
+        folder.path.chmod(0o700)
+        folder.write(record)
+        _prune(home, keep=KEEP)
+    return folder
+
+
+def find(home: Path, job: str) -> Folder | None:
+    """The record of a job started on this machine."""
+    folder = Folder(home / "jobs" / job)
+    return None if folder.read() is None else folder
+
+
+def records(home: Path) -> list[tuple[Folder, Record]]:
+    """All records of this machine, the latest started first."""
+    jobs = home / "jobs"
+    folders = [Folder(path) for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []
+    known = [(folder, record) for folder in folders if (record := folder.read()) is not None]
+    return sorted(known, key=lambda pair: pair[1].started, reverse=True)
+
+
+def _prune(home: Path, keep: int) -> None:
+    over = [folder for folder, record in records(home) if not record.alive]
+    for folder in over[keep:]:
+        _remove(folder.path)
+
+
+def _remove(path: Path) -> None:
+    try:
+        shutil.rmtree(path)
+    except FileNotFoundError:
+        pass
+    except OSError as error:
+        raise ConfigError(f"cannot remove the old record {path}: {error.strerror}; remove it by hand") from None
+
+
+def _private(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
+
+
+@contextlib.contextmanager
+def _lock(home: Path) -> Iterator[None]:
+    """One launcher at a time decides who has a name. The kernel frees the lock of a launcher that dies."""
+    try:
+        for folder in (home, home / "jobs"):  # one by one: `parents=True` would not give the mode to the first
+            folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)
+        file = open(home / "lock", "wb", opener=_private)  # noqa: SIM115 - closed below, after the yield
+    except OSError as error:
+        raise ConfigError(f"EDL_HOME={home}: cannot keep records there: {error.strerror}") from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,236 @@
+"""What `edl run` decides about the workers it has started: a pure machine, fed with what happened and the time.
+
+Owns: when the others are ended after a failure or a signal, how long each of them may take, and the verdict on the
+job. Does not own: processes, signals, clocks, and who is in the ring (the job's leader decides that).
+
+    WATCHING --a worker crashed while the job was running--> DOUBTING --the job goes on without it--> WATCHING
+       |                                                         |
+       |--all exited 0--> SETTLING --the job's last word-----> ENDED
+       |
+       '--crash, interrupt, the job failed--> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
+"""
+
+from __future__ import annotations
+
+import signal
+from enum import Enum
+
+import msgspec
+
+from edl.errors import InvalidTransition
+
+END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
+KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
+
+
+# ------------------------------------------------------------------------------------------------- what happened
+
+
+class WorkerExited(msgspec.Struct, frozen=True):
+    """The process of one worker ended."""
+
+    slot: int
+    code: int  # as of subprocess: negative for a signal
+
+
+class JobSeen(msgspec.Struct, frozen=True):
+    """The job as its leader shows it. Comes again and again; only the last one counts."""
+
+    state: str
+    reason: str = ""
+    pids: frozenset[int] = frozenset()  # of the trainers in the roster that run on this machine
+    size: int = 0
+
+
+class JobSilent(msgspec.Struct, frozen=True):
+    """All that this launch has started is gone, and nothing more is to be learnt about the job."""
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """Ctrl-C, or a request to end."""
+
+
+class TimePassed(msgspec.Struct, frozen=True):
+    """The deadline of the machine is reached."""
+
+
+Happening = WorkerExited | JobSeen | JobSilent | Interrupted | TimePassed
+
+
+# ---------------------------------------------------------------------------------------------------- what to do
+
+
+class EndWorkers(msgspec.Struct, frozen=True):
+    """Ask all workers that are left to end."""
+
+
+class KillWorkers(msgspec.Struct, frozen=True):
+    """End them at once."""
+
+
+class AskForLastWord(msgspec.Struct, frozen=True):
+    """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
+
+
+Command = EndWorkers | KillWorkers | AskForLastWord
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """How the launch ended."""
+
+    code: int
+    state: str  # for the record: finished or failed
+    reason: str = ""
+    note: str = ""  # worth a line although nothing failed
+
+
+class Phase(Enum):
+    """Where a launch stands."""
+
+    WATCHING = "all workers run, or have finished"
+    DOUBTING = "a worker crashed; the leader may go on without it"
+    SETTLING = "all workers exited with 0; the job's last word is awaited"
+    ENDING = "workers were asked to end"
+    KILLING = "workers were killed"
+    ENDED = "nothing is left to do"
+
+
+RUNNING = frozenset({"running", "scaling"})
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """How long what may take."""
+
+    doubt_s: float  # for the leader to notice that a worker is gone and to go on: the session time-out
+    settle_s: float  # for daemons to end after their trainers, and for workers to end after their job
+
+
+class Supervisor:
+    """One launch. `handle` is the only way in; `deadline` says when it wants to hear `TimePassed`."""
+
+    def __init__(self, workers: dict[int, int], limits: Limits) -> None:
+        self.phase = Phase.WATCHING
+        self.deadline: float | None = None
+        self.verdict: Verdict | None = None
+        self._pids = dict(workers)  # slot -> pid of the trainers that are running
+        self._gone: set[int] = set()  # pids of crashed trainers that the job may go on without
+        self._doubt = ""  # the first crash that the leader has not gone on from yet
+        self._job = JobSeen("starting")
+        self._limits = limits
+        self._history: list[Happening] = []
+
+    def handle(self, happening: Happening, now: float) -> list[Command]:
+        self._history.append(happening)
+        del self._history[:-20]
+        if self.phase is Phase.ENDED:
+            return []
+        match happening:
+            case WorkerExited():
+                return self._exited(happening, now)
+            case JobSeen():
+                return self._seen(happening, now)
+            case JobSilent():
+                return self._silent()
+            case Interrupted():
+                return self._interrupted(now)
+            case TimePassed():
+                return self._timed_out(now)
+
+    # ---------------------------------------------------------------------------------------------- happenings
+
+    def _exited(self, exit_: WorkerExited, now: float) -> list[Command]:
+        if exit_.slot not in self._pids:
+            raise InvalidTransition(self.phase, exit_, self._history)
+        pid = self._pids.pop(exit_.slot)
+        if self.phase in {Phase.ENDING, Phase.KILLING}:
+            return [] if self._pids else self._end()
+        if exit_.code == 0:
+            return [] if self._pids else self._settle(now)
+        return self._crashed(pid, f"worker {exit_.slot} {describe_exit(exit_.code)}", now)
+
+    def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
+        self._gone.add(pid)
+        if self._job.state not in RUNNING or not self._pids:
+            return self._fail(self._doubt or reason, now)
+        if self.phase is Phase.WATCHING:  # else the first crash is the reason, and its deadline stands
+            self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
+        return []
+
+    def _seen(self, job: JobSeen, now: float) -> list[Command]:
+        before, self._job = self._job, job
+        if self.phase in {Phase.ENDING, Phase.KILLING}:
+            return []
+        if job.state == "failed":
+            return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
+        if self.phase is Phase.SETTLING:
+            return self._end(Verdict(0, "finished")) if job.state == "finished" else []
+        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and not job.pids & self._gone:
+            self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
+        elif job.state == "finished" and before.state != "finished":
+            self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
+        return []
+
+    def _silent(self) -> list[Command]:
+        return self._end(self._last_word()) if self.phase is Phase.SETTLING else []
+
+    def _interrupted(self, now: float) -> list[Command]:
+        if self.phase in {Phase.ENDING, Phase.KILLING}:
+            return self._kill(now)
+        return self._fail("interrupted", now)
+
+    def _timed_out(self, now: float) -> list[Command]:
+        if self.deadline is None or now < self.deadline:
+            return []
+        if self.phase is Phase.WATCHING:
+            slow = " and ".join(f"worker {slot}" for slot in sorted(self._pids))
+            return self._fail(f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished", now)
+        if self.phase is Phase.DOUBTING:
+            return self._fail(self._doubt, now)
+        if self.phase is Phase.ENDING:
+            return self._kill(now)
+        return self._end(self._last_word() if self.phase is Phase.SETTLING else None)
+
+    # --------------------------------------------------------------------------------------------------- moves
+
+    def _settle(self, now: float) -> list[Command]:
+        self.phase, self.deadline = Phase.SETTLING, now + self._limits.settle_s
+        return [AskForLastWord()]
+
+    def _last_word(self) -> Verdict:
+        """What to make of a job whose workers here all exited with 0, and which says no more."""
+        job = self._job
+        if job.state == "finished":
+            return Verdict(0, "finished")
+        if self._doubt:
+            return Verdict(1, "failed", self._doubt)
+        if job.state == "starting":
+            return Verdict(0, "finished", note="its workers ended without calling edl.init()")
+        if job.size and not job.pids:
+            return Verdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
+        return Verdict(1, "failed", f"all workers exited, but the job was still {job.state}")
+
+    def _fail(self, reason: str, now: float) -> list[Command]:
+        self.verdict = Verdict(1, "failed", reason)
+        if not self._pids:
+            return self._end()
+        self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
+        return [EndWorkers()]
+
+    def _kill(self, now: float) -> list[Command]:
+        self.phase, self.deadline = Phase.KILLING, now + KILL_GRACE_S
+        return [KillWorkers()]
+
+    def _end(self, verdict: Verdict | None = None) -> list[Command]:
+        self.phase, self.deadline = Phase.ENDED, None
+        self.verdict = verdict or self.verdict
+        return []
+
+
+def describe_exit(code: int) -> str:
+    """An exit status in words."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        return f"was killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"was killed by signal {-code}"

@@ -1,0 +1,73 @@
+"""Following a job from its launcher: what its leader shows and tells goes into the record, which outlives the job."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Protocol
+
+import msgspec
+
+from edl.errors import EdlError
+from edl.events import Event
+from edl.launch.records import OVER, Folder
+from edl.launch.supervision import JobSeen
+from edl.protocol.job import Status
+
+INTERVAL_S = 0.5
+
+
+class Job(Protocol):
+    """What is asked of a job's leader, or of what it has left in the coordinator. `edl.runtime.client` answers."""
+
+    async def status(self) -> Status:
+        """Raises EdlError when nobody answers in time."""
+
+    async def events(self, after: int) -> tuple[int, list[Event]]:
+        """Those after the first `after` ones, and the number to ask with next time. Raises EdlError."""
+
+
+class Watch:
+    """Polls one job and keeps the last of it."""
+
+    def __init__(self, job: Job, folder: Folder, seen: Callable[[JobSeen], None]) -> None:
+        self._job = job
+        self._folder = folder
+        self._seen = seen
+        self._status: Status | None = None
+        self._after = 0
+        self.last_events: list[Event] = []
+
+    @property
+    def over(self) -> bool:
+        return self._status is not None and self._status.state.value in OVER
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            await self.look()
+            await asyncio.sleep(INTERVAL_S)
+
+    async def look(self) -> None:
+        """Once. A job that does not answer is looked at again the next time: its launcher can do nothing else."""
+        try:
+            status = await self._job.status()
+            after, events = await self._job.events(self._after)
+        except EdlError:
+            return
+        self._after = after
+        if events:
+            self._folder.append_events([event.to_json() for event in events])
+            self.last_events = [*self.last_events, *events][-5:]
+        if status != self._status:
+            self._status = status
+            self._folder.write_status(msgspec.json.encode(status))
+        self._seen(job_seen(status))
+
+
+def job_seen(status: Status) -> JobSeen:
+    """What the launcher's decisions need of a status."""
+    here = socket.gethostname()
+    pids = frozenset(worker.pid for worker in status.workers if worker.rank is not None and worker.host == here)
+    return JobSeen(state=status.state.value, reason=status.reason, pids=pids, size=status.size)

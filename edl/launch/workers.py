@@ -1,0 +1,82 @@
+"""One worker of this machine as its launcher holds it: the trainer's process, its end, and what it prints."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import IO
+
+from edl.launch.output import Printer, Sink, forward
+from edl.runtime.processes import watch_exit
+
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
+
+
+class Worker:
+    """A trainer that runs."""
+
+    def __init__(self, slot: int, process: subprocess.Popen[bytes], printer: Printer, folder: Path | None) -> None:
+        self.slot = slot
+        self.pid = process.pid
+        self._process = process
+        self._files = [] if folder is None else [_file(folder / "stdout"), _file(folder / "stderr")]
+        streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
+        self._forwards = [
+            asyncio.create_task(_forward(stream, f"[{slot}]<{name}>:", printer, (ours, *self._files[i : i + 1])))
+            for i, (stream, name, ours) in enumerate(streams)
+            if stream is not None
+        ]
+
+    def when_exited(self, tell: Callable[[int, int], None]) -> None:
+        """Call `tell` with slot and exit status, once."""
+        watch_exit(self.pid, lambda _: tell(self.slot, self._process.wait()))
+
+    def signal(self, signum: signal.Signals) -> None:
+        """To the trainer and all of its process group, as long as it runs itself."""
+        if self._process.poll() is None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self.pid, signum)
+
+    async def wait_printed(self, timeout_s: float) -> None:
+        """Until its output has ended: its children may hold the other end of the pipes after it."""
+        _, late = await asyncio.wait(self._forwards, timeout=timeout_s)
+        for task in late:
+            task.cancel()
+        for file in self._files:
+            file.close()
+
+
+def start_worker(
+    slot: int, command: Sequence[str], environ: Mapping[str, str], printer: Printer, folder: Path | None
+) -> Worker:
+    """Run the user's command as worker `slot`. Its output goes to ours, and to `folder` if there is one.
+
+    Call it from the main thread: the kernel ends the trainer together with the thread that started it.
+    """
+    process = subprocess.Popen(
+        [*DIE_WITH_PARENT, *command],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        env=dict(environ),
+        start_new_session=True,
+    )
+    return Worker(slot, process, printer, folder)
+
+
+async def _forward(stream: IO[bytes], prefix: str, printer: Printer, sinks: tuple[Sink, ...]) -> None:
+    reader = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+    try:
+        await forward(reader, prefix, printer, sinks)
+    finally:
+        pipe.close()
+
+
+def _file(path: Path) -> Sink:
+    return Sink(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644))
