@@ -1,0 +1,273 @@
+"""Looks over this machine and says what to do about what it finds.
+
+Owns: the checks behind `edl doctor`, each of which returns values and changes nothing, and how they are printed.
+Does not own: setting anything right (scripts/setup does), nor where Java and ZooKeeper are looked for
+(`edl.coordination.server`), nor what settings mean (`edl.config`).
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import re
+import resource
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+import horovod_edl
+from edl.config import Settings
+from edl.coordination.server import find_jars, find_java
+from edl.errors import ConfigError
+
+PYTHON = (3, 11)
+ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
+PROBE_TIMEOUT_S = 60
+REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
+
+
+class Outcome(StrEnum):
+    """`warn` is what works here and may bite elsewhere or later."""
+
+    OK = "ok"
+    WARN = "warn"
+    FAIL = "fail"
+
+
+class Check(msgspec.Struct, frozen=True):
+    """One thing that was looked at."""
+
+    name: str
+    outcome: Outcome
+    found: str
+    remedy: str = ""  # one line; there whenever the outcome is not OK
+
+
+# ----------------------------------------------------------------------------------------------- Python and packages
+
+
+def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: str = sys.executable) -> Check:
+    found = f"{'.'.join(map(str, version))} ({executable})"
+    if version[:2] == PYTHON:
+        return Check("Python", Outcome.OK, found)
+    remedy = f"use Python {PYTHON[0]}.{PYTHON[1]}: EDL_PYTHON=/path/to/python3.11 scripts/setup makes a .venv with it"
+    return Check("Python", Outcome.FAIL, found, remedy)
+
+
+def check_edl_package() -> Check:
+    """Whether `import edl` means us, and will go on to: distribution `edl`, a parser, has a package of that name too."""
+    complaint = horovod_edl.foreign_package()
+    if complaint:
+        found, _, remedy = complaint.partition(" Remedy: ")
+        return Check("package edl", Outcome.FAIL, found, remedy)
+    place = str(Path(__file__).parents[1])
+    others = list(importlib.metadata.distributions(name="edl"))
+    if not others:
+        return Check("package edl", Outcome.OK, place)
+    return Check(
+        "package edl",
+        Outcome.FAIL,
+        f"{place}, but distribution edl {others[0].version} is installed too and has a package of that name",
+        "`pip uninstall edl`, then install horovod-edl again: the two overwrite each other's files",
+    )
+
+
+# ------------------------------------------------------------------------------------------------------- the ring
+
+# Run in an interpreter of its own: a library that does not fit may end the process, and TensorFlow and PyTorch need not
+# be loaded into this one. TensorFlow's libraries are enough for Horovod's, and ten times quicker than the import.
+PROBE = """
+import ctypes, sys
+framework, folder, library = sys.argv[1:]
+if framework == "torch":
+    import torch
+else:
+    for name in ("libtensorflow_framework.so.2", "libtensorflow_cc.so.2"):
+        ctypes.CDLL(folder + "/" + name, ctypes.RTLD_GLOBAL)
+horovod = ctypes.CDLL(library)
+print(*(name for name in ("gloo", "nccl", "mpi") if getattr(horovod, f"horovod_{name}_built")()))
+"""
+
+
+def check_horovod_for(framework: str) -> Check:
+    """Whether Horovod's library for the framework was built against the version that is installed, and loads."""
+    title = f"Horovod for {framework}"
+    folder, horovod = _package_folder(framework), _package_folder("horovod")
+    if folder is None:
+        remedy = f"needed only by scripts that import edl.{framework}: `pip install horovod-edl[{framework}]`"
+        return Check(title, Outcome.WARN, f"{framework} is not installed", remedy)
+    if horovod is None:
+        return Check(title, Outcome.FAIL, "horovod is not installed", REBUILD)
+    installed, built = _framework_version(framework, folder), _built_for(horovod).get(framework)
+    library = next(iter(sorted((horovod / framework).glob("mpi_lib*.so"))), None)
+    if library is None or built is None:
+        return Check(title, Outcome.FAIL, f"Horovod was built without {framework}", REBUILD)
+    if built != installed:
+        return Check(title, Outcome.FAIL, f"built for {framework} {built}, but {installed} is installed", REBUILD)
+    return _try_library(title, framework, installed, [str(folder), str(library)])
+
+
+def _try_library(title: str, framework: str, version: str, arguments: list[str]) -> Check:
+    command = [sys.executable, "-c", PROBE, framework, *arguments]
+    try:
+        probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
+    except subprocess.TimeoutExpired:
+        return Check(title, Outcome.FAIL, f"its library did not load within {PROBE_TIMEOUT_S} s", REBUILD)
+    if probe.returncode:
+        reason = (probe.stderr.strip().splitlines() or [f"ended with {probe.returncode}"])[-1]
+        return Check(title, Outcome.FAIL, f"its library does not load: {reason}", REBUILD)
+    operations = probe.stdout.split()
+    found = f"{framework} {version}, {' '.join(operations)}"
+    if "gloo" not in operations:
+        return Check(title, Outcome.FAIL, f"{found}; gloo is missing", REBUILD)
+    return Check(title, Outcome.OK, found)
+
+
+def _package_folder(name: str) -> Path | None:
+    """Where a top-level package is, without importing it."""
+    spec = importlib.util.find_spec(name)
+    return Path(spec.origin).parent if spec and spec.origin else None
+
+
+def _framework_version(framework: str, folder: Path) -> str:
+    """With the local tag, such as +cpu, which PyTorch's metadata need not carry."""
+    if framework == "torch":
+        match = re.search(r"__version__ = '([^']+)'", (folder / "version.py").read_text())
+        return match[1] if match else "unknown"
+    for distribution in ("tensorflow-cpu", "tensorflow"):
+        for found in importlib.metadata.distributions(name=distribution):
+            return found.version
+    return "unknown"
+
+
+def _built_for(horovod: Path) -> dict[str, str]:
+    """The frameworks' versions as Horovod's build wrote them down."""
+    try:
+        versions = msgspec.json.decode((horovod / "metadata.json").read_bytes(), type=dict[str, str])
+    except (OSError, msgspec.MsgspecError):
+        return {}
+    return {"torch" if name == "pytorch" else name: version for name, version in versions.items()}
+
+
+# ------------------------------------------------------------------------------------------------- the coordinator
+
+
+def check_java() -> Check:
+    try:
+        java = find_java()
+    except ConfigError as error:
+        return Check("Java", Outcome.FAIL, "none found", str(error))
+    try:
+        probe = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        remedy = "install a Java runtime (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
+        return Check("Java", Outcome.FAIL, f"{java} does not run: {error}", remedy)
+    version = re.search(r'version "([^"]+)"', probe.stderr + probe.stdout)
+    return Check("Java", Outcome.OK, f"{version[1] if version else 'unknown version'} ({java})")
+
+
+def check_zookeeper() -> Check:
+    try:
+        jars = find_jars()
+    except ConfigError as error:
+        return Check("ZooKeeper", Outcome.FAIL, "its jars were not found", str(error))
+    return Check("ZooKeeper", Outcome.OK, ", ".join(jars))
+
+
+def check_pdeathsig() -> Check:
+    found = shutil.which("setpriv")
+    if found:
+        return Check("setpriv", Outcome.OK, found)
+    remedy = "install util-linux: without it a local ZooKeeper outlives an `edl run` that is killed outright"
+    return Check("setpriv", Outcome.FAIL, "not found", remedy)
+
+
+# ------------------------------------------------------------------------------------------------------ this machine
+
+
+def check_ports(environ: Mapping[str, str]) -> Check:
+    """Whether a port on the loopback interface can be had: any, and the one that the local ZooKeeper is to use."""
+    try:
+        port = Settings.from_given({}, environ).zookeeper_port or 0
+    except ConfigError as error:
+        return Check("ports", Outcome.FAIL, "a setting is wrong", str(error))
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
+        try:
+            listener.bind(("127.0.0.1", port))
+            listener.listen()
+        except OSError as error:
+            where = f"EDL_ZOOKEEPER_PORT={port}" if port else "any port of 127.0.0.1"
+            remedy = "end what uses it, or unset EDL_ZOOKEEPER_PORT and a free one is chosen"
+            return Check("ports", Outcome.FAIL, f"{where}: {error.strerror}", remedy)
+    return Check("ports", Outcome.OK, f"127.0.0.1:{port} is free" if port else "127.0.0.1 can be listened on")
+
+
+def check_open_files(soft_limit: int | None = None) -> Check:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft_limit is None else soft_limit
+    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
+        return Check("open files", Outcome.OK, "no limit" if limit == resource.RLIM_INFINITY else str(limit))
+    return Check("open files", Outcome.WARN, f"at most {limit}", f"`ulimit -n {ENOUGH_FILES}` or more for larger jobs")
+
+
+def check_home(environ: Mapping[str, str]) -> Check:
+    """Whether the records of jobs, which hold their secrets, can be kept, and by this user alone."""
+    home = Path(environ.get("EDL_HOME") or "~/.edl").expanduser()
+    there = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
+        return Check("EDL_HOME", Outcome.FAIL, f"{there} cannot be written to", "set EDL_HOME to a folder of your own")
+    if there != home:
+        return Check("EDL_HOME", Outcome.OK, f"{home}, to be made")
+    status = home.stat()
+    if status.st_uid != os.geteuid():
+        remedy = "set EDL_HOME to a folder of your own"
+        return Check("EDL_HOME", Outcome.FAIL, f"{home} belongs to another user ({status.st_uid})", remedy)
+    if status.st_mode & 0o077:
+        return Check("EDL_HOME", Outcome.WARN, f"{home} is open to other users", f"`chmod 700 {home}`")
+    return Check("EDL_HOME", Outcome.OK, str(home))
+
+
+# ------------------------------------------------------------------------------------------------------------ all
+
+
+def look(environ: Mapping[str, str]) -> list[Check]:
+    """All checks, in the order in which they are shown; side by side, for some start a process."""
+    checks: tuple[Callable[[], Check], ...] = (
+        check_python,
+        check_edl_package,
+        lambda: check_horovod_for("torch"),
+        lambda: check_horovod_for("tensorflow"),
+        check_java,
+        check_zookeeper,
+        check_pdeathsig,
+        lambda: check_ports(environ),
+        check_open_files,
+        lambda: check_home(environ),
+    )
+    with ThreadPoolExecutor(max_workers=len(checks)) as pool:
+        return [future.result() for future in [pool.submit(check) for check in checks]]
+
+
+def table(checks: Iterable[Check]) -> str:
+    """One line per check, and one more with the remedy where one is needed."""
+    lines = []
+    for check in checks:
+        lines.append(f"{check.outcome:<5} {check.name:<23} {check.found}")
+        if check.remedy:
+            lines.append(f"      -> {check.remedy}")
+    return "\n".join(lines)
+
+
+def run(json: bool) -> int:
+    """What `edl doctor` does. Returns its exit code."""
+    checks = look(os.environ)
+    print(msgspec.json.encode(checks).decode() if json else table(checks))
+    return int(any(check.outcome is Outcome.FAIL for check in checks))

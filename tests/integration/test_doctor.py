@@ -1,0 +1,18 @@
+"""`edl doctor` on a machine that scripts/setup made ready."""
+
+import pytest
+
+from edl.launch import doctor
+from edl.launch.doctor import Outcome
+
+pytestmark = pytest.mark.integration
+
+
+def test_nothing_is_wrong_here():
+    assert [check for check in doctor.look({}) if check.outcome is Outcome.FAIL] == []
+
+
+def test_whatever_is_not_right_comes_with_a_remedy():
+    checks = doctor.look({"EDL_ZOOKEEPER_PORT": "0"})
+    assert any(check.outcome is Outcome.FAIL for check in checks)
+    assert all(bool(check.remedy) == (check.outcome is not Outcome.OK) for check in checks)
