@@ -30,7 +30,7 @@ _DETACH = '"$@" </dev/null 1>&2 & echo $!'
 
 
 def process_start_time(pid: int) -> int | None:
-    """When the process began, in clock ticks since boot; None when there is no such process (a zombie is one)."""
+    """When the process began, in clock ticks since boot; None when there is no such process (a zombie still is one)."""
     try:
         line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     except (FileNotFoundError, ProcessLookupError):
@@ -141,7 +141,7 @@ def terminate(pids: Sequence[int], grace_s: float) -> list[int]:
 
 
 def _open_all(pids: Sequence[int]) -> dict[int, int]:
-    """pidfd to pid. A pidfd means this very process, whoever gets its number later."""
+    """By pidfd, which means this very process, whoever gets its number later."""
     running = {}
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):

@@ -1,0 +1,216 @@
+"""Where the members of one generation find each other: a server of our own for the gloo of Horovod 0.28.1.
+
+Owns: the addresses that gloo exchanges, for one generation. Does not own: who is a member (`edl.core`), nor the
+connections between them. Runs on the event loop of the leader's daemon, and ends with the generation.
+
+What Horovod asks (horovod/common/gloo/http_store.cc, gloo_context.cc; gloo/rendezvous/context.cc): one HTTP request
+per connection, `METHOD /<scope>/<key>`.
+
+    GET /rank_and_size/<host name>:<local rank>
+                            'rank,size,local rank,local size,cross rank,cross size'; rank -1: not in this job
+    PUT /<scope>/rank_<r>   host name of rank r; the others' are asked for at once, and not waited for
+    PUT /<scope>/<r>        addresses of rank r, one per peer
+    GET /<scope>/<r>        again and again, 10 ms apart, until it is there: here the answer waits for the key instead
+    DELETE /<scope>/<r>     rank r is connected to all, and so (after a barrier) is everybody
+
+Scopes are `global`, `local_<host name>` and `cross_<local rank>`, alone for the first three meshes that `init()` builds
+and followed by `_process_set_hash_<hex>` for the three of each process set. The topology is flat: each member passes
+for a host of its own (its id is the host name), so that the local and cross meshes have one member and cost nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from typing import Any, cast
+
+from edl.collectives.board import RANK_AND_SIZE, Board, Refusal, Refused, Request, parse
+from edl.errors import ConfigError
+
+# Shorter than gloo's own time-out (30 s), which it can only notice between two requests.
+HOLD_S = 1.0
+REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for anybody
+
+_STATUS = {
+    Refusal.MALFORMED: 400,
+    Refusal.UNKNOWN: 403,
+    Refusal.OVERSIZED: 413,
+    Refusal.FULL: 503,
+    Refusal.SLOW: 408,
+}
+
+
+class Rendezvous:
+    """The server of one generation. `host` must be an IPv4 address that all members reach: Horovod knows no other."""
+
+    def __init__(self, members: Sequence[str], generation: int, *, hold_s: float = HOLD_S) -> None:
+        self.generation = generation
+        self.hold_s = hold_s
+        self._board = Board(members)
+        self._addresses: dict[int, str] = {}
+        self._refused: Counter[str] = Counter()
+        self._waiting: defaultdict[tuple[str, str], set[_Connection]] = defaultdict(set)
+        self._connections: set[_Connection] = set()
+        self._max_connections = 8 * len(members) + 64
+        self._server: asyncio.Server | None = None
+
+    async def start(self, host: str) -> int:
+        """Listens on this address only; returns the port."""
+        loop = asyncio.get_running_loop()
+        try:
+            self._server = await loop.create_server(lambda: _Connection(self), host, 0, backlog=1024)
+        except OSError as error:
+            raise ConfigError(f"cannot listen on {host}: {error}") from error
+        return int(self._server.sockets[0].getsockname()[1])
+
+    async def stop(self) -> None:
+        """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice."""
+        if self._server is None:
+            return
+        server, self._server = self._server, None
+        server.close()
+        for connection in list(self._connections):
+            connection.abort()
+        await server.wait_closed()
+
+    @property
+    def addresses(self) -> dict[int, str]:
+        """Rank to the address that it was heard from, for those that began to form the ring."""
+        return dict(self._addresses)
+
+    def missing(self) -> tuple[str, ...]:
+        """The members that were not heard from, when a ring does not form in time."""
+        return tuple(name for rank, name in enumerate(self._board.members) if rank not in self._addresses)
+
+    def refusals(self) -> dict[str, int]:
+        """Reason to number of requests that were not taken."""
+        return dict(self._refused)
+
+    # What connections call:
+
+    def _joined(self, connection: _Connection) -> bool:
+        if len(self._connections) >= self._max_connections:
+            self._count(Refusal.FULL)
+            return False
+        self._connections.add(connection)
+        return True
+
+    def _left(self, connection: _Connection) -> None:
+        self._connections.discard(connection)
+        if connection.awaited is not None:
+            self._waiting[connection.awaited].discard(connection)
+            if not self._waiting[connection.awaited]:
+                del self._waiting[connection.awaited]
+            connection.awaited = None
+
+    def _count(self, refusal: Refusal) -> None:
+        self._refused[refusal.value] += 1
+
+    def _handle(self, connection: _Connection, request: Request) -> None:
+        try:
+            self._dispatch(connection, request)
+        except Refused as error:
+            connection.refuse(error.refusal)
+
+    def _dispatch(self, connection: _Connection, request: Request) -> None:
+        method, scope, key, body = request
+        if method == "GET" and scope == RANK_AND_SIZE:
+            connection.answer(200, self._board.place(key))
+        elif method == "GET":
+            self._get(connection, scope, key)
+        elif method == "PUT":
+            self._put(connection, scope, key, body)
+        else:
+            self._board.finish(scope, key)
+            connection.answer(200)
+
+    def _get(self, connection: _Connection, scope: str, key: str) -> None:
+        value = self._board.get(scope, key)
+        if value is not None:
+            connection.answer(200, value)
+        elif key.startswith("rank_"):
+            connection.answer(404)  # a hint that gloo asks for and does not use: not worth waiting for
+        else:
+            connection.awaited = (scope, key)
+            self._waiting[scope, key].add(connection)
+            connection.give_up_after(self.hold_s)
+
+    def _put(self, connection: _Connection, scope: str, key: str, body: bytes) -> None:
+        self._board.put(scope, key, body)
+        if scope == "global":
+            self._addresses[int(key.removeprefix("rank_"))] = connection.address
+        connection.answer(200)
+        for waiting in self._waiting.pop((scope, key), ()):
+            waiting.awaited = None
+            waiting.answer(200, body)
+
+
+class _Connection(asyncio.Protocol):
+    """One request, one answer. All of it, waiting apart, within REQUEST_S."""
+
+    def __init__(self, rendezvous: Rendezvous) -> None:
+        self.address = ""
+        self.awaited: tuple[str, str] | None = None
+        self._rendezvous = rendezvous
+        self._transport: asyncio.Transport | None = None
+        self._received = bytearray()
+        self._answered = False
+        self._timer: asyncio.TimerHandle | None = None
+
+    def answer(self, status: int, body: bytes = b"") -> None:
+        if self._transport is None or self._answered:
+            return
+        self._answered = True
+        self._expect(REQUEST_S, self.abort)
+        # Horovod's client asks for this very spelling of Content-Length, and takes nothing but 200 and 404.
+        head = f"HTTP/1.1 {status} {'OK' if status == 200 else 'No'}\r\nContent-Length: {len(body)}\r\n"
+        self._transport.write(head.encode() + b"Connection: close\r\n\r\n" + body)
+        self._transport.close()
+
+    def refuse(self, refusal: Refusal) -> None:
+        self._rendezvous._count(refusal)
+        self.answer(_STATUS[refusal])
+
+    def give_up_after(self, seconds: float) -> None:
+        """Without the key by then, the client hears 404 and asks again."""
+        self._expect(seconds, self.answer, 404)
+
+    def abort(self) -> None:
+        if self._transport is not None:
+            self._transport.abort()
+
+    # What the event loop calls:
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        stream = cast(asyncio.Transport, transport)
+        if not self._rendezvous._joined(self):
+            stream.abort()
+            return
+        self._transport = stream
+        self.address = stream.get_extra_info("peername")[0]
+        self._expect(REQUEST_S, self.refuse, Refusal.SLOW)
+
+    def data_received(self, data: bytes) -> None:
+        if self._answered or self.awaited is not None:
+            return
+        self._received += data
+        try:
+            request = parse(self._received, self._rendezvous._board.max_value)
+        except Refused as error:
+            self.refuse(error.refusal)
+            return
+        if request is not None:
+            self._rendezvous._handle(self, request)
+
+    def connection_lost(self, _: Exception | None) -> None:
+        self._transport = None
+        self._rendezvous._left(self)
+        if self._timer is not None:
+            self._timer.cancel()
+
+    def _expect(self, seconds: float, otherwise: Callable[..., None], *arguments: Any) -> None:
+        """There is one timer: for what must happen next."""
+        if self._timer is not None:
+            self._timer.cancel()
+        self._timer = asyncio.get_running_loop().call_later(seconds, otherwise, *arguments)
