@@ -36,16 +36,22 @@ def _look(host: str, port: int, tls: Tls | None) -> str:
                 return _ask(connection)
             with tls_context(tls).wrap_socket(connection, server_hostname=host) as secure:
                 return _ask(secure)
-    except socket.gaierror as error:
-        return f"has a host name that does not resolve ({error.strerror}): check the spelling"
-    except ConnectionRefusedError:
-        return "refuses the connection: nothing listens there; check the port, and that ZooKeeper runs"
-    except TimeoutError:
-        return "does not answer: check the address, and for a firewall in between"
-    except ssl.SSLError as error:
-        return _tls_problem(error)
     except OSError as error:
-        return f"cannot be reached ({error.strerror or error})"
+        return _problem(error)
+
+
+def _problem(error: OSError) -> str:
+    match error:
+        case socket.gaierror():
+            return f"has a host name that does not resolve ({error.strerror}): check the spelling"
+        case ConnectionRefusedError():
+            return "refuses the connection: nothing listens there; check the port, and that ZooKeeper runs"
+        case TimeoutError():
+            return "does not answer: check the address, and for a firewall in between"
+        case ssl.SSLError():
+            return _tls_problem(error)
+        case _:
+            return f"cannot be reached ({error.strerror or error})"
 
 
 def _tls_problem(error: ssl.SSLError) -> str:

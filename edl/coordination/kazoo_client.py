@@ -93,6 +93,15 @@ def listen(
     client.add_listener(listener)
 
 
+async def start(client: KazooClient, *, timeout_s: float) -> None:
+    """Start the client and wait for its session. Raises TimeoutError; the client is to be stopped in any case."""
+    connected = asyncio.Event()
+    listen(client, asyncio.get_running_loop(), lambda _, link, __: connected.set() if link is Link.CONNECTED else None)
+    client.start_async()
+    async with asyncio.timeout(timeout_s):
+        await connected.wait()
+
+
 async def settle(result: Any) -> Any:
     """Await a result of one of kazoo's `*_async` methods; its exception if it has one."""
     loop = asyncio.get_running_loop()
