@@ -6,11 +6,13 @@ bookkeeping is in positions, so shuffling costs it nothing.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import msgspec
 
 
 class DataSpec(msgspec.Struct, frozen=True):
-    """What a script asked of `elastic_shard_generator`. Equal on all workers of a job, or the job fails with the difference."""
+    """What a script asked of `elastic_shard_generator`. Equal on all workers, or the job fails with the difference."""
 
     total: int  # samples in one epoch
     epochs: int  # how many passes are wanted; may grow while the job runs, never shrink
@@ -18,6 +20,13 @@ class DataSpec(msgspec.Struct, frozen=True):
     shuffle: bool = False
     seed: int = 0
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples
+    by_sample: bool = False  # the script cuts samples into batches itself: only the last batch of a pass can be short
+
+    def differences(self, other: DataSpec) -> tuple[str, ...]:
+        """Names of the fields in which two workers' wishes contradict each other; `epochs` may differ, as it grows."""
+        return tuple(
+            name for name in self.__struct_fields__ if name != "epochs" and getattr(self, name) != getattr(other, name)
+        )
 
 
 class Range(msgspec.Struct, frozen=True, array_like=True):
@@ -31,11 +40,23 @@ class Range(msgspec.Struct, frozen=True, array_like=True):
         return self.stop - self.start
 
 
-class Lease(msgspec.Struct, frozen=True):
-    """Samples in one worker's hands, for the steps first_step+1 .. first_step+steps.
+def cut(ranges: Iterable[Range], first: int, last: int) -> tuple[Range, ...]:
+    """Of all positions of `ranges` in order, those from the first-th up to, without, the last-th."""
+    pieces = []
+    for piece in ranges:
+        start, stop = max(first, 0), min(last, len(piece))
+        if start < stop:
+            pieces.append(Range(piece.epoch, piece.start + start, piece.start + stop))
+        first, last = first - len(piece), last - len(piece)
+    return tuple(pieces)
 
-    The worker takes `batch` samples a step in the order of `ranges`; only the last step of a lease may find fewer,
-    or none at all (then the worker takes part in the all-reduce with weight zero).
+
+class Lease(msgspec.Struct, frozen=True, array_like=True):
+    """Samples in one worker's hands, for the steps after_step+1 .. after_step+steps.
+
+    The worker takes `batch` samples a step in the order of `ranges`, as long as there are any. So a step may find
+    fewer, or none at all: then the worker takes part in the all-reduce with weight zero. All members of a roster hold
+    leases of the same steps, of the same `epoch` and equally `final`; `ranges` and `number` are a worker's own.
     """
 
     number: int  # 1, 2, 3, ... per worker without gaps
@@ -43,13 +64,37 @@ class Lease(msgspec.Struct, frozen=True):
     steps: int
     batch: int
     ranges: tuple[Range, ...]
+    epoch: int = 0  # the pass its steps belong to, never one before; returned samples may be of an earlier one
+    final: bool = False  # it took the last unassigned samples: of the epoch (whole_epochs), or of the stream
 
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.ranges)
 
+    @property
+    def until_step(self) -> int:
+        """The last step that this lease gives a share."""
+        return self.after_step + self.steps
+
+    def share(self, step: int) -> int:
+        """Samples that the worker trains in `step`."""
+        before = (step - self.after_step - 1) * self.batch
+        return max(0, min(self.batch, len(self) - before))
+
+    def between(self, after_step: int, until_step: int) -> tuple[Range, ...]:
+        """The samples of the steps after_step+1 .. until_step: by I7 a function of step numbers alone."""
+        skipped = max(0, after_step - self.after_step) * self.batch
+        return cut(self.ranges, skipped, (until_step - self.after_step) * self.batch)
+
+    def left(self, step: int) -> tuple[Range, ...]:
+        """What is not yet trained once `step` is committed."""
+        return self.between(step, self.until_step)
+
 
 class Totals(msgspec.Struct, frozen=True, array_like=True):
-    """All workers together train `samples` in each of the steps after the one before's `until_step`, up to this one's."""
+    """All workers together train `samples` in each of the steps after the one before's `until_step`, up to this one's.
+
+    `samples` may be 0 (those who held the samples of that step have left): then the step changes nothing.
+    """
 
     until_step: int
     samples: int

@@ -1,0 +1,410 @@
+"""Who trains which samples in which step, so that none is lost and none repeated (I6) whatever happens to workers.
+
+Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
+Does not own: which sample stands at a position (`edl.core.permutation`), how leases travel, when more are granted.
+
+Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets a run of
+positions long enough for `batch` samples in each of them. Only a round that takes the last unassigned samples (it is
+*final*) ends in a step with fewer, spread as evenly as the members' batches. So all run dry at the same step, and a
+committed step says of every lease how far it is trained; nobody has to report it.
+
+Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
+lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
+
+Three ways to cut the samples into rounds, by the spec:
+
+- `whole_epochs`: a round belongs to one epoch and never reaches beyond it. Samples returned after their epoch's final
+  round go along with the next epoch's, first; the epoch ends when the last of them is trained.
+- else one stream: rounds cross the ends of epochs, and only the end of all is final.
+- `by_sample`: the script cuts batches itself, so a short one must be its last. The final step is granted only once
+  everything before it is trained, which leaves a fault the time of that one step to bring samples back too late.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from itertools import pairwise
+
+import msgspec
+
+from edl.core.unassigned import Unassigned
+from edl.errors import InvalidTransition, UsageError
+from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals
+from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
+
+HISTORY = 32  # events kept for the story of an InvalidTransition
+
+
+class _Member:
+    """What one worker of the roster holds."""
+
+    __slots__ = ("batch", "leases", "number")
+
+    def __init__(self, batch: int, number: int = 0, leases: tuple[Lease, ...] = ()) -> None:
+        self.batch = batch
+        self.number = number  # of the newest lease ever given
+        self.leases = leases  # not fully trained, in order; () while it has no coverage of its own
+
+
+class Ledger:
+    """The data's machine. Every mutator either does all it says or raises and changes nothing."""
+
+    def __init__(self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0) -> None:
+        _check(spec)
+        self._spec = spec
+        self._pool = Unassigned(spec.total, spec.epochs)
+        self._members = {worker: _Member(spec.batch) for worker in _distinct(roster)}
+        self._step = step
+        self._covered = step
+        self._epoch = 0  # of the newest round
+        self._closed = False  # the newest round was final
+        self._ended = 0  # epochs before this one are trained
+        self._trained_at: dict[int, int] = {}  # epoch -> the step that trains the last of its leased samples
+        self._history: deque[object] = deque(maxlen=HISTORY)
+
+    # ------------------------------------------------------------------------------------------------ what is so
+
+    @property
+    def spec(self) -> DataSpec:
+        """What is trained on, with the epochs wanted by now."""
+        return self._spec
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    @property
+    def step(self) -> int:
+        """The newest stable step."""
+        return self._step
+
+    @property
+    def covered_step(self) -> int:
+        """Every member has a share, though maybe an empty one, in all steps up to this one (once caught up)."""
+        return self._covered
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch that has not ended; `spec.epochs` when all have."""
+        return self._ended
+
+    @property
+    def exhausted(self) -> bool:
+        """Every sample of the wanted epochs is trained."""
+        return self._ended == self._spec.epochs
+
+    @property
+    def fully_leased(self) -> bool:
+        """No sample of the wanted epochs is unassigned; some may yet be untrained, and come back."""
+        return self._pool.first_epoch >= self._spec.epochs
+
+    def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
+        """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
+        member = self._members.get(worker)
+        return tuple(lease for lease in member.leases if lease.number > after) if member else ()
+
+    def totals(self) -> tuple[Totals, ...]:
+        """Samples of all members together in the steps step+1 .. covered_step.
+
+        Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
+        changes once it is there: later rounds only add steps. So workers may divide by it without asking again.
+        """
+        changes: dict[int, int] = {}  # step -> by how much it differs from the step before
+        for lease in self._all_leases():
+            for step, change in _changes(lease):
+                at = max(step, self._step + 1)
+                changes[at] = changes.get(at, 0) + change
+        return _run_lengths(changes, self._covered)
+
+    def counts(self) -> DataCounts:
+        """The epoch in progress; once all are trained, the last one."""
+        epoch, total = min(self._ended, self._spec.epochs - 1), self._spec.total
+        unassigned = self._pool.count_in(epoch)
+        left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
+        leased = sum(len(piece) for piece in left if piece.epoch == epoch)
+        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned)
+
+    # ---------------------------------------------------------------------------------------------- what happens
+
+    def enter(self, roster: Sequence[str], step: int) -> tuple[int, ...]:
+        """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
+
+        What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
+        which must follow before any step of theirs is committed.
+        """
+        self._history.append(("enter", len(roster), step))
+        members = {worker: self._members.get(worker) or _Member(self._spec.batch) for worker in _distinct(roster)}
+        self._advance(step)
+        gone = [self._members[worker] for worker in self._members if worker not in members]
+        self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
+        if not members.keys() & self._members.keys():
+            self._closed = False  # nobody is left whose pass the newest round was final for
+        self._members = members
+        self._recount()
+        return self._end_epochs()
+
+    def commit(self, step: int) -> tuple[int, ...]:
+        """All members have applied `step` (I5). Returns the epochs that ended with it."""
+        self._history.append(("commit", step))
+        if step > self._step and any(self._uncovered()):
+            raise self._refused(f"commit({step}) before newcomers were granted leases (I7)")
+        self._advance(step)
+        return self._end_epochs()
+
+    def grant(self, until_step: int) -> dict[str, tuple[Lease, ...]]:
+        """Newcomers catch up; then all members' coverage goes on towards `until_step` as far as samples allow."""
+        self._history.append(("grant", until_step))
+        before = {worker: member.number for worker, member in self._members.items()}
+        self._catch_up()
+        while self._covered < until_step and self._grant_round(until_step - self._covered):
+            pass
+        given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
+        return {worker: leases for worker, leases in given.items() if leases}
+
+    def extend(self, epochs: int) -> None:
+        """At least so many epochs are wanted in all; fewer than before is no news."""
+        self._history.append(("extend", epochs))
+        wanted = max(epochs, self._spec.epochs)
+        self._spec = msgspec.structs.replace(self._spec, epochs=wanted)
+        self._pool.epochs = wanted
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Everything, as a value that `restore` turns into an equal ledger."""
+        members = (MemberSnapshot(name, one.batch, one.number, one.leases) for name, one in self._members.items())
+        return LedgerSnapshot(
+            spec=self._spec,
+            step=self._step,
+            epoch=self._epoch,
+            closed=self._closed,
+            ended=self._ended,
+            frontier=self._pool.frontier,
+            returned=self._pool.returned,
+            members=tuple(members),
+        )
+
+    @classmethod
+    def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
+        """The ledger of which `snapshot` was taken."""
+        ledger = cls(snapshot.spec, step=snapshot.step)
+        ledger._pool = Unassigned(snapshot.spec.total, snapshot.spec.epochs, snapshot.frontier, snapshot.returned)
+        ledger._members = {one.worker: _Member(one.batch, one.number, one.leases) for one in snapshot.members}
+        ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
+        ledger._recount()
+        return ledger
+
+    def validate(self) -> None:
+        """Raise InvalidTransition with the story when an invariant is broken. Costs as much as there are leases."""
+        places = sorted(self._places())
+        for (_, stop), (start, _) in pairwise(places):
+            if stop > start:
+                raise self._refused("I6: a sample is leased twice, or both leased and unassigned")
+        if places and places[0][0] < self._ended * self._spec.total:
+            raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
+        for worker, member in self._members.items():
+            self._validate_member(worker, member)
+
+    # ------------------------------------------------------------------------------------------------ the inside
+
+    def _advance(self, step: int) -> None:
+        if not self._step <= step <= self._covered:
+            raise self._refused(f"step {step} is outside {self._step}..{self._covered} (I7)")
+        self._step = step
+        for member in self._members.values():
+            if member.leases and member.leases[0].until_step <= step:
+                member.leases = tuple(lease for lease in member.leases if lease.until_step > step)
+
+    def _recount(self) -> None:
+        """What is derived from the leases, after members have come or gone."""
+        self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
+        self._trained_at = {}
+        for lease in self._all_leases():
+            self._note(lease)
+
+    def _note(self, lease: Lease) -> None:
+        done = 0
+        for piece in lease.ranges:
+            done += len(piece)
+            last_step = lease.after_step - (-done // lease.batch)
+            if last_step > self._step:
+                self._trained_at[piece.epoch] = max(last_step, self._trained_at.get(piece.epoch, 0))
+
+    def _end_epochs(self) -> tuple[int, ...]:
+        self._trained_at = {epoch: step for epoch, step in self._trained_at.items() if step > self._step}
+        first_open = min([self._pool.first_epoch, *self._trained_at])
+        ended = tuple(range(self._ended, first_open))
+        self._ended = first_open
+        return ended
+
+    def _uncovered(self) -> Iterator[str]:
+        if self._covered > self._step:
+            yield from (worker for worker, member in self._members.items() if not member.leases)
+
+    def _catch_up(self) -> None:
+        """Newcomers get a lease beside each one that survivors have not yet trained."""
+        newcomers = [self._members[worker] for worker in self._uncovered()]
+        if not newcomers:
+            return
+        example = next(member for member in self._members.values() if member.leases)
+        for beside in example.leases:
+            after_step = max(beside.after_step, self._step)
+            steps = beside.until_step - after_step
+            counts = _whole_batches(self._pool.count(self._limit(beside.epoch)), steps, newcomers)
+            self._give(newcomers, counts, Lease(0, after_step, steps, 0, (), beside.epoch, beside.final))
+
+    def _grant_round(self, steps: int) -> bool:
+        members = tuple(self._members.values())
+        epoch = self._next_epoch()
+        available = self._pool.count(self._limit(epoch))
+        if not members or not available:
+            return False
+        steps = self._steps_of_round(steps, available, epoch)
+        if steps == 0:
+            return False
+        steps, counts = _even(available, steps, members)
+        self._closed = sum(counts) == available
+        self._epoch = epoch
+        self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed))
+        self._covered += steps
+        return True
+
+    def _next_epoch(self) -> int:
+        """Which epoch the next round belongs to: `spec.epochs` or more when it must wait for `extend`."""
+        first = self._pool.first_epoch
+        if not self._spec.whole_epochs or first > self._epoch or not self._closed:
+            return max(first, self._epoch)
+        # Samples came back after their epoch's final round. Workers are past it, so the next epoch takes them along.
+        if self._spec.by_sample or self._epoch + 1 < self._spec.epochs:
+            return self._epoch + 1
+        return self._epoch
+
+    def _limit(self, epoch: int) -> int:
+        """A round of `epoch` takes samples up to the end of this one."""
+        return epoch if self._spec.whole_epochs else self._spec.epochs - 1
+
+    def _steps_of_round(self, steps: int, available: int, epoch: int) -> int:
+        a_step = sum(member.batch for member in self._members.values())
+        if not self._spec.whole_epochs:
+            # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
+            steps = min(steps, -(-self._pool.count(epoch) // a_step))
+        if not self._spec.by_sample:
+            return steps
+        if available <= a_step:
+            return 1 if self._covered == self._step else 0
+        return min(steps, (available - 1) // a_step)
+
+    def _give(self, members: Sequence[_Member], counts: Sequence[int], form: Lease) -> None:
+        hands = _deal(self._pool.take(sum(counts)), counts)
+        for member, ranges in zip(members, hands, strict=True):
+            member.number += 1
+            lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
+            member.leases += (lease,)
+            self._note(lease)
+
+    def _all_leases(self) -> Iterator[Lease]:
+        return (lease for member in self._members.values() for lease in member.leases)
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        yield from self._pool.returned
+        if self._pool.frontier < self._spec.total * self._spec.epochs:
+            yield self._pool.frontier, self._spec.total * self._spec.epochs
+        for lease in self._all_leases():
+            for piece in lease.left(self._step):
+                yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
+
+    def _validate_member(self, worker: str, member: _Member) -> None:
+        at, number = self._step, member.number - len(member.leases)
+        for lease in member.leases:
+            number += 1
+            if lease.number != number or max(lease.after_step, self._step) != at or lease.until_step <= at:
+                raise self._refused(f"I7: {worker}'s leases have a gap at {lease}")
+            at = lease.until_step
+        if member.leases and at != self._covered:
+            raise self._refused(f"I7: {worker} runs dry at step {at}, others at {self._covered}")
+
+    def _refused(self, what: str) -> InvalidTransition:
+        state = f"ledger at step {self._step} of {self._covered} covered, {len(self._members)} members"
+        return InvalidTransition(state, what, self._history)
+
+
+def _check(spec: DataSpec) -> None:
+    if spec.total < 1:
+        raise UsageError(f"source has {spec.total} samples: give elastic_shard_generator() a source with at least one")
+    if spec.batch < 1:
+        raise UsageError(f"batch is {spec.batch}: ask for at least one sample a step, e.g. shards.batches(64)")
+    if spec.epochs < 1:
+        raise UsageError(f"epochs is {spec.epochs}: ask elastic_shard_generator() for at least one")
+
+
+def _distinct(roster: Sequence[str]) -> Sequence[str]:
+    if len(set(roster)) != len(roster):
+        raise InvalidTransition("ledger", f"a worker is twice in the roster {list(roster)} (I2)")
+    return roster
+
+
+def _even(available: int, steps: int, members: Sequence[_Member]) -> tuple[int, list[int]]:
+    """Steps and everybody's samples: full batches, then in one more step what is left, by the size of the batches."""
+    a_step = sum(member.batch for member in members)
+    full = min(steps, available // a_step)
+    rest = available - full * a_step if full < steps else 0
+    shares = [rest * member.batch // a_step for member in members]
+    for index in range(rest - sum(shares)):  # fewer than there are members; rounding down left room in each batch
+        shares[index] += 1
+    counts = [full * member.batch + share for member, share in zip(members, shares, strict=True)]
+    return full + (rest > 0), counts
+
+
+def _whole_batches(available: int, steps: int, members: Sequence[_Member]) -> list[int]:
+    """Everybody's samples in `steps` steps: as many whole batches as there are, none short."""
+    a_step = sum(member.batch for member in members)
+    full = min(steps, available // a_step)
+    rest = available - full * a_step if full < steps else 0
+    counts = []
+    for member in members:
+        one_more = member.batch if member.batch <= rest else 0
+        counts.append(full * member.batch + one_more)
+        rest -= one_more
+    return counts
+
+
+def _deal(ranges: Iterable[Range], counts: Sequence[int]) -> list[tuple[Range, ...]]:
+    """Cut `ranges` in order into hands of the given numbers of samples."""
+    pieces = deque(ranges)
+    hands = []
+    for count in counts:
+        hand: list[Range] = []
+        missing = count
+        while missing:
+            piece = pieces.popleft()
+            split = min(piece.stop, piece.start + missing)
+            hand.append(Range(piece.epoch, piece.start, split))
+            if split < piece.stop:
+                pieces.appendleft(Range(piece.epoch, split, piece.stop))
+            missing -= split - piece.start
+        hands.append(tuple(hand))
+    return hands
+
+
+def _changes(lease: Lease) -> Iterator[tuple[int, int]]:
+    """Steps at which the lease's share differs from the step before, and by how much; 0 before and after the lease."""
+    full, short = divmod(len(lease), lease.batch)
+    first = lease.after_step + 1
+    yield first, lease.batch if full else short
+    if full:
+        yield first + full, short - lease.batch
+    if short:
+        yield first + full + 1, -short
+
+
+def _run_lengths(changes: Mapping[int, int], covered: int) -> tuple[Totals, ...]:
+    runs: list[Totals] = []
+    samples = 0
+    steps = sorted(step for step in changes if step <= covered)
+    for step, following in zip(steps, [*steps[1:], covered + 1], strict=True):
+        samples += changes[step]
+        if runs and runs[-1].samples == samples:
+            runs.pop()
+        runs.append(Totals(following - 1, samples))
+    return tuple(runs)
