@@ -23,6 +23,7 @@ class Share(msgspec.Struct, frozen=True):
     """One worker's data in one generation."""
 
     generation: int
+    after_step: int  # holds if the generation took over after just this step; else a newer share follows
     leases: tuple[Lease, ...]
     totals: tuple[Totals, ...]
     covered_step: int
@@ -33,7 +34,7 @@ class Verdict(str, Enum):
     """What is to become of a worker."""
 
     STAY = "stay"
-    LEAVE = "leave"  # exit 0 once the next generation has taken over
+    LEAVE = "leave"  # exit 0 after `leave_after_step`
     STOP = "stop"  # the job is over
 
 
@@ -44,7 +45,9 @@ class Orders(msgspec.Struct, frozen=True):
     version: int
     verdict: Verdict
     reason: str  # why the job is over
+    leave_after_step: int  # with LEAVE: the last step to take part in; 0 = leave at once
     wanted: int  # workers that the first generation waits for, 0 once it is planned
     present: int
-    assignments: tuple[Assignment, ...]  # the present generation's, then the planned one's; () = boot alone, or wait
-    shares: tuple[Share, ...]  # likewise
+    boot_alone: bool  # a ring stands already: boot and rehearse in a ring of one (I4)
+    assignment: Assignment | None  # the seat in the planned generation
+    shares: tuple[Share, ...]  # data in the present and in the planned generation

@@ -77,6 +77,7 @@ class Record(msgspec.Struct, frozen=True):
     limits: Limits
     target: int  # size asked for
     generation: int  # 0: no ring yet
+    began_step: int  # step after which this generation took over
     roster: tuple[str, ...]  # index = rank (I2)
     members: tuple[Member, ...]
     arrivals: int  # workers that ever registered

@@ -1,11 +1,11 @@
 """The job's nodes in the coordinator. Everything of a job lies under one root, so that one digest ACL covers it.
 
-    /edl/<job>/election/...     candidates (ephemeral, sequential)           edl.coordination.election
-    /edl/<job>/term, /leader    the last term, and who leads in it           edl.coordination.election
-    /edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
-    /edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
-    /edl/<job>/events/e-<n>     what has happened                            the leader, in the same transaction
-    /edl/<job>/secret           the job's secret, where no launcher gave one the first worker
+/edl/<job>/election/...     candidates (ephemeral, sequential)           edl.coordination.election
+/edl/<job>/term, /leader    the last term, and who leads in it           edl.coordination.election
+/edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
+/edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
+/edl/<job>/events/e-<n>     what has happened                            the leader, in the same transaction
+/edl/<job>/secret           the job's secret, where no launcher gave one the first worker
 """
 
 from __future__ import annotations

@@ -1,0 +1,33 @@
+"""How far ahead a leader decides: leases that outlast a leader's absence, a switch step that the word arrives before."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+FIRST_STEPS = 64  # leased before anybody knows how long a step takes
+FEWEST_STEPS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Horizon:
+    """Bounds in seconds, derived from the user's session time-out (I12)."""
+
+    lease_s: float  # with leases so far ahead a change of leader goes unnoticed (I9, I11)
+    notice_s: float  # time for orders to reach every trainer
+
+    @classmethod
+    def of(cls, session_timeout_s: float) -> Horizon:
+        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3)
+
+    def lease_steps(self, step_time_s: float) -> int:
+        """Steps to lease ahead of the newest one."""
+        if step_time_s <= 0:
+            return FIRST_STEPS
+        return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))
+
+    def switch_step(self, newest_step: int, age_s: float, step_time_s: float) -> int:
+        """A step that no worker has committed when the word arrives, seen from a report of `newest_step` of `age_s` ago."""
+        if step_time_s <= 0:
+            return newest_step + 2
+        return newest_step + 1 + math.ceil((age_s + self.notice_s) / step_time_s)

@@ -1,0 +1,90 @@
+"""What the job's machine is fed, and what it asks its shell to do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from edl.events import Kind
+from edl.protocol.job import Identity
+from edl.protocol.messages import Observation
+
+
+@dataclass(frozen=True, slots=True)
+class TookOver:
+    """This leader's reign began; `alive` are the workers whose daemons have a session."""
+
+    alive: frozenset[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Registered:
+    """A daemon presented its worker."""
+
+    identity: Identity
+    np: int
+    minimum: int
+    maximum: int
+
+
+@dataclass(frozen=True, slots=True)
+class Reported:
+    """A daemon told what its worker was seen doing."""
+
+    worker: str
+    observation: Observation
+
+
+@dataclass(frozen=True, slots=True)
+class Vanished:
+    """A worker's daemon has no session any more."""
+
+    worker: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StopAsked:
+    """Somebody wants the job to end."""
+
+    reason: str
+
+
+Input = TookOver | Registered | Reported | Vanished | StopAsked
+
+
+@dataclass(frozen=True, slots=True)
+class HostRing:
+    """Host the rendezvous of a planned generation, once the plan is durable."""
+
+    generation: int
+    roster: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CloseRing:
+    """The rendezvous of this generation is not needed any more."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tell:
+    """Write down an event, in the transaction that makes the record durable."""
+
+    kind: Kind
+    generation: int
+    step: int
+    details: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Refuse:
+    """Answer the input with a refusal. `stale` ones are counted under that name and not logged (I10)."""
+
+    reason: str
+    stale: str = ""
+    retry: bool = False
+
+
+Command = HostRing | CloseRing | Tell | Refuse

@@ -1,0 +1,43 @@
+"""The job as people see it: a pure view of the leader's machine."""
+
+from __future__ import annotations
+
+from edl.core.job import JobMachine
+from edl.protocol.job import Member, Status, WorkerStatus
+
+
+def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, int]) -> Status:
+    """What `edl status` shows."""
+    record, ledger = machine.record, machine.ledger
+    return Status(
+        job=record.job,
+        state=record.state,
+        reason=record.reason,
+        term=term,
+        generation=record.generation,
+        leader=leader,
+        step=machine.newest_step,
+        epoch=ledger.counts().epoch if ledger else 0,
+        size=len(record.roster),
+        target=record.target,
+        min_workers=record.limits.minimum,
+        max_workers=record.limits.maximum,
+        workers=tuple(_worker(machine, member) for member in record.members),
+        data=ledger.counts() if ledger else None,
+        spec=ledger.spec if ledger else None,
+        refused=refused,
+    )
+
+
+def _worker(machine: JobMachine, member: Member) -> WorkerStatus:
+    identity, roster = member.identity, machine.record.roster
+    sighting = machine.seen.get(identity.id)
+    return WorkerStatus(
+        id=identity.id,
+        rank=roster.index(identity.id) if identity.id in roster else None,
+        host=identity.host,
+        pid=identity.pid,
+        daemon_pid=identity.daemon_pid,
+        state=member.state,
+        step=sighting.observation.step if sighting else 0,
+    )

@@ -1,0 +1,79 @@
+"""What one trainer does at the end of a mini-batch: a pure decision from where it sits and what it was ordered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edl.protocol.assignment import Assignment, Orders, Verdict
+
+NEVER: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a trainer sits. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
+
+    generation: int  # 0: alone
+    step: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Train on where you are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until there are newer orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Leave this ring and enter the assigned one."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the job; others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over."""
+
+    reason: str
+
+
+Move = Stay | Wait | Enter | Leave | Stop
+
+
+def next_move(seat: Seat, orders: Orders) -> Move:
+    """What `orders` mean to a trainer on `seat`."""
+    if orders.verdict is Verdict.STOP:
+        return Stop(orders.reason)
+    if orders.verdict is Verdict.LEAVE and (seat.waiting or seat.step >= orders.leave_after_step):
+        return Leave()
+    assignment = orders.assignment
+    if assignment is not None and assignment.place.generation > seat.generation and _is_due(seat, assignment):
+        return Enter(assignment)
+    return Wait() if seat.waiting else Stay()
+
+
+def attention_step(generation: int, orders: Orders) -> int:
+    """The step from which on `next_move` may say something else than Stay; the trainer looks at no orders before."""
+    if orders.verdict is Verdict.STOP:
+        return 0
+    if orders.verdict is Verdict.LEAVE:
+        return orders.leave_after_step
+    assignment = orders.assignment
+    if assignment is None or assignment.place.generation <= generation:
+        return NEVER
+    return assignment.after_step or 0
+
+
+def _is_due(seat: Seat, assignment: Assignment) -> bool:
+    return seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step

@@ -1,0 +1,1 @@
+"""Loops that own machines and carry out their commands: daemon, leader, trainer."""

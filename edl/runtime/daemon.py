@@ -1,0 +1,271 @@
+"""A worker's daemon: it holds the worker's session, speaks for its trainer, and may be elected leader.
+
+Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), one reign (`edl.runtime.leader`),
+the conversation with the present leader (`edl.runtime.membership`).
+
+A process of its own, because a trainer holds the GIL for seconds, and because somebody must be left to say what a
+trainer had done when it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import socket
+import sys
+from pathlib import Path
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.config import Settings
+from edl.coordination import zookeeper
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.memory import MemoryServer
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Delete, Create, Link, NodeExists, Refused as StoreRefused, Store
+from edl.errors import ConfigError, EdlError, StoreUnavailable
+from edl.protocol import link as say
+from edl.protocol import messages, tree
+from edl.protocol.job import Identity
+from edl.runtime.access import coordinator_of, shared_secret
+from edl.runtime.leader import Leader, Reigning
+from edl.runtime.membership import Membership
+from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
+from edl.runtime.observer import Observer
+from edl.runtime.processes import watch_exit
+from edl.transport.errors import Reason, Refused
+from edl.transport.page import NEVER, Page
+from edl.transport.pipe import Connection, PipeServer
+from edl.transport.refusals import Refusals
+from edl.transport.rpc import Server
+from edl.transport.service import Call
+
+logger = logging.getLogger("edl")
+
+TERMLESS = (messages.AskStatus, messages.AskScale, messages.AskStop)
+
+
+class Daemon:
+    """One worker's daemon, from its trainer's init() to the end of what it has to say."""
+
+    def __init__(self, settings: Settings, folder: Path, trainer: int) -> None:
+        self._settings = settings
+        self._job = settings.job or "solo"
+        self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
+        self._folder = folder
+        self._trainer = trainer
+        self._page = Page.open(folder / "page")
+        self._page.attention_step, self._page.flags = NEVER, 0
+        self._observer = Observer(self._page)
+        self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
+        self._connection: Connection | None = None
+        self._greeted = asyncio.Event()
+        self._trainer_gone = asyncio.Event()
+        self._refusals = Refusals()
+        self._leader: Leader | None = None
+        self._reign: asyncio.Task[None] | None = None
+        self._membership: Membership | None = None
+        self._interface = "lo"
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
+        watch = watch_exit(self._trainer, self._on_trainer_exit)
+        await self._pipe.start()
+        try:
+            await self._live()
+        except EdlError as error:
+            await self._give_up(str(error))
+            raise
+        finally:
+            watch.cancel()
+            await self._pipe.stop()
+
+    async def _live(self) -> None:
+        coordinator = coordinator_of(self._settings)
+        store = await self._connect(coordinator)
+        try:
+            secret = await shared_secret(store, self._job, self._settings.secret() if coordinator else b"solo")
+            await self._serve(store, secret, self._address(coordinator))
+        finally:
+            await store.close()
+
+    async def _connect(self, coordinator: Coordinator | None) -> Store:
+        if coordinator is None:
+            return MemoryServer().connect()
+        return await zookeeper.connect(coordinator, self._settings.session_timeout_s)
+
+    def _address(self, coordinator: Coordinator | None) -> str:
+        if self._settings.network_interface:
+            return address_of(self._settings.network_interface)
+        return LOOPBACK if coordinator is None else address_towards(*coordinator.endpoints[0])
+
+    async def _serve(self, store: Store, secret: bytes, address: str) -> None:
+        server = Server(
+            secret,
+            self._job,
+            self._answer,
+            request_types=messages.Request,
+            refusals=self._refusals,
+            termless=TERMLESS,
+        )
+        port = await server.start(address)
+        candidate = Candidate(
+            store,
+            tree.root(self._job),
+            f"{self._worker} {address}:{port}",
+            lambda r: self._on_reign(r, store, server, address),
+        )
+        presence = store.watch_link(lambda link: self._on_link(link, store))
+        try:
+            await self._appear(store)
+            await self._either(self._greeted, self._trainer_gone)
+            candidate.stand()
+            self._membership = Membership(
+                job=self._job,
+                secret=secret,
+                store=store,
+                observer=self._observer,
+                register=self._register(address),
+                session_timeout_s=self._settings.session_timeout_s,
+                on_orders=self._command,
+            )
+            await self._membership.run()  # ends once the worker's end is known to the job
+            self._send(say.Noted())
+            await self._trainer_gone.wait()
+        finally:
+            presence.close()
+            await candidate.resign()
+            await self._end_reign()
+            await server.stop()
+
+    def _register(self, address: str) -> messages.Register:
+        self._interface = interface_of(address)
+        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid())
+        settings = self._settings
+        return messages.Register(identity, settings.np, settings.min_workers, settings.max_workers or 0)
+
+    # ------------------------------------------------------------------------------------------------- the trainer
+
+    def _on_message(self, connection: Connection, message: say.FromTrainer) -> None:
+        if isinstance(message, say.Hello):
+            self._connection = connection
+            self._greeted.set()
+            self._send(say.Introduced(self._worker, os.getpid()))
+        self._observer.hear(message)
+        if self._membership is not None:
+            if isinstance(message, say.Entered) and self._membership.orders is not None:
+                self._page.attention_step = self._membership.attention_step()
+            self._membership.stir()
+
+    def _on_trainer_hung_up(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None  # its process tells whether it ended (`_on_trainer_exit`)
+
+    def _on_trainer_exit(self, _: int) -> None:
+        self._observer.died()
+        self._trainer_gone.set()
+        if self._membership is not None:
+            self._membership.stir()
+
+    def _command(self, membership: Membership) -> None:
+        """New orders: first the word, then the count that promises it, then the step that asks for attention."""
+        orders = membership.orders
+        assert orders is not None
+        if orders.assignment is not None:
+            place = msgspec.structs.replace(orders.assignment.place, interface=self._interface)
+            orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
+        self._send(say.Commanded(orders))
+        self._page.flags += 1
+        self._page.attention_step = membership.attention_step()
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def _give_up(self, reason: str) -> None:
+        """The trainer must not wait for orders that will never come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):  # it connects at once, or it is gone
+                await self._either(self._greeted, self._trainer_gone)
+        self._send(say.GaveUp(reason))
+
+    @staticmethod
+    async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
+        tasks = [asyncio.ensure_future(event.wait()) for event in (one, other)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # ---------------------------------------------------------------------------------------------------- presence
+
+    async def _appear(self, store: Store) -> None:
+        """Be in the roll call of this session. A node of an earlier session of ours gives way in one transaction."""
+        path, value = tree.worker(self._job, self._worker), socket.gethostname().encode()
+        try:
+            await store.create(path, value, ephemeral=True)
+        except NodeExists:
+            await store.commit([Delete(path), Create(path, value, ephemeral=True)])
+
+    def _on_link(self, link: Link, store: Store) -> None:
+        if link is Link.CONNECTED:
+            self._tasks.add(task := asyncio.ensure_future(self._appear_again(store)))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _appear_again(self, store: Store) -> None:
+        node = await store.read(tree.worker(self._job, self._worker))
+        if node is None or node.owner != store.session:
+            with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and we come back here
+                await self._appear(store)
+
+    # ------------------------------------------------------------------------------------------------------ leading
+
+    def _on_reign(self, reign: Reign | None, store: Store, server: Server, address: str) -> None:
+        if self._reign is not None:
+            self._reign.cancel()
+            self._reign = self._leader = None
+        server.term = 0
+        if reign is None:
+            return
+        about = Reigning(self._job, self._worker, address, self._settings.session_timeout_s)
+        self._leader = Leader(about, store, reign, SystemClock(), self._refusals)
+        self._reign = asyncio.ensure_future(self._leader.run())
+        server.term = reign.term
+
+    async def _end_reign(self) -> None:
+        if self._reign is not None:
+            self._reign.cancel()
+            await asyncio.gather(self._reign, return_exceptions=True)
+
+    async def _answer(self, call: Call) -> messages.Reply:
+        if self._leader is None:
+            raise Refused(Reason.TERM)
+        return await self._leader.answer(call)
+
+
+def main() -> int:
+    """Entry of `python -m edl.runtime.daemon`."""
+    parser = argparse.ArgumentParser(prog="edl.runtime.daemon", description="A worker's daemon; edl.init() starts it.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--trainer", type=int, required=True)
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
+    try:
+        asyncio.run(Daemon(Settings.from_environment(os.environ), arguments.folder, arguments.trainer).run())
+    except ConfigError as error:
+        print(f"edl: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

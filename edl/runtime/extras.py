@@ -1,0 +1,54 @@
+"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import msgspec
+
+from edl.collectives.ring import Ring
+from edl.errors import UsageError
+
+
+class Extras:
+    """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch."""
+
+    _values: dict[str, Any]
+
+    def __init__(self) -> None:
+        object.__setattr__(self, "_values", {})
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"{name!r} was not registered; registered are {sorted(self._values)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
+        self._values[name] = value
+
+
+def add(extras: Extras, values: Mapping[str, Any]) -> Extras:
+    """Register values. Raises UsageError for what cannot travel."""
+    for name, value in values.items():
+        try:
+            msgspec.msgpack.encode(value)
+        except (TypeError, OverflowError) as error:
+            raise UsageError(
+                f"edl.register({name}={value!r}): a {type(value).__name__} cannot travel to a newcomer ({error}); "
+                "register numbers, strings, bytes, lists and dicts, and convert arrays with .tolist()"
+            ) from None
+    extras._values.update(values)
+    return extras
+
+
+def synchronize(extras: Extras, ring: Ring, root: int, *, is_root: bool) -> None:
+    """Give everybody the values of rank `root`. Raises RingBroken."""
+    if not extras._values:
+        return
+    payload = ring.broadcast(msgspec.msgpack.encode(extras._values) if is_root else None, root)
+    if not is_root:
+        extras._values.update(msgspec.msgpack.decode(payload))

@@ -1,0 +1,55 @@
+"""The port between the runtime and a framework: all that the trainer needs to know of torch or TensorFlow.
+
+Owns: the shape of that port. Does not own: anything behind it (`edl.torch`, `edl.tensorflow`), nor when its methods are
+called (`edl.runtime.trainer`). The runtime imports no framework; the faces hand it one of these.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edl.collectives.ring import Ring
+
+
+class Framework(Protocol):
+    """One framework in this process. All methods belong to the training thread."""
+
+    @property
+    def name(self) -> str:
+        """'torch' or 'tensorflow'."""
+
+    @property
+    def ring(self) -> Ring:
+        """The framework's own Horovod. torch's and TensorFlow's are two libraries with two global states."""
+
+    def synchronize(self, root: int) -> int:
+        """Copy all that makes up the model from rank `root` to everybody; returns the bytes moved.
+
+        Parameters, buffers, optimizer state, hyper-parameters. On the root nothing changes. Every member of the ring
+        must call it, with the same root. Raises RingBroken; then the state of this process may be a mixture, so it must
+        not become anybody's root. Raises UsageError where the model of this process is not that of the root.
+        """
+
+    def set_weight(self, weight: float) -> None:
+        """The share of this worker in the coming steps: its own samples divided by those of all workers.
+
+        Gradients are multiplied by it and summed over the ring. It holds until it is set again, and it must be set
+        again when the size of the ring changes. 1 / size on all workers is the even case, which costs nothing.
+        """
+
+    def discard(self) -> None:
+        """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
+
+
+class StepPort(Protocol):
+    """What an adapter asks of the trainer: the other half of the port. `edl.runtime.trainer.Trainer` is one."""
+
+    @property
+    def voided(self) -> bool:
+        """True from the first `void` of a mini-batch until its end."""
+
+    def before_reduce(self) -> None:
+        """Called before the first collective of each step."""
+
+    def void(self, error: BaseException) -> None:
+        """A collective of this step failed: the mini-batch is void, and its update must not be applied (I8)."""

@@ -1,0 +1,275 @@
+"""One reign: the shell around the job's machine.
+
+Owns: making decisions durable before anybody hears of them (I9), hosting the rendezvous of planned rings, answering
+daemons and the command line. Does not own: the decisions (`edl.core.job`), nor who leads (`edl.coordination.election`).
+
+One task owns the machine. RPC handlers and watches only put inputs into its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+
+from edl import events
+from edl.clock import Clock
+from edl.collectives.rendezvous import Rendezvous
+from edl.coordination.election import Reign
+from edl.coordination.store import Create, NodeExists, Op, Store, Write
+from edl.core.horizon import Horizon
+from edl.core.inputs import (
+    CloseRing,
+    Command,
+    HostRing,
+    Input,
+    Refuse,
+    Registered,
+    Reported,
+    StopAsked,
+    Tell,
+    TookOver,
+    Vanished,
+)
+from edl.core.job import JobMachine, new_record
+from edl.core.orders import OrderBook
+from edl.core.report import status_of
+from edl.errors import Fenced, StoreUnavailable
+from edl.events import Kind
+from edl.protocol import messages as say
+from edl.protocol import tree
+from edl.protocol.job import Record
+from edl.transport.errors import Reason, Refused
+from edl.transport.refusals import Refusals
+from edl.transport.service import Call
+
+logger = logging.getLogger("edl")
+
+T = TypeVar("T")
+
+QUEUE_LENGTH = 10_000
+BATCH = 256
+RETRY_S = 0.1
+
+
+class Reigning(msgspec.Struct, frozen=True):
+    """What a leader must know of itself."""
+
+    job: str
+    worker: str
+    address: str  # the rendezvous listens here
+    session_timeout_s: float
+
+
+Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
+
+
+class Leader:
+    """The leader of one term. Run it as a task; cancel it when the reign is over."""
+
+    def __init__(self, about: Reigning, store: Store, reign: Reign, clock: Clock, refusals: Refusals) -> None:
+        self._about = about
+        self._store = store
+        self._reign = reign
+        self._clock = clock
+        self._refusals = refusals
+        self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
+        self._machine: JobMachine | None = None
+        self._book: OrderBook | None = None
+        self._kept: Record | None = None  # as it stands in the coordinator
+        self._published = asyncio.Event()
+        self._uncertain = False  # the answer to the last write was lost
+        self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
+
+    async def run(self) -> None:
+        """Reign until cancelled. Returns when another reigns already."""
+        roll_call = asyncio.Event()
+        watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
+        try:
+            await self._take_over()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._work())
+                tasks.create_task(self._call_roll(roll_call))
+        except* Fenced:
+            logger.info("term %d is over", self._reign.term)
+        finally:
+            watch.close()
+            await self._close_ring()
+
+    # ---------------------------------------------------------------------------------------------------- the owner
+
+    async def _take_over(self) -> None:
+        node = await self._patiently(lambda: self._store.read(tree.record(self._about.job)))
+        alive = frozenset(await self._patiently(lambda: self._store.children(tree.workers(self._about.job))))
+        if node is None:
+            await self._patiently(self._found)
+            record = new_record(self._about.job, self._clock.wall())
+        else:
+            record = self._kept = msgspec.json.decode(node.value, type=Record)
+        self._machine = JobMachine(record, Horizon.of(self._about.session_timeout_s))
+        elected = Tell(Kind.LEADER_ELECTED, record.generation, 0, {"worker": self._about.worker})
+        await self._settle([elected, *self._machine.handle(TookOver(alive), self._clock.now())])
+
+    async def _found(self) -> None:
+        """The job's folders, and a record to be overwritten: later writes are all alike."""
+        for path in (tree.record(self._about.job), tree.events(self._about.job), tree.workers(self._about.job)):
+            try:
+                value = msgspec.json.encode(new_record(self._about.job, self._clock.wall()))
+                await self._store.create(path, value if path == tree.record(self._about.job) else b"")
+            except NodeExists:  # an earlier try, or a worker that came first
+                continue
+
+    async def _work(self) -> None:
+        """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
+        machine = self._machine
+        assert machine is not None
+        while True:
+            batch = [await self._queue.get()]
+            while len(batch) < BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            commands: list[Command] = []
+            replies: list[tuple[asyncio.Future[say.Reply], say.Reply]] = []
+            for happened, asked in batch:
+                follows = machine.handle(happened, self._clock.now())
+                commands += follows
+                if asked is not None:
+                    replies.append((asked, self._reply(follows)))
+            await self._settle(commands)
+            for asked, reply in replies:
+                if not asked.done():
+                    asked.set_result(reply)
+
+    async def _settle(self, commands: Sequence[Command]) -> None:
+        """Durable first, then the rendezvous, then everybody may know."""
+        assert self._machine is not None
+        record = self._machine.record
+        told = [command for command in commands if isinstance(command, Tell)]
+        changed = self._kept is None or record.version != self._kept.version
+        if changed or told:
+            await self._patiently(lambda: self._keep(record, told))
+            self._kept = record
+        for command in commands:
+            match command:
+                case HostRing(generation, roster):
+                    await self._host_ring(generation, roster)
+                case CloseRing(generation) if self._ring is not None and self._ring[0] == generation:
+                    await self._close_ring()
+                case _:  # told above, or answered to whoever asked
+                    pass
+        if changed or self._book is None:
+            self._publish(record)
+
+    async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
+        path, value = tree.record(self._about.job), msgspec.json.encode(record)
+        node = await self._store.read(path) if self._uncertain else None
+        if node is not None and node.value == value:
+            return  # the write whose answer was lost was carried out
+        self._uncertain = True
+        ops: list[Op] = [Write(path, value)]
+        ops += [Create(f"{tree.events(self._about.job)}/e-", self._event(tell), sequence=True) for tell in told]
+        await self._store.commit(ops, fence=self._reign.fence)
+        self._uncertain = False
+
+    def _event(self, tell: Tell) -> bytes:
+        event = events.Event(
+            ts=self._clock.wall(),
+            job=self._about.job,
+            kind=tell.kind,
+            term=self._reign.term,
+            generation=tell.generation,
+            step=tell.step,
+            details=tell.details,
+        )
+        logger.info("%s", event.to_json())
+        return events.encode(event)
+
+    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
+        """Until the coordinator answers, or the reign ends by cancellation: training goes on meanwhile (I11)."""
+        while True:
+            try:
+                return await call()
+            except StoreUnavailable:
+                await asyncio.sleep(RETRY_S)
+
+    async def _host_ring(self, generation: int, roster: tuple[str, ...]) -> None:
+        await self._close_ring()
+        server = Rendezvous(roster, generation)
+        self._ring = (generation, server, await server.start(self._about.address))
+
+    async def _close_ring(self) -> None:
+        if self._ring is not None:
+            _, server, _ = self._ring
+            self._ring = None
+            await server.stop()
+
+    def _publish(self, record: Record) -> None:
+        address = None if self._ring is None else (self._about.address, self._ring[2])
+        self._book = OrderBook(record, self._reign.term, address)
+        self._published.set()
+        self._published = asyncio.Event()
+
+    def _reply(self, follows: Sequence[Command]) -> say.Reply:
+        for command in follows:
+            if isinstance(command, Refuse):
+                if command.stale:
+                    self._refusals.count(Reason.GENERATION)
+                return say.Rejected(command.reason, command.retry)
+        return say.Done()
+
+    # ---------------------------------------------------------------------------------------------------- the others
+
+    async def _call_roll(self, due: asyncio.Event) -> None:
+        """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11)."""
+        while True:
+            await due.wait()
+            due.clear()
+            alive = await self._patiently(lambda: self._store.children(tree.workers(self._about.job)))
+            assert self._machine is not None
+            for member in self._machine.record.members:
+                if member.identity.id not in alive:
+                    await self._queue.put((Vanished(member.identity.id, "its daemon's session ended"), None))
+
+    async def answer(self, call: Call) -> say.Reply:
+        """One request of a daemon or the command line."""
+        match call.body:
+            case say.Register(identity, np, minimum, maximum):
+                return await self._ask(Registered(identity, np, minimum, maximum))
+            case say.Report(observation):
+                return await self._ask(Reported(call.sender, observation))
+            case say.Await(term, version, hold_s):
+                return await self._orders(call.sender, (term, version), hold_s)
+            case say.AskStatus():
+                return self._status()
+            case say.AskStop(reason):
+                return await self._ask(StopAsked(reason))
+            case say.AskScale():
+                return say.Rejected("this version cannot change the size of a running job")
+        raise Refused(Reason.UNKNOWN_MESSAGE)
+
+    async def _ask(self, happened: Input) -> say.Reply:
+        asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()
+        await self._queue.put((happened, asked))
+        return await asked
+
+    async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
+        book = self._book
+        if book is None or (self._reign.term, book.record.version) == known:
+            published = self._published
+            try:
+                async with asyncio.timeout(hold_s):
+                    await published.wait()
+            except TimeoutError:
+                pass  # the same orders again: it also tells the daemon that this leader lives
+            book = self._book
+        if book is None:
+            raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+        return say.Ordered(book.orders(worker))
+
+    def _status(self) -> say.Reply:
+        if self._machine is None or self._kept is None:
+            raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+        status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot())
+        return say.Told(status)

@@ -1,0 +1,185 @@
+"""A trainer's link to its own daemon: starts it, hears the leader's orders through it, and knows at once when it dies.
+
+Owns: the daemon's process, the pipe and the page, seen from the trainer. Does not own: what the orders mean
+(`edl.core.seat`), nor what the trainer does about them (`edl.runtime.trainer`).
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+import edl
+from edl.config import Settings
+from edl.errors import ConfigError, JobFailed
+from edl.protocol import link as say
+from edl.protocol.assignment import Orders
+from edl.runtime.processes import process_start_time, spawn_daemon
+from edl.transport.errors import PipeClosed
+from edl.transport.page import Page
+from edl.transport.pipe import PipeClient
+
+logger = logging.getLogger("edl")
+
+BOOT_TIMEOUT_S = 30.0
+TICK_S = 0.5
+
+
+class DaemonLink:
+    """One trainer's daemon. Messages arrive on the pipe's reader thread; everything else runs on the caller's."""
+
+    def __init__(self, settings: Settings, worker: str, on_orders: Callable[[Orders], object]) -> None:
+        self.worker = worker
+        self._settings = settings
+        self._on_orders = on_orders
+        self._folder = Path(tempfile.mkdtemp(prefix="edl-", dir=_private_parent()))
+        self.page = Page.create(self._folder / "page")
+        self._news = threading.Condition()
+        self._orders: Orders | None = None
+        self._count = 0  # commands heard from this daemon
+        self._introduced = False
+        self._gave_up: str | None = None
+        self._noted = False
+        self._gone = False
+        self._pid = 0
+        self._started: int | None = None
+        self._pipe: PipeClient | None = None
+
+    # ------------------------------------------------------------------------------------------------ the daemon
+
+    def start(self, story: Iterable[msgspec.Struct]) -> None:
+        """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
+        self._introduced = self._gone = False
+        self._count = 0
+        self._pid = spawn_daemon(self._command(), self._environment(), self._log)
+        self._started = process_start_time(self._pid)
+        self._connect()
+        for message in story:
+            self.send(message)
+        self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
+
+    def _command(self) -> list[str]:
+        folder, trainer = str(self._folder), str(os.getpid())
+        return [sys.executable, "-P", "-m", "edl.runtime.daemon", "--folder", folder, "--trainer", trainer]
+
+    def _environment(self) -> dict[str, str]:
+        ours = {**self._settings.to_environment(), "EDL_WORKER_ID": self.worker}
+        paths = [str(Path(edl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        return {**os.environ, **ours, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+    @property
+    def _log(self) -> Path:
+        if self._settings.job is None:
+            return self._folder / "daemon.log"
+        logs = self._settings.job_home / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return logs / f"{self.worker}.daemon.log"
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
+        while True:
+            pipe = PipeClient(self._folder / "pipe", say.FromDaemon, self._on_message, self._on_gone)
+            try:
+                pipe.connect(0.5)
+            except PipeClosed:
+                if process_start_time(self._pid) != self._started:
+                    raise ConfigError(self._last_words()) from None
+                if time.monotonic() > deadline:
+                    raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
+            else:
+                self._pipe = pipe
+                return
+
+    def _last_words(self) -> str:
+        """What a daemon that ended said: its last line is the reason."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("edl: ") if lines else f"edl's daemon ended without a word; see {self._log}"
+
+    # -------------------------------------------------------------------------------------------------- messages
+
+    def send(self, message: msgspec.Struct) -> bool:
+        """False when the daemon is gone: the next wait finds out and starts another."""
+        if self._pipe is None:
+            return False
+        try:
+            self._pipe.send(message)
+        except PipeClosed:
+            return False
+        return True
+
+    @property
+    def orders(self) -> Orders | None:
+        """The newest orders, at least as new as the page's flags promise."""
+        promised = self.page.flags
+        if self._count < promised and not self._gone:
+            self._wait(lambda: self._count >= promised or self._gone, 5.0, "")
+        return self._orders
+
+    @property
+    def gone(self) -> bool:
+        """The daemon died."""
+        return self._gone
+
+    def wait_news(self, older: Orders | None) -> Orders | None:
+        """Wait a moment for orders other than `older`. Raises JobFailed when the daemon gave up."""
+        with self._news:
+            self._news.wait_for(lambda: self._orders is not older or self._gone or self._gave_up is not None, TICK_S)
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        return self._orders
+
+    def wait_noted(self, timeout_s: float) -> bool:
+        """The leader knows of this worker's end."""
+        with self._news:
+            return self._news.wait_for(lambda: self._noted or self._gone or self._gave_up is not None, timeout_s)
+
+    def close(self) -> None:
+        """Let go of the daemon; it ends by itself when it has nothing left to do."""
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+        with self._news:
+            done = self._news.wait_for(lambda: ready() or self._gave_up is not None or self._gone, timeout_s)
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        if complaint and (not done or not ready()):
+            raise ConfigError(f"{complaint}: {self._last_words()}")
+
+    def _on_message(self, message: say.FromDaemon) -> None:
+        with self._news:
+            match message:
+                case say.Introduced():
+                    self._introduced = True
+                case say.Commanded(orders):
+                    self._orders = orders
+                    self._count += 1
+                case say.GaveUp(reason):
+                    self._gave_up = reason
+                case say.Noted():
+                    self._noted = True
+            self._news.notify_all()
+        if isinstance(message, say.Commanded):
+            self._on_orders(message.orders)
+
+    def _on_gone(self) -> None:
+        with self._news:
+            self._gone = True
+            self.page.attention_step = 0  # its writer is dead: let the trainer see to it after this step
+            self._news.notify_all()
+
+
+def _private_parent() -> str | None:
+    """A folder in memory where there is one, so that writing the page never waits for a disk."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - mkdtemp makes a private one in it
+        if candidate and os.access(candidate, os.W_OK | os.X_OK):
+            return candidate
+    return None

@@ -1,0 +1,152 @@
+"""A worker's conversation with whoever leads the job.
+
+Owns: finding the leader, registering with it, reporting to it, hearing its orders, and beginning anew when it changes.
+Does not own: what is reported (`edl.runtime.observer`), nor what orders mean.
+
+Everything said is whole and may be said twice, so that a lost answer or a new leader needs no special care (I9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+
+from edl.coordination.election import leader_path, read_leader
+from edl.coordination.store import Store
+from edl.core.seat import attention_step
+from edl.errors import JobFailed, PeerError, StoreUnavailable
+from edl.protocol import messages as say
+from edl.protocol import tree
+from edl.protocol.assignment import Orders
+from edl.runtime.observer import Observer
+from edl.transport.rpc import Client
+
+logger = logging.getLogger("edl")
+
+REPORT_S = 0.1  # a step may be so old when the leader hears of it
+RETRY_S = 0.1
+HOLD_S = 5.0
+
+
+class Membership:
+    """One worker's. `run` ends when the leader has durably taken the worker's end."""
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        secret: bytes,
+        store: Store,
+        observer: Observer,
+        register: say.Register,
+        session_timeout_s: float,
+        on_orders: Callable[[Membership], None],
+    ) -> None:
+        self.orders: Orders | None = None
+        self._job = job
+        self._secret = secret
+        self._store = store
+        self._observer = observer
+        self._register = register
+        self._deadline_s = session_timeout_s / 2
+        self._on_orders = on_orders
+        self._stirred = asyncio.Event()
+        self._sent: say.Observation | None = None
+        self._admitted = False
+
+    def stir(self) -> None:
+        """There is something new to report."""
+        self._stirred.set()
+
+    def attention_step(self) -> int:
+        """The step after which the trainer must look at the newest orders."""
+        assert self.orders is not None
+        return attention_step(self._observer.generation, self.orders)
+
+    async def run(self) -> None:
+        """Talk to one leader after the other. Raises JobFailed when none will have this worker."""
+        changed = asyncio.Event()
+        watch = self._store.watch(leader_path(tree.root(self._job)), changed.set)
+        try:
+            while not await self._with_one_leader(changed):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await changed.wait()
+        finally:
+            watch.close()
+
+    async def _with_one_leader(self, changed: asyncio.Event) -> bool:
+        """True once all is said. False: look for a leader again."""
+        changed.clear()
+        try:
+            leader = await read_leader(self._store, tree.root(self._job))
+        except StoreUnavailable:
+            return False
+        if leader is None:
+            return False
+        worker, _, address = leader.ident.rpartition(" ")
+        client = Client(self._secret, self._job, self._register.identity.id, address)
+        try:
+            return await self._converse(client, leader.term, changed)
+        except PeerError as error:
+            logger.debug("leader %s of term %d: %s", worker, leader.term, error)
+            return False
+        finally:
+            await client.close()
+
+    async def _converse(self, client: Client, term: int, changed: asyncio.Event) -> bool:
+        await self._admit(client, term)
+        self._sent = None
+        tasks = [
+            asyncio.ensure_future(self._report(client, term)),
+            asyncio.ensure_future(self._listen(client, term)),
+            asyncio.ensure_future(changed.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            return tasks[0] in done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _admit(self, client: Client, term: int) -> None:
+        if self._admitted:
+            return  # every leader knows from the record
+        reply = await self._call(client, term, self._register)
+        if isinstance(reply, say.Rejected):
+            raise JobFailed(reply.reason)
+        self._admitted = True
+
+    async def _report(self, client: Client, term: int) -> None:
+        """Returns when the worker's end was reported."""
+        while True:
+            self._stirred.clear()
+            observation, over = self._observer.observe(), self._observer.over
+            if observation != self._sent:
+                reply = await self._call(client, term, say.Report(observation))
+                if isinstance(reply, say.Rejected) and reply.retry:
+                    raise JobFailed(f"the job's leader has given this worker up ({reply.reason})")
+                self._sent = observation
+            if over:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(REPORT_S):
+                    await self._stirred.wait()
+
+    async def _listen(self, client: Client, term: int) -> None:
+        while True:
+            known = (self.orders.term, self.orders.version) if self.orders is not None else (0, 0)
+            reply = await self._call(client, term, say.Await(*known, HOLD_S), HOLD_S)
+            if isinstance(reply, say.Ordered) and (reply.orders.term, reply.orders.version) != known:
+                self.orders = reply.orders
+                self._on_orders(self)
+
+    async def _call(self, client: Client, term: int, body: say.Request, hold_s: float = 0.0) -> say.Reply:
+        generation, deadline_s = self._observer.generation, hold_s + self._deadline_s
+        reply: say.Reply = await client.call(body, say.Reply, term=term, generation=generation, deadline_s=deadline_s)
+        return reply

@@ -1,0 +1,45 @@
+"""Which of this host's addresses the others reach it by: as narrow as it can be, loopback where all are on one host."""
+
+from __future__ import annotations
+
+import fcntl
+import socket
+import struct
+
+from edl.errors import ConfigError
+
+_SIOCGIFADDR = 0x8915
+LOOPBACK = "127.0.0.1"
+
+
+def address_towards(host: str, port: int) -> str:
+    """This host's own address on the way to `host`. Raises ConfigError."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+            probe.connect((host, port))  # sends nothing: it only asks the kernel for the route
+            return str(probe.getsockname()[0])
+    except OSError as error:
+        raise ConfigError(f"there is no way to {host}:{port} from here ({error}): check EDL_COORDINATOR") from None
+
+
+def address_of(interface: str) -> str:
+    """The IPv4 address of a network interface. Raises ConfigError."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, struct.pack("256s", interface[:15].encode()))
+        except OSError:
+            raise ConfigError(f"network interface {interface} has no IPv4 address: choose another") from None
+    return socket.inet_ntoa(answer[20:24])
+
+
+def interface_of(address: str) -> str:
+    """The network interface that has `address`. Raises ConfigError."""
+    for _, name in socket.if_nameindex():
+        try:
+            if address_of(name) == address:
+                return name
+        except ConfigError:  # an interface without an IPv4 address is not the one
+            continue
+    if address.startswith("127."):
+        return "lo"
+    raise ConfigError(f"no network interface has the address {address}: name one by EDL_NETWORK_INTERFACE")

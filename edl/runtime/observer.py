@@ -1,0 +1,87 @@
+"""What a daemon knows of its trainer: the trainer's words, folded with what it writes into the shared page."""
+
+from __future__ import annotations
+
+from edl.protocol import link as say
+from edl.protocol.data import DataSpec
+from edl.protocol.messages import Observation, Pause, Phase
+from edl.transport.page import Page
+
+WEIGHT = 0.2  # of the newest measurement of the step time
+
+
+class Observer:
+    """Folds messages and readings into one Observation; no clock, no socket."""
+
+    def __init__(self, page: Page) -> None:
+        self._page = page
+        self._phase = Phase.BOOTING
+        self._generation = 0
+        self._data: DataSpec | None = None
+        self._pause: Pause | None = None
+        self._leaving = False
+        self._reason = ""
+        self._broke_at = 0
+        self._step_time_s = 0.0
+        self._last = (0, 0)  # step, ns of the newest measurement
+
+    @property
+    def generation(self) -> int:
+        """Of the ring that the trainer sits in, or failed to enter."""
+        return self._generation
+
+    @property
+    def over(self) -> bool:
+        """The script has ended, one way or the other."""
+        return self._phase in (Phase.DONE, Phase.FAILED)
+
+    def hear(self, message: say.FromTrainer) -> None:
+        """Take a message of the trainer."""
+        match message:
+            case say.Hello():
+                pass  # who it is, not what it does
+            case say.Opened(spec):
+                self._data = spec
+            case say.RehearsalBegan():
+                self._phase = Phase.REHEARSING
+            case say.Rehearsed():
+                self._phase = Phase.READY
+            case say.Entered(generation, _, pause):
+                self._phase, self._generation, self._pause = Phase.TRAINING, generation, pause
+                self._last = (0, 0)
+            case say.Broke(generation, _, reason):
+                self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
+            case say.LeaveAsked():
+                self._leaving = True
+            case say.Ended(reason):
+                self._phase, self._reason = (Phase.FAILED if reason else Phase.DONE), reason
+
+    def died(self) -> None:
+        """The trainer's process is gone."""
+        if not self.over:
+            self._phase, self._reason = Phase.FAILED, "its process ended without a word: it was killed, or it crashed"
+
+    def observe(self) -> Observation:
+        """The trainer now."""
+        self._measure()
+        return Observation(
+            phase=self._phase,
+            generation=self._generation,
+            step=self._page.step,
+            step_time_s=self._step_time_s,
+            data=self._data,
+            pause=self._pause,
+            leaving=self._leaving,
+            reason=self._reason,
+        )
+
+    def _measure(self) -> None:
+        step, end_ns = self._page.step, self._page.batch_end_ns
+        last_step, last_ns = self._last
+        if step == last_step or not end_ns:
+            return
+        if last_ns and step > last_step and end_ns > last_ns:
+            newest = (end_ns - last_ns) / 1e9 / (step - last_step)
+            mean = self._step_time_s
+            self._step_time_s = newest if not mean else mean + WEIGHT * (newest - mean)
+        self._last = (step, end_ns)

@@ -1,0 +1,225 @@
+"""The leader's machine, fed by hand: from the first worker to the end of the job."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.horizon import Horizon
+from edl.core.inputs import HostRing, Refuse, Registered, Reported, StopAsked, Tell, TookOver, Vanished
+from edl.core.job import JobMachine, new_record
+from edl.core.orders import OrderBook
+from edl.events import Kind
+from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, JobState, WorkerState
+from edl.protocol.messages import Observation, Phase
+
+SPEC = DataSpec(total=1000, epochs=1, batch=10)
+RING = ("127.0.0.1", 4711)
+
+
+class Job:
+    """A machine with workers that do what is said of them."""
+
+    def __init__(self, np: int = 2, minimum: int = 1, maximum: int = 0) -> None:
+        self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
+        self.np, self.minimum, self.maximum = np, minimum, maximum
+        self.now = 0.0
+        self.told: list[Tell] = []
+        self.last: dict[str, Observation] = {}
+
+    def feed(self, happened: object) -> list[object]:
+        self.now += 0.01
+        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        self.told += [command for command in commands if isinstance(command, Tell)]
+        return list(commands)
+
+    def join(self, worker: str) -> list[object]:
+        identity = Identity(worker, "host", "127.0.0.1", 100, 101)
+        return self.feed(Registered(identity, self.np, self.minimum, self.maximum))
+
+    def see(self, worker: str, phase: Phase, generation: int = 0, step: int = 0, **more: object) -> list[object]:
+        values = dict(step_time_s=0.01, data=None, pause=None, leaving=False, reason="") | more
+        observation = Observation(phase=phase, generation=generation, step=step, **values)  # type: ignore[arg-type]
+        self.last[worker] = observation
+        return self.feed(Reported(worker, observation))
+
+    def orders(self, worker: str) -> Orders:
+        return OrderBook(self.machine.record, 1, RING).orders(worker)
+
+    def kinds(self) -> list[str]:
+        return [tell.kind.value for tell in self.told]
+
+
+def running(np: int = 2) -> Job:
+    job = Job(np)
+    workers = [f"w{i}" for i in range(np)]
+    for worker in workers:
+        job.join(worker)
+    for worker in workers:
+        job.see(worker, Phase.TRAINING, generation=1)
+    for worker in workers:
+        job.see(worker, Phase.TRAINING, generation=1, data=SPEC)
+    return job
+
+
+def test_the_first_generation_waits_for_all() -> None:
+    job = Job(np=2)
+    job.join("w0")
+    assert job.machine.record.plan is None
+    assert job.orders("w0").wanted == 2 and job.orders("w0").present == 1
+    commands = job.join("w1")
+    assert HostRing(1, ("w0", "w1")) in commands
+    assignment = job.orders("w1").assignment
+    assert assignment is not None
+    assert (assignment.place.rank, assignment.place.size, assignment.newcomers) == (1, 2, 0)
+    job.see("w0", Phase.TRAINING, generation=1)
+    assert job.machine.record.state is JobState.STARTING
+    job.see("w1", Phase.TRAINING, generation=1)
+    assert job.machine.record.state is JobState.RUNNING
+    assert job.orders("w1").assignment is None
+    assert job.kinds() == ["job_started", "worker_joining", "worker_joining", "switch_scheduled"]
+
+
+def test_data_is_leased_to_all_once_one_opens_it() -> None:
+    job = running()
+    for worker in ("w0", "w1"):
+        (share,) = job.orders(worker).shares
+        assert (share.generation, share.after_step) == (1, 0)
+        assert share.covered_step >= 16
+
+
+def test_other_data_on_one_worker_fails_the_job() -> None:
+    job = running()
+    job.see("w1", Phase.TRAINING, generation=1, data=DataSpec(total=999, epochs=1, batch=10))
+    assert job.machine.record.state is JobState.FAILED
+    assert "other data" in job.machine.record.reason
+    assert job.orders("w0").verdict is Verdict.STOP
+
+
+def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
+    job = running()
+    job.join("w2")
+    assert job.orders("w2").boot_alone
+    assert job.machine.record.plan is None  # I4: nobody waits for a boot
+    job.see("w2", Phase.REHEARSING, data=SPEC)
+    job.see("w0", Phase.TRAINING, generation=1, step=10)
+    job.see("w1", Phase.TRAINING, generation=1, step=10)
+    commands = job.see("w2", Phase.READY, data=SPEC)
+    assert HostRing(2, ("w0", "w1", "w2")) in commands
+    plan = job.machine.record.plan
+    assert plan is not None and plan.after_step is not None and plan.after_step > 10
+    newcomer = job.orders("w2")
+    assert newcomer.assignment is not None and newcomer.assignment.newcomers == 1
+    assert [share.generation for share in newcomer.shares] == [2]
+    assert [share.generation for share in job.orders("w0").shares] == [1, 2]
+    for worker in ("w0", "w1", "w2"):
+        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step)
+    assert job.machine.record.roster == ("w0", "w1", "w2")
+    assert job.machine.record.began_step == plan.after_step
+    scaled = job.told[-1]
+    assert scaled.kind is Kind.SCALED and (scaled.details["from"], scaled.details["to"]) == (2, 3)
+
+
+def test_a_leaver_goes_after_the_switch() -> None:
+    job = running()
+    job.see("w1", Phase.TRAINING, generation=1, step=5, leaving=True)
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w0",)
+    orders = job.orders("w1")
+    assert (orders.verdict, orders.leave_after_step) == (Verdict.LEAVE, plan.after_step)
+    job.see("w0", Phase.TRAINING, generation=2, step=plan.after_step)
+    job.see("w1", Phase.DONE, generation=1, step=plan.after_step)
+    assert job.kinds()[-1] == "worker_left"
+    assert job.machine.record.state is JobState.RUNNING
+    assert [m.identity.id for m in job.machine.record.members] == ["w0"]
+
+
+def test_a_death_makes_the_survivors_switch_at_once() -> None:
+    job = running(3)
+    job.feed(Vanished("w1", "gone"))
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w0", "w2")
+    job.see("w0", Phase.BROKEN, generation=1, step=7)
+    plan = job.machine.record.plan
+    assert plan is not None and plan.after_step is None
+    job.see("w0", Phase.TRAINING, generation=plan.generation, step=8)
+    job.see("w2", Phase.TRAINING, generation=plan.generation, step=8)
+    assert job.machine.record.began_step == 8
+    assert job.machine.ledger is not None
+    assert job.machine.ledger.step == 8
+
+
+def test_the_job_is_finished_when_all_scripts_ended_and_all_is_trained() -> None:
+    job = running()
+    for _ in range(20):
+        ledger = job.machine.ledger
+        assert ledger is not None
+        if ledger.exhausted:
+            break
+        for worker in ("w0", "w1"):
+            job.see(worker, Phase.TRAINING, generation=1, step=ledger.covered_step, data=SPEC)
+    job.see("w0", Phase.DONE, generation=1, step=50)
+    assert job.machine.record.state is JobState.RUNNING
+    assert job.machine.record.plan is None
+    job.see("w1", Phase.DONE, generation=1, step=50)
+    assert job.machine.record.state is JobState.FINISHED
+    assert job.kinds()[-2:] == ["epoch_ended", "job_finished"]
+
+
+def test_scripts_that_end_before_their_data_fail_the_job() -> None:
+    job = running()
+    job.see("w0", Phase.DONE, generation=1, step=3)
+    job.see("w1", Phase.DONE, generation=1, step=3)
+    assert job.machine.record.state is JobState.FAILED
+    assert "before their data" in job.machine.record.reason
+
+
+def test_below_the_minimum_the_job_fails_with_the_last_loss() -> None:
+    job = Job(np=2, minimum=2)
+    job.join("w0")
+    job.join("w1")
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, generation=1)
+    job.see("w1", Phase.FAILED, generation=1, reason="ValueError: no")
+    assert job.machine.record.state is JobState.FAILED
+    assert "ValueError: no" in job.machine.record.reason
+
+
+def test_the_maximum_is_refused_clearly() -> None:
+    job = Job(np=1, maximum=1)
+    job.join("w0")
+    (refusal,) = [command for command in job.join("w1") if isinstance(command, Refuse)]
+    assert "at most 1" in refusal.reason
+
+
+def test_an_older_generation_is_refused_as_stale() -> None:
+    job = running()
+    (refusal,) = [c for c in job.see("w0", Phase.TRAINING, generation=0) if isinstance(c, Refuse)]
+    assert refusal.stale == "generation"
+
+
+def test_a_new_leader_goes_on_from_the_record() -> None:
+    job = running()
+    job.join("w2")
+    job.see("w2", Phase.READY, data=SPEC)
+    record = job.machine.record
+    assert record.plan is not None
+    heir = JobMachine(record, Horizon.of(10.0))
+    commands = heir.handle(TookOver(frozenset({"w0", "w1", "w2"})), 100.0)
+    assert HostRing(record.plan.generation, record.plan.roster) in commands
+    assert heir.record == record
+
+
+def test_stop_ends_the_job_for_all() -> None:
+    job = running()
+    job.feed(StopAsked("stopped by the user"))
+    assert job.orders("w0").verdict is Verdict.STOP
+    assert job.machine.record.state is JobState.FAILED
+
+
+@pytest.mark.parametrize("state", list(WorkerState))
+def test_every_state_of_a_worker_is_drawn(state: WorkerState) -> None:
+    from edl.core import members
+
+    assert members.__doc__ is not None and state.name in members.__doc__
