@@ -5,6 +5,7 @@ Owns: channels, servers and their limits. Does not own: what the bytes mean (`ed
 
 from __future__ import annotations
 
+import asyncio
 from types import UnionType
 from typing import Any, NoReturn, TypeVar, overload
 
@@ -16,7 +17,7 @@ from edl.errors import ConfigError
 from edl.transport.envelope import MAX_BYTES
 from edl.transport.errors import DeadlineExceeded, Reason, Refused, Unauthentic, Unreachable
 from edl.transport.refusals import Refusals
-from edl.transport.service import Call, Handler, Service, Speaker, unproven
+from edl.transport.service import Call, Handler, Service, Speaker, being_cancelled, unproven
 
 __all__ = [
     "Call", "Client", "DeadlineExceeded", "Reason", "Refusals", "Refused", "Server", "Unauthentic", "Unreachable"
@@ -135,7 +136,9 @@ class Client:
             reply = await self._connected()(request, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
             self._fail(error)
-        except grpc.aio.UsageError as error:  # close() came between
+        except asyncio.CancelledError as error:
+            if not self._closed or being_cancelled():
+                raise
             raise Unreachable(f"the client of {self._address} is closed") from error
         return self._speaker.open(reply, request, reply_type)
 

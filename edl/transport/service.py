@@ -6,6 +6,7 @@ whether a generation is stale: the handler knows, and raises `Refused(Reason.GEN
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import secrets
 from collections.abc import Awaitable, Callable
@@ -23,6 +24,8 @@ from edl.transport.replay import ReplayGuard
 logger = logging.getLogger(__name__)
 
 R = TypeVar("R")
+
+REPLY_HEAD_BYTES = 4096  # more than all of a reply but its body takes
 
 
 class Call(msgspec.Struct, frozen=True):
@@ -69,17 +72,13 @@ class Service:
         term = self.term
         try:
             body = msgspec.msgpack.encode(await self._handle(request))
-            if len(body) > MAX_BYTES // 2:
+            if len(body) > MAX_BYTES - REPLY_HEAD_BYTES:
                 raise Refused(Reason.OVERSIZED, detail=f"a reply of {len(body)} bytes")
             reply = Reply(self._job, term, None, "", body)
         except Refused as refusal:
             self._refusals.count(refusal.reason)
             reply = Reply(self._job, self.term, refusal.reason, refusal.detail, b"")
         return self._seal.seal_reply(reply, wire)
-
-    def refuse(self, reason: Reason) -> None:
-        """Counts what the carrier itself turned away."""
-        self._refusals.count(reason)
 
     def _authenticate(self, wire: bytes) -> Request:
         try:
@@ -153,6 +152,12 @@ class Speaker:
             return msgspec.msgpack.decode(reply.body, type=reply_type)
         except msgspec.MsgspecError as error:
             raise Refused(Reason.UNKNOWN_MESSAGE, reply.term, str(error)) from error
+
+
+def being_cancelled() -> bool:
+    """Whether a CancelledError that was caught means this very task, and not the call it waited for."""
+    task = asyncio.current_task()
+    return task is not None and task.cancelling() > 0
 
 
 def unproven(reason: Reason, detail: str) -> NoReturn:
