@@ -1,0 +1,73 @@
+"""The twin in memory against the real server: the same calls, drawn at random, must have the same outcome on both."""
+
+from __future__ import annotations
+
+import random
+import uuid
+
+import pytest
+
+from edl.coordination import zookeeper
+from edl.coordination.memory import MemoryServer
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import ANY, Check, Create, Delete, Refused, Store, Write
+from edl.errors import EdlError
+
+PATHS = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e/f")
+
+
+def draw_op(rng: random.Random):
+    path, version = rng.choice(PATHS), rng.choice((ANY, ANY, 0, 1))
+    kind = rng.choice((Create, Create, Create, Write, Delete, Check))
+    if kind is Create:
+        return Create(path, rng.randbytes(2), ephemeral=rng.random() < 0.2, sequence=rng.random() < 0.2)
+    if kind is Write:
+        return Write(path, rng.randbytes(2), version)
+    return kind(path, version)
+
+
+async def outcome(store: Store, rng: random.Random):
+    """What one drawn call did, in words that can be compared."""
+    ops = [draw_op(rng) for _ in range(rng.randint(1, 4))]
+    fence, parents = rng.choice((None, None, *PATHS)), rng.random() < 0.7
+    try:
+        if len(ops) > 1:
+            return await store.commit(ops, fence=fence)
+        return await call(store, ops[0], parents=parents)
+    except Refused as error:
+        return (type(error).__name__, error.path, error.op if len(ops) > 1 else None)
+    except EdlError as error:
+        return type(error).__name__
+
+
+async def call(store: Store, op, *, parents: bool):
+    match op:
+        case Create():
+            return await store.create(op.path, op.value, ephemeral=op.ephemeral, sequence=op.sequence, parents=parents)
+        case Write():
+            return await store.write(op.path, op.value, op.version)
+        case Delete():
+            return await store.delete(op.path, op.version)
+        case Check():
+            return await store.children(op.path)
+
+
+async def tree(store: Store, path: str = "/"):
+    node = await store.read(path)
+    below = [await tree(store, f"{path.rstrip('/')}/{name}") for name in await store.children(path)]
+    return (path, node.value, node.version, node.owner == store.session, below)
+
+
+@pytest.mark.integration
+@pytest.mark.parametrize("seed", range(12))
+async def test_same_calls_same_outcome(zookeeper_server, seed):
+    settings = Coordinator(f"127.0.0.1:{zookeeper_server.port}/twins/{uuid.uuid4().hex}")
+    real, twin = await zookeeper.connect(settings, 10.0), MemoryServer().connect()
+    try:
+        for step in range(60):
+            expected = await outcome(real, random.Random(f"{seed} {step}"))
+            got = await outcome(twin, random.Random(f"{seed} {step}"))
+            assert got == expected, f"seed {seed}, step {step}"
+        assert await tree(twin) == await tree(real)
+    finally:
+        await real.close()
