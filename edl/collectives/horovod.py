@@ -1,0 +1,207 @@
+"""The ring, made of Horovod: one of its two libraries, `horovod.torch` or `horovod.tensorflow`, in this process.
+
+Owns: what Horovod reads from the environment, entering and leaving, bytes inside the ring, cutting it.
+Does not own: gradients and models (`edl.torch`, `edl.tensorflow` call Horovod for those), nor who is in the ring.
+
+Horovod's names for things: its *rendezvous* is the server through which members find each other; its *topology* is
+flat here, that is, each worker counts as a host of its own (local size 1). That halves the time to form a ring, because
+the meshes per host and across hosts are then trivial. Its price: `hvd.local_rank()` is 0 everywhere (use
+`edl.local_rank()`), and hierarchical all-reduce is off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import importlib
+import math
+import os
+import threading
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+from edl.collectives.forming import Forming
+from edl.collectives.sockets import connections, cut
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+
+HEADER_BYTES = 4096  # a broadcast up to this size, less the length itself, needs one message instead of two
+LENGTH_BYTES = 8
+LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see HorovodRing.leave
+
+
+class Bytes(Protocol):
+    """Bytes and numbers as tensors of one framework. Both methods raise what the framework raises."""
+
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
+        """All members pass payloads of the same length; all get that of `root`."""
+
+    def largest(self, value: int, name: str) -> int:
+        """The largest of all members' values."""
+
+
+class HorovodRing:
+    """`edl.collectives.ring.Ring` on one of Horovod's libraries."""
+
+    def __init__(self, module: str, tensors: Bytes, failures: tuple[type[BaseException], ...]) -> None:
+        """`module` is Horovod's, `tensors` moves bytes with it, `failures` is what its broken collectives raise."""
+        self._horovod: Any = importlib.import_module(module)
+        self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
+        self._tensors = tensors
+        self._failures = failures
+        self._place: Place | None = None
+        self._broken = False
+        self._timeout_s = LEAVE_TIMEOUT_S
+        self._others: frozenset[int] = frozenset()  # connections older than the ring: not ours to cut
+        self._own: frozenset[int] | None = frozenset()  # the ring's; None while it forms
+        self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
+        atexit.register(self.leave)
+
+    @property
+    def place(self) -> Place | None:
+        return self._place
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        self.leave()
+        self._others, self._own, self._broken = connections(), None, False
+        self._timeout_s = timeout_s
+        with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
+            try:
+                Forming(self._basics, timeout_s, self.abort).wait()
+            except RingBroken:
+                self.abort()  # so that peers which have connected to us learn of it at once
+                self._own = frozenset()
+                raise
+        self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
+        atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
+        self._own = connections() - self._others
+        self._place, self.size = place, place.size
+
+    def leave(self) -> None:
+        if self._place is None:
+            return
+        # A clean shutdown is negotiated between all members. If one of them is gone or frozen, only the end of the
+        # connections ends the wait; gloo's own time-out would be tens of seconds.
+        if self._broken:
+            self.abort()
+        rescue = threading.Timer(self._timeout_s, self.abort)
+        rescue.daemon = True
+        rescue.start()
+        try:
+            self._horovod.shutdown()
+        finally:
+            rescue.cancel()
+            self._place, self.size, self._own = None, 0, frozenset()
+
+    def broadcast(self, payload: bytes | None, root: int) -> bytes:
+        place = self._seat()
+        sending = place.rank == root
+        if sending and payload is None:
+            raise ValueError("the root of a broadcast must pass a payload")
+        if place.size == 1:
+            return payload or b""
+        head = _pack(payload) if sending and payload is not None else bytes(HEADER_BYTES)
+        with self.failing():
+            head = self._tensors.broadcast(head, root, "edl.broadcast.head")
+            length = int.from_bytes(head[:LENGTH_BYTES], "little")
+            if length <= HEADER_BYTES - LENGTH_BYTES:
+                return head[LENGTH_BYTES : LENGTH_BYTES + length]
+            whole = payload if sending and payload is not None else bytes(length)
+            return self._tensors.broadcast(whole, root, "edl.broadcast.body")
+
+    def agree(self, value: int) -> int:
+        if not 0 <= value < 2**53:
+            raise ValueError(f"a value to agree on must be in 0..2**53-1, not {value}")
+        if self._seat().size == 1:
+            return value
+        with self.failing():
+            return self._tensors.largest(value, "edl.agree")
+
+    def abort(self) -> None:
+        own = self._own
+        cut(connections() - self._others if own is None else own)
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Inside, whatever the framework raises for a failed collective becomes RingBroken."""
+        try:
+            yield
+        except self._failures as error:
+            self._broken = True
+            raise RingBroken(f"a collective of generation {self._generation()} failed: {error}") from error
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""
+        failed = isinstance(error, (RingBroken, *self._failures))
+        self._broken = self._broken or failed
+        return failed
+
+    def _seat(self) -> Place:
+        if self._place is None:
+            raise RingBroken("this process is in no ring")
+        return self._place
+
+    def _generation(self) -> int:
+        return self._place.generation if self._place else 0
+
+
+def _pack(payload: bytes) -> bytes:
+    head = len(payload).to_bytes(LENGTH_BYTES, "little") + payload[: HEADER_BYTES - LENGTH_BYTES]
+    return head.ljust(HEADER_BYTES, b"\0")
+
+
+# ---------------------------------------------------------------------------------------------------- environment
+
+
+def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """What must be there before the user's script touches Horovod itself.
+
+    With HOROVOD_ELASTIC=1 Horovod looks up sizes when an operation runs instead of when it is traced, and its own
+    optimizers keep their hooks in a ring of one: a solo ring would freeze both.
+    """
+    environ.setdefault("HOROVOD_ELASTIC", "1")
+
+
+def variables(place: Place, timeout_s: float) -> dict[str, str | None]:
+    """The environment of one place; None means: must not be set. What users tune (cycle time, ...) stays."""
+    found = place.rendezvous_host != ""
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_CPU_OPERATIONS": "gloo",  # tensors on a GPU go by what Horovod was built with
+        "HOROVOD_GLOO_IFACE": place.interface,
+        "HOROVOD_HOSTNAME": place.worker,
+        "HOROVOD_RANK": str(place.rank),
+        "HOROVOD_SIZE": str(place.size),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous_host if found else None,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(place.rendezvous_port) if found else None,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
+    }
+
+
+@contextlib.contextmanager
+def forming_environment(place: Place, timeout_s: float, keep_elastic: bool) -> Iterator[None]:
+    """Sets the variables of `place`, and hides HOROVOD_ELASTIC while the ring forms.
+
+    With it, a second init() first asks the rendezvous for the rank that we know already, and one without a rendezvous
+    (a solo ring) crashes. Only NCCL builds need it while they form: it lets NCCL's collectives be aborted.
+    """
+    _assign(variables(place, timeout_s))
+    elastic = os.environ.get("HOROVOD_ELASTIC")
+    if not keep_elastic or place.rendezvous_host == "":
+        os.environ.pop("HOROVOD_ELASTIC", None)
+    try:
+        yield
+    finally:
+        _assign({"HOROVOD_ELASTIC": elastic})
+
+
+def _assign(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

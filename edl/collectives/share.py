@@ -1,0 +1,30 @@
+"""How much the gradients of this worker count in the ring's average.
+
+Owns: that one number. Does not own: applying it (the adapters), nor computing it from the data (`edl.runtime`).
+"""
+
+from __future__ import annotations
+
+import math
+
+
+class Share:
+    """weight = own samples / samples of all workers. Even until it is said otherwise."""
+
+    def __init__(self) -> None:
+        self._weight: float | None = None
+
+    def set(self, weight: float) -> None:
+        if not 0.0 <= weight <= 1.0:
+            raise ValueError(f"a share is between 0 and 1, not {weight}")
+        self._weight = weight
+
+    def factor(self, size: int) -> float:
+        """What to multiply gradients with, so that their average over `size` workers is the sum weighted by shares.
+
+        Exactly 1.0 in the even case, so that callers can skip the multiplication.
+        """
+        if self._weight is None or size == 0:
+            return 1.0
+        factor = self._weight * size
+        return 1.0 if math.isclose(factor, 1.0, rel_tol=1e-12) else factor

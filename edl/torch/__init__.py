@@ -1,0 +1,79 @@
+"""edl for PyTorch: `import edl.torch as edl`.
+
+The names here and in `edl.tensorflow` are the same, with the same meaning and the same signatures. A script uses one of
+the two; a process has one seat in one job.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TypeVar
+
+import torch
+
+from edl import errors
+from edl.runtime.trainer import Leaving, Trainer
+from edl.torch.framework import TorchFramework
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+
+_framework = TorchFramework()
+_trainer = Trainer(_framework)
+
+init = _trainer.init
+shutdown = _trainer.shutdown
+rank = _trainer.rank
+size = _trainer.size
+local_rank = _trainer.local_rank
+step = _trainer.step
+epoch = _trainer.epoch
+generation = _trainer.generation
+rehearsing = _trainer.rehearsing
+notify_batch_end = _trainer.notify_batch_end
+on_resize = _trainer.on_resize
+register = _trainer.register
+elastic_shard_generator = _trainer.elastic_shard_generator
+
+
+def Optimizer(  # noqa: N802 - the contract's name: it stands where a class would
+    optimizer: AnyOptimizer,
+    model: torch.nn.Module | None = None,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+) -> AnyOptimizer:
+    """Make `optimizer` average gradients over all workers, weighted by their samples, while backward computes them.
+
+    Returns the same object, still an instance of its class: schedulers, scalers and `state_dict()` work as before.
+
+    Args:
+        optimizer: any `torch.optim.Optimizer`.
+        model: the module that it trains. Its buffers (batch-norm statistics, ...) then reach newcomers too.
+        named_parameters: names for the parameters, where there is no model to take them from. They must be the same on
+            all workers; without them the position in the optimizer serves.
+
+    The wrapped optimizer has Horovod's `synchronize()`, which waits for the averaged gradients (clip them between it
+    and `step()`), and `no_sync()`: inside `with optimizer.no_sync():` backward only adds up gradients, to accumulate.
+    When a peer is lost in the middle of a step, `step()` leaves the parameters alone and `notify_batch_end()` returns
+    False.
+    """
+    _framework.wrap(_trainer, optimizer, model, named_parameters)
+    return optimizer
+
+
+__all__ = [
+    "Leaving",
+    "Optimizer",
+    "elastic_shard_generator",
+    "epoch",
+    "errors",
+    "generation",
+    "init",
+    "local_rank",
+    "notify_batch_end",
+    "on_resize",
+    "rank",
+    "register",
+    "rehearsing",
+    "shutdown",
+    "size",
+    "step",
+]

@@ -1,0 +1,143 @@
+"""Any torch optimizer, with gradients averaged over the ring before its step.
+
+Owns: what `edl.torch.Optimizer` does to an optimizer. Does not own: the collectives (`edl.torch.reducer`).
+
+The optimizer stays the same object and gets a class that inherits from its own. So `isinstance` holds, and whatever
+refers to it already (a learning-rate scheduler, a GradScaler) keeps working, in either order of construction.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Callable, Iterable, Iterator
+from types import MethodType
+from typing import Any
+
+import torch
+
+from edl.errors import UsageError
+from edl.torch.reducer import Reducer
+
+
+class _Void(Exception):
+    """Ends a step whose closure met a broken ring."""
+
+
+class Elastic:
+    """Mixed into the class of a wrapped optimizer, in front of it."""
+
+    _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Waits for the averaged gradients and applies them, unless the mini-batch is void."""
+        reducer = self._edl
+        if reducer is None:
+            return super().step(closure)  # type: ignore[misc]
+        if closure is not None:
+            with contextlib.suppress(_Void):
+                return super().step(functools.partial(_reduced, reducer, closure))  # type: ignore[misc]
+            return None
+        if not reducer.finished:
+            reducer.finish()
+        reducer.finished = False
+        if reducer.voided:
+            return None
+        return super().step()  # type: ignore[misc]
+
+    step.hooked = True  # type: ignore[attr-defined] # torch must not run the step hooks twice; the inherited step runs them
+
+    def synchronize(self) -> None:
+        """Waits for the averaged gradients now, as Horovod's optimizers do: for clipping them before `step()`."""
+        if self._edl is not None:
+            self._edl.finish()
+            self._edl.finished = True
+
+    @contextlib.contextmanager
+    def skip_synchronize(self) -> Iterator[None]:
+        """Kept for scripts written for Horovod; a step after `synchronize()` does not reduce twice anyway."""
+        yield
+
+    def no_sync(self) -> contextlib.AbstractContextManager[None]:
+        """Inside, backward() only adds up gradients here; the next backward() outside averages the sum."""
+        return contextlib.nullcontext() if self._edl is None else self._edl.paused()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        if self._edl is not None and not self._edl.finished:
+            self._edl.settle()
+        super().zero_grad(set_to_none)  # type: ignore[misc]
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        super().add_param_group(param_group)  # type: ignore[misc]
+        if self._edl is not None:
+            last = len(self.param_groups) - 1  # type: ignore[attr-defined]
+            for index, parameter in enumerate(self.param_groups[last]["params"]):  # type: ignore[attr-defined]
+                self._edl.add(parameter, f"group.{last}.{index}")
+
+
+def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
+    """The closure of an optimizer that evaluates the model itself, as LBFGS does."""
+    with torch.enable_grad():
+        loss = closure()
+    reducer.finish()
+    if reducer.voided:
+        raise _Void
+    return loss
+
+
+def attach(optimizer: torch.optim.Optimizer, reducer: Reducer) -> None:
+    """Makes `optimizer` average its gradients through `reducer`."""
+    tracked = vars(optimizer).pop("step", None)  # a scheduler made before us has wrapped the step of the instance
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    optimizer._edl = reducer  # type: ignore[attr-defined]
+    if tracked is not None:
+        optimizer.step = MethodType(_tracked_step, optimizer)  # type: ignore[method-assign]
+
+
+def _tracked_step(optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    """What a scheduler wraps around a step: it wants to know that there was one before its own."""
+    optimizer._opt_called = True
+    return type(optimizer).step(optimizer, *args, **kwargs)
+
+
+_tracked_step._wrapped_by_lr_sched = True  # type: ignore[attr-defined] # how the scheduler knows its wrapper
+
+
+def names_of(
+    optimizer: torch.optim.Optimizer,
+    model: torch.nn.Module | None,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+    prefix: str,
+) -> dict[torch.Tensor, str]:
+    """A name for each parameter of `optimizer`, the same on all workers. Raises UsageError."""
+    if named_parameters is None:
+        named_parameters = model.named_parameters() if model is not None else ()
+    known: dict[torch.Tensor, str] = {}
+    pair: Any
+    for pair in named_parameters:
+        if not (isinstance(pair, tuple) and len(pair) == 2 and isinstance(pair[1], torch.Tensor)):
+            raise UsageError(
+                f"edl.Optimizer: named_parameters has a {type(pair).__name__} in it; "
+                "pass pairs of name and parameter, such as model.named_parameters()"
+            )
+        known[pair[1]] = pair[0]
+    names = {
+        parameter: prefix + known.get(parameter, f"group.{number}.{index}")
+        for number, group in enumerate(optimizer.param_groups)
+        for index, parameter in enumerate(group["params"])
+    }
+    if len(set(names.values())) < len(names):
+        twice = min(name for name in names.values() if list(names.values()).count(name) > 1)
+        raise UsageError(f"edl.Optimizer: named_parameters has two parameters called {twice!r}; names must be unique")
+    return names
+
+
+def check_optimizer(optimizer: object) -> None:
+    """Raises UsageError for what cannot be wrapped."""
+    if isinstance(optimizer, Elastic):
+        raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise UsageError(f"edl.Optimizer: optimizer must be a torch.optim.Optimizer, not a {type(optimizer).__name__}")
+    if hasattr(optimizer, "skip_synchronize"):
+        raise UsageError("edl.Optimizer: this is Horovod's DistributedOptimizer; pass the optimizer that it wraps")

@@ -1,0 +1,206 @@
+"""The state of a model and its optimizers, from one rank to all others.
+
+Owns: what makes up that state, and moving it. Does not own: when it moves, and from whom (`edl.runtime.trainer`).
+
+A newcomer's own state is whatever its rehearsal left: it may have slots that the root does not have yet, or none at
+all. So the root first says what there is; the others make their own look like it; then the contents follow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, Protocol
+
+import horovod.torch as hvd
+import msgspec
+import torch
+
+from edl.collectives.ring import Ring
+from edl.errors import RingBroken, UsageError
+from edl.torch.tree import Dictionary, Node, Sequence, TensorRef, describe, rebuild, reference
+
+LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; smaller ones share a message
+
+
+class Described(msgspec.Struct, frozen=True):
+    """All but the contents of the tensors."""
+
+    tensors: tuple[tuple[str, TensorRef], ...]  # parameters and buffers, by name
+    optimizers: tuple[tuple[Node, Node], ...]  # hyper-parameters and state of each
+
+
+class Holder(Protocol):
+    """What makes up the state: filled by the calls of `edl.torch.Optimizer`."""
+
+    def tensors(self) -> Iterable[tuple[str, torch.Tensor]]:
+        """Parameters and buffers, named, in the same order on all workers."""
+
+    def optimizers(self) -> Iterable[torch.optim.Optimizer]:
+        """In the order of their wrapping."""
+
+
+def synchronize(holder: Holder, ring: Ring, root: int) -> int:
+    """Carries out `Framework.synchronize`."""
+    place = ring.place
+    if place is None:
+        raise RingBroken("this process is in no ring")
+    if place.size == 1:
+        return 0
+    with torch.no_grad():
+        named = list(holder.tensors())
+        contents = [tensor for _, tensor in named]
+        if place.rank == root:
+            head = _describe(holder, named, contents)
+            ring.broadcast(head, root)
+        else:
+            head = ring.broadcast(None, root)
+            _Adoption(f"the model of rank {place.rank} is not that of rank {root}", contents).adopt(holder, named, head)
+        return len(head) + broadcast_tensors(contents, root, receive=place.rank != root)
+
+
+# ---------------------------------------------------------------------------------------------------- description
+
+
+def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: list[torch.Tensor]) -> bytes:
+    """What the root has. Appends the optimizers' tensors to `contents`."""
+    optimizers = tuple(
+        (
+            describe([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents),
+            describe(_states(optimizer), "optimizer.state", contents),
+        )
+        for optimizer in holder.optimizers()
+    )
+    return msgspec.msgpack.encode(Described(tuple((name, reference(tensor)) for name, tensor in named), optimizers))
+
+
+class _Adoption:
+    """Makes the optimizers here look like the root's, and lists their tensors in the root's order."""
+
+    def __init__(self, complaint: str, contents: list[torch.Tensor]) -> None:
+        self._complaint = complaint
+        self._contents = contents
+
+    def adopt(self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes) -> None:
+        described = msgspec.msgpack.decode(head, type=Described)
+        self._check_tensors(described, named)
+        optimizers = list(holder.optimizers())
+        self._check_number("optimizers", len(optimizers), len(described.optimizers))
+        for optimizer, (hyper, states) in zip(optimizers, described.optimizers, strict=True):
+            self._adopt_hyper_parameters(optimizer, hyper)
+            self._adopt_states(optimizer, states)
+
+    def _adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+        theirs = node.items if isinstance(node, Sequence) else ()
+        self._check_number("parameter groups", len(optimizer.param_groups), len(theirs))
+        for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
+            group.update(rebuild(hyper, _hyper_parameters(group), _device(group["params"]), self._contents))
+
+    def _adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+        parameters = list(_parameters(optimizer))
+        states: dict[Any, Any] = optimizer.state
+        before = dict(states)
+        states.clear()  # slots that the root does not have would be ahead of their time
+        for position, inner in node.items if isinstance(node, Dictionary) else ():
+            key = parameters[position] if isinstance(position, int) else position
+            states[key] = rebuild(inner, before.get(key), _device([key, *parameters]), self._contents)
+
+    def _check_tensors(self, described: Described, named: list[tuple[str, torch.Tensor]]) -> None:
+        for (my_name, tensor), (name, theirs) in zip(named, described.tensors, strict=False):
+            mine = reference(tensor)
+            if (my_name, mine.dtype, mine.shape) != (name, theirs.dtype, theirs.shape):
+                raise self._different(f"{my_name} ({_shown(mine)})", f"{name} ({_shown(theirs)})")
+        self._check_number("parameters and buffers", len(named), len(described.tensors))
+
+    def _check_number(self, what: str, mine: int, theirs: int) -> None:
+        if mine != theirs:
+            raise self._different(f"{mine} {what}", f"{theirs}")
+
+    def _different(self, mine: str, theirs: str) -> UsageError:
+        return UsageError(
+            f"{self._complaint}: {mine} here, {theirs} there. "
+            "All workers must build the same model and wrap the same optimizers, in the same order"
+        )
+
+
+def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in group.items() if key not in {"params", "param_names"}}
+
+
+def _states(optimizer: torch.optim.Optimizer) -> dict[int | str, Any]:
+    """The state by position of its parameter; some optimizers also keep state of their own under a name."""
+    states: dict[Any, Any] = optimizer.state
+    of_parameters = {
+        position: states[parameter] for position, parameter in enumerate(_parameters(optimizer)) if parameter in states
+    }
+    return of_parameters | {key: value for key, value in states.items() if isinstance(key, str)}
+
+
+def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+    return (parameter for group in optimizer.param_groups for parameter in group["params"])
+
+
+def _device(candidates: Iterable[Any]) -> torch.device:
+    return next((item.device for item in candidates if isinstance(item, torch.Tensor)), torch.device("cpu"))
+
+
+def _shown(tensor: TensorRef) -> str:
+    return f"{tensor.dtype}{list(tensor.shape)}"
+
+
+# ------------------------------------------------------------------------------------------------------- contents
+
+
+def broadcast_tensors(tensors: list[torch.Tensor], root: int, receive: bool) -> int:
+    """The contents of `tensors` of rank `root`, everywhere; returns the bytes moved.
+
+    Horovod fuses no broadcasts, so small tensors are packed here; large ones go in place, all at once.
+    """
+    finishing: list[Callable[[], None]] = []
+    small: dict[torch.device, list[torch.Tensor]] = {}
+    moved = 0
+    try:
+        for number, tensor in enumerate(tensors):
+            size = tensor.numel() * tensor.element_size()
+            moved += size
+            if size >= LARGE_BYTES:
+                finishing.append(_send_alone(tensor, root, f"edl.state.{number}", receive))
+            elif size:
+                small.setdefault(tensor.device, []).append(tensor)
+        for number, together in enumerate(small.values()):
+            finishing.append(_send_packed(together, root, f"edl.state.small.{number}", receive))
+        for finish in finishing:
+            finish()
+    except hvd.HorovodInternalError as error:
+        raise RingBroken(f"the state of rank {root} did not arrive: {error}") from error
+    return moved
+
+
+def _send_alone(tensor: torch.Tensor, root: int, name: str, receive: bool) -> Callable[[], None]:
+    sent = tensor.detach().contiguous()  # the tensor itself, unless its layout is unusual
+    handle = hvd.broadcast_async_(_as_bytes(sent), root, name=name)
+
+    def finish() -> None:
+        hvd.synchronize(handle)
+        if receive and sent.data_ptr() != tensor.data_ptr():
+            tensor.detach().copy_(sent)
+
+    return finish
+
+
+def _send_packed(tensors: list[torch.Tensor], root: int, name: str, receive: bool) -> Callable[[], None]:
+    pieces = [_as_bytes(tensor.detach().contiguous()) for tensor in tensors]
+    packed = torch.cat(pieces)
+    handle = hvd.broadcast_async_(packed, root, name=name)
+
+    def finish() -> None:
+        hvd.synchronize(handle)
+        if receive:
+            for tensor, piece in zip(tensors, torch.split(packed, [len(piece) for piece in pieces]), strict=True):
+                tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))
+
+    return finish
+
+
+def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """The same memory as bytes, so that every type travels, also those that Horovod does not know."""
+    return tensor.reshape(-1).view(torch.uint8)

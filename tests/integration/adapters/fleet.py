@@ -1,0 +1,133 @@
+"""Worker processes under a test's command, and rings among them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.collectives.rendezvous import Rendezvous
+from edl.protocol.ring import Place
+
+HERE = Path(__file__).parent
+
+
+class WorkerFailed(Exception):
+    """The worker answered with an error, whose text this is."""
+
+
+class Worker:
+    """One worker process."""
+
+    def __init__(self, script: str, name: str, *arguments: str) -> None:
+        self.name = name
+        quiet = {
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]),
+        }
+        self.process = subprocess.Popen(
+            [sys.executable, str(HERE / script), name, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            env=os.environ | quiet,
+        )
+
+    def send(self, command: str, *arguments: Any) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
+        self.process.stdin.flush()
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            raise WorkerFailed(f"{self.name} ended with {self.process.wait()}")
+        reply = json.loads(line)
+        if "error" in reply:
+            raise WorkerFailed(reply["error"])
+        return reply["result"]
+
+    def call(self, command: str, *arguments: Any) -> Any:
+        self.send(command, *arguments)
+        return self.answer()
+
+    def signal(self, number: signal.Signals) -> None:
+        self.process.send_signal(number)
+
+    def end(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        for stream in (self.process.stdin, self.process.stdout):
+            if stream is not None:
+                stream.close()
+
+
+class Fleet:
+    """Workers, and a loop that hosts their rendezvous. Use it as a context."""
+
+    def __init__(self, script: str, number: int, *arguments: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
+        self._generation = 0
+        self.workers = [Worker(script, f"w{index}", *arguments) for index in range(number)]
+
+    def __enter__(self) -> Fleet:
+        self._thread.start()
+        for worker in self.workers:
+            assert worker.answer() == "solo"
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in self.workers:
+            worker.end()
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def __getitem__(self, index: int) -> Worker:
+        return self.workers[index]
+
+    def form(self, members: list[int], timeout_s: float = 20.0, expect: list[int] | None = None) -> None:
+        """A ring of these workers, ranks in this order. `expect`: only these are told to enter."""
+        self._generation += 1
+        names = [self.workers[member].name for member in members]
+        rendezvous = Rendezvous(names, self._generation)
+        port = asyncio.run_coroutine_threadsafe(rendezvous.start("127.0.0.1"), self._loop).result()
+        try:
+            entering = members if expect is None else expect
+            for member in entering:
+                rank = members.index(member)
+                place = Place(self._generation, rank, len(members), self.workers[member].name, "127.0.0.1", port)
+                self.workers[member].send("enter", msgspec.to_builtins(place), timeout_s)
+            self._collect(entering)
+        finally:
+            asyncio.run_coroutine_threadsafe(rendezvous.stop(), self._loop).result()
+
+    def together(self, members: list[int], command: str, arguments: list[tuple[Any, ...]] | None = None) -> list[Any]:
+        """All members do `command` at the same time; `arguments` has a tuple for each."""
+        for index, member in enumerate(members):
+            self.workers[member].send(command, *(arguments[index] if arguments else ()))
+        return self._collect(members)
+
+    def _collect(self, members: list[int]) -> list[Any]:
+        """Waits for all answers before it raises the first error."""
+        answers: list[Any] = []
+        failure: WorkerFailed | None = None
+        for member in members:
+            try:
+                answers.append(self.workers[member].answer())
+            except WorkerFailed as error:
+                failure = failure or error
+        if failure is not None:
+            raise failure
+        return answers

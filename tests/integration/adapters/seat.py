@@ -1,0 +1,69 @@
+"""What a worker script of these tests drives: a framework without a job around it.
+
+The test tells the worker over its standard input where to sit and what to train; the worker answers on its standard
+output, one JSON object per line. So rings are Horovod's own, and everything else is left out.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from edl.protocol.ring import Place, solo
+
+
+class FakeTrainer:
+    """The other half of the port, as far as an adapter uses it."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.before = 0
+
+    @property
+    def voided(self) -> bool:
+        return self.error is not None
+
+    def before_reduce(self) -> None:
+        self.before += 1
+
+    def void(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+    def take_error(self) -> str:
+        error, self.error = self.error, None
+        return "" if error is None else f"{type(error).__name__}: {error}"
+
+
+def serve(framework: Any, commands: dict[str, Callable[..., Any]]) -> None:
+    """Obeys until the input ends. Besides `commands` there are those of the ring."""
+    answers = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)  # whatever else prints must not get between the answers
+
+    def enter(place: dict[str, Any], timeout_s: float = 20.0) -> int:
+        framework.ring.enter(msgspec.convert(place, Place), timeout_s)
+        return framework.ring.size
+
+    known = {
+        "enter": enter,
+        "leave": framework.ring.leave,
+        "agree": framework.ring.agree,
+        "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
+        "synchronize": framework.synchronize,
+        "weight": framework.set_weight,
+        **commands,
+    }
+    framework.ring.enter(solo(sys.argv[1]), 20.0)
+    answers.write(json.dumps({"result": "solo"}) + "\n")
+    for line in sys.stdin:
+        name, arguments = json.loads(line)
+        try:
+            reply = {"result": known[name](*arguments)}
+        except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
+            reply = {"error": f"{type(error).__name__}: {error}"}
+        answers.write(json.dumps(reply) + "\n")
+    framework.ring.leave()

@@ -1,0 +1,75 @@
+"""A torch worker for `tests/integration/test_ring_torch.py`. Arguments: worker id, kind of optimizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from seat import FakeTrainer, serve
+
+from edl.torch.framework import TorchFramework
+
+torch.set_num_threads(1)
+torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
+
+KINDS = {
+    "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
+    "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True),
+}
+
+
+class Net(torch.nn.Module):
+    """Two layers, batch norm for its buffers, and a branch that only some batches take."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = torch.nn.Linear(6, 8)
+        self.norm = torch.nn.BatchNorm1d(8, momentum=0.5)
+        self.second = torch.nn.Linear(8, 1)
+        self.branch = torch.nn.Linear(8, 1)
+
+    def forward(self, x: torch.Tensor, use_branch: bool) -> torch.Tensor:
+        # Batch norm in inference mode: otherwise the mean of the workers' gradients is not that of the global batch.
+        hidden = torch.tanh(self.norm(self.first(x)))
+        return self.second(hidden) + (self.branch(hidden) if use_branch else 0.0)
+
+
+trainer = FakeTrainer()
+framework = TorchFramework()
+model = Net().eval()
+optimizer = KINDS[sys.argv[2]](model.parameters())
+framework.wrap(trainer, optimizer, model, None)
+
+
+def train(x: list[list[float]], y: list[float], use_branch: bool = True) -> str:
+    """One step. The loss is the mean over this worker's samples, as in any script."""
+    optimizer.zero_grad()
+    if x:
+        loss = (model(torch.tensor(x), use_branch).squeeze(1) - torch.tensor(y)).pow(2).mean()
+        loss.backward()
+    optimizer.step()
+    return trainer.take_error()
+
+
+def weights() -> list[float]:
+    return torch.cat([tensor.detach().reshape(-1).double() for tensor in model.state_dict().values()]).tolist()
+
+
+def slots() -> str:
+    """All of the optimizer's state, comparable as text."""
+    return str(optimizer.state_dict())
+
+
+def disturb() -> None:
+    """What a rehearsal leaves behind."""
+    model.norm.running_mean += 3
+    optimizer.param_groups[0]["lr"] = 123.0
+    train([[1.0] * 6], [1.0])
+
+
+serve(framework, {"train": train, "weights": weights, "slots": slots, "disturb": disturb})
