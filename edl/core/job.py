@@ -175,13 +175,12 @@ class JobMachine:
                 self._end(JobState.FAILED, str(error))
                 return
             self._keep_ledger()
-        elif spec.epochs > self.ledger.spec.epochs and same_but_epochs(spec, self.ledger.spec):
+        elif differences := spec.differences(self.ledger.spec):
+            named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
+            self._end(JobState.FAILED, f"worker {worker} trains on other data than the rest: {named}")
+        elif spec.epochs > self.ledger.spec.epochs:
             self.ledger.extend(spec.epochs)
             self._keep_ledger()
-        elif not same_but_epochs(spec, self.ledger.spec):
-            self._end(
-                JobState.FAILED, f"worker {worker} trains on other data than the rest: {spec}, not {self.ledger.spec}"
-            )
 
     # ----------------------------------------------------------------------------------------- what follows from it
 
@@ -460,8 +459,3 @@ class JobMachine:
             forced=plan.after_step is None,
             **parts,
         )
-
-
-def same_but_epochs(one: DataSpec, other: DataSpec) -> bool:
-    """Epochs may be asked for one after another, and workers ask at slightly different times."""
-    return msgspec.structs.replace(one, epochs=0) == msgspec.structs.replace(other, epochs=0)

@@ -30,22 +30,21 @@ class Extras:
             raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
         self._values[name] = value
 
+    def _add(self, values: Mapping[str, Any]) -> Extras:
+        """Register values. Raises UsageError for what cannot travel."""
+        for name, value in values.items():
+            try:
+                msgspec.msgpack.encode(value)
+            except (TypeError, OverflowError) as error:
+                raise UsageError(
+                    f"edl.register({name}={value!r}): a {type(value).__name__} cannot travel to a newcomer ({error}); "
+                    "register numbers, strings, bytes, lists and dicts, and convert arrays with .tolist()"
+                ) from None
+        self._values.update(values)
+        return self
 
-def add(extras: Extras, values: Mapping[str, Any]) -> Extras:
-    """Register values. Raises UsageError for what cannot travel."""
-    for name, value in values.items():
-        try:
-            msgspec.msgpack.encode(value)
-        except (TypeError, OverflowError) as error:
-            raise UsageError(
-                f"edl.register({name}={value!r}): a {type(value).__name__} cannot travel to a newcomer ({error}); "
-                "register numbers, strings, bytes, lists and dicts, and convert arrays with .tolist()"
-            ) from None
-    extras._values.update(values)
-    return extras
 
-
-def synchronize(extras: Extras, ring: Ring, root: int, *, is_root: bool) -> None:
+def synchronize_extras(extras: Extras, ring: Ring, root: int, *, is_root: bool) -> None:
     """Give everybody the values of rank `root`. Raises RingBroken."""
     if not extras._values:
         return

@@ -1,13 +1,12 @@
 """The leases that a trainer holds, between the pipe that brings them and the generators that consume them.
 
-Owns: which leases have come, and what each step consumes by them. Does not own: which samples they mean
+Owns: which leases have come, and what each step weighs by them. Does not own: which samples they mean
 (`edl.runtime.shards`), nor who grants them (`edl.core.ledger`). Thread-safe: generators may run in threads of their own.
 """
 
 from __future__ import annotations
 
 import threading
-from bisect import bisect_left
 from collections.abc import Callable
 
 from edl.protocol.assignment import Share
@@ -24,7 +23,6 @@ class LeaseFeed:
         self._leases: dict[int, Lease] = {}
         self._share: Share | None = None
         self._newest = (0, 0)
-        self._drawn = 0  # number of the newest lease that a generator took
         self._closed = False
 
     def adopt(self, share: Share, stamp: tuple[int, int]) -> None:
@@ -38,25 +36,24 @@ class LeaseFeed:
             self._changed.notify_all()
 
     def forget_before(self, step: int) -> None:
-        """Drop leases that were drawn and whose last step is behind `step`."""
+        """Drop leases that end before `step`."""
         with self._changed:
-            kept = {n: x for n, x in self._leases.items() if n > self._drawn or x.after_step + x.steps >= step}
-            self._leases = kept
+            self._leases = {number: lease for number, lease in self._leases.items() if lease.until_step >= step}
 
     def close(self) -> None:
+        """No more leases come."""
         with self._changed:
             self._closed = True
             self._changed.notify_all()
 
-    def draw(self, while_waiting: Callable[[], None]) -> Lease | None:
-        """The next lease; None when no more will come. Calls `while_waiting` now and then."""
+    def next_after(self, number: int, committed: Callable[[], int], while_waiting: Callable[[], None]) -> Lease | None:
+        """The lease after `number`. None when all is leased and trained: until then a fault may bring samples back."""
         while True:
             with self._changed:
-                later = [number for number in self._leases if number > self._drawn]
+                later = [candidate for candidate in self._leases if candidate > number]
                 if later:
-                    self._drawn = min(later)
-                    return self._leases[self._drawn]
-                if self._closed or (self._share is not None and self._share.last):
+                    return self._leases[min(later)]
+                if self.ends_before(committed() + 1):
                     return None
                 self._changed.wait(POLL_S)
             while_waiting()
@@ -73,8 +70,8 @@ class LeaseFeed:
 
     def weight(self, step: int) -> float:
         """This worker's samples in `step` over all workers' samples. Only for a covered step."""
-        total = self._total(step)
-        return self._own(step) / total if total else 0.0
+        lease, total = self._at(step), self._total(step)
+        return lease.share(step) / total if lease is not None and total else 0.0
 
     def constant_until(self, step: int) -> int:
         """A step up to which `weight` stays what it is in `step`."""
@@ -82,36 +79,25 @@ class LeaseFeed:
         if share is None or lease is None:
             return step
         run = next((total.until_step for total in share.totals if step <= total.until_step), step)
-        end = lease.after_step + lease.steps
-        short = len(lease) < lease.steps * lease.batch
-        return min(run, max(step, end - 1 if short else end))
+        return min(run, _run_of_share(lease, step))
 
     def epoch(self, step: int) -> int | None:
-        """The epoch of this worker's first sample in `step`; None when it has none."""
+        """The pass over the data that `step` belongs to; None when that is not known here."""
         lease = self._at(step)
-        if lease is None:
-            return None
-        left = (step - lease.after_step - 1) * lease.batch
-        for piece in lease.ranges:
-            if left < len(piece):
-                return piece.epoch
-            left -= len(piece)
-        return lease.ranges[-1].epoch if lease.ranges else None
+        return None if lease is None else lease.epoch
 
     def _at(self, step: int) -> Lease | None:
         with self._changed:
-            return next((x for x in self._leases.values() if x.after_step < step <= x.after_step + x.steps), None)
-
-    def _own(self, step: int) -> int:
-        lease = self._at(step)
-        if lease is None:
-            return 0
-        left = len(lease) - (step - lease.after_step - 1) * lease.batch
-        return max(0, min(lease.batch, left))
+            return next((x for x in self._leases.values() if x.after_step < step <= x.until_step), None)
 
     def _total(self, step: int) -> int:
-        share = self._share
-        if share is None:
-            return 0
-        index = bisect_left([total.until_step for total in share.totals], step)
-        return share.totals[index].samples if index < len(share.totals) else 0
+        totals = self._share.totals if self._share is not None else ()
+        return next((total.samples for total in totals if step <= total.until_step), 0)
+
+
+def _run_of_share(lease: Lease, step: int) -> int:
+    """The last step of `lease` with the same share as `step`: full batches come first, then a short one, then none."""
+    full = lease.after_step + len(lease) // lease.batch
+    if step <= full:
+        return full
+    return step if lease.share(step) else lease.until_step

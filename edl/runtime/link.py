@@ -38,6 +38,7 @@ class DaemonLink:
 
     def __init__(self, settings: Settings, worker: str, on_orders: Callable[[Orders], object]) -> None:
         self.worker = worker
+        self.trainer = os.getpid()
         self._settings = settings
         self._on_orders = on_orders
         self._folder = Path(tempfile.mkdtemp(prefix="edl-", dir=_private_parent()))

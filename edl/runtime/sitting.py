@@ -1,0 +1,238 @@
+"""Where a trainer sits: its ring, the step it has committed, its share of the data; and how it changes all three.
+
+Owns: leaving and entering rings, agreeing on the newest state, weights. Does not own: when (`edl.core.seat` decides from
+the leader's orders, `edl.runtime.trainer` asks at the end of a mini-batch), nor the conversation (`edl.runtime.link`).
+Belongs to the training thread, except for `hear`.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, next_move
+from edl.errors import RingBroken
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.data import DataSpec
+from edl.protocol.messages import Pause
+from edl.protocol.ring import Place, solo
+from edl.runtime.endings import Leaving
+from edl.runtime.extras import Extras, synchronize_extras
+from edl.runtime.feed import LeaseFeed
+from edl.runtime.framework import Framework
+from edl.runtime.link import DaemonLink
+
+RANK_BITS = 16  # of the word in which a ring agrees on its newest step and on who has it
+RANKS = 2**RANK_BITS - 1
+
+
+class Sitting:
+    """One trainer's seat in the job."""
+
+    def __init__(self, framework: Framework, feed: LeaseFeed, extras: Extras) -> None:
+        self.rank, self.size, self.local_rank = 0, 1, 0
+        self.generation = 0
+        self.step = 0  # committed
+        self.even_until = NEVER  # the weight holds up to this step
+        self.opened: DataSpec | None = None
+        self.rehearsed = False
+        self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
+        self.failure = ""  # why the script ends, when it does not end well
+        self._framework = framework
+        self._feed = feed
+        self._extras = extras
+        self._link: DaemonLink | None = None
+        self._entered_step = 0  # the step that this generation took over after
+        self._failed_generation = 0  # a newer one that could not be entered
+        self._tainted = False  # a synchronization broke off: this state must not become anybody's
+
+    @property
+    def link(self) -> DaemonLink:
+        """The daemon's end of everything."""
+        if self._link is None:
+            raise RuntimeError("no daemon was started yet")
+        return self._link
+
+    @link.setter
+    def link(self, link: DaemonLink) -> None:
+        self._link = link
+
+    # ------------------------------------------------------------------------------------------------------- seats
+
+    def take_solo(self, timeout_s: float) -> None:
+        """A ring of one, in which the script boots and rehearses (I4)."""
+        self._framework.ring.enter(solo(self.link.worker), timeout_s)
+        self._framework.set_weight(1.0)
+
+    def change_ring(self, timeout_s: float) -> None:
+        """Wait for the seat in the next generation, and take it. Comes back only in a ring that stands."""
+        began = time.monotonic()
+        orders: Orders | None = self.link.orders
+        while True:
+            move = None if orders is None else next_move(self._seat(waiting=True), orders)
+            self.obey_endings(move)
+            if isinstance(move, Enter) and self._enter(move.assignment, began, timeout_s):
+                break
+            orders = self.link.wait_news(orders)
+            self.mind_the_daemon()
+        self._await_share()
+        self.link.page.batch_end_ns = time.monotonic_ns()
+
+    def first_move(self, orders: Orders) -> Move:
+        """What orders mean before the first seat."""
+        return next_move(Seat(0, 0, waiting=True), orders)
+
+    def attend(self, timeout_s: float) -> None:
+        """The daemon asked for attention: see what the orders mean now."""
+        self.mind_the_daemon()
+        orders = self.link.orders
+        if orders is None:
+            return
+        move = next_move(self._seat(), orders)
+        self.obey_endings(move)
+        if isinstance(move, Enter):
+            self.change_ring(timeout_s)
+
+    def obey_endings(self, move: Move | None) -> None:
+        """Leave the job, or stop with it."""
+        if isinstance(move, Leave):
+            self._framework.ring.leave()
+            raise Leaving
+        if isinstance(move, Stop):
+            self._framework.ring.leave()
+            if not move.reason:
+                raise Leaving
+            self.failure = move.reason
+            sys.exit(f"edl: {move.reason}")
+
+    def say_broken(self, reason: str) -> None:
+        """The ring failed; the mini-batch in flight is void unless a peer has applied it."""
+        self.link.send(say.Broke(self.generation, self.step, reason))
+
+    def _enter(self, assignment: Assignment, began: float, timeout_s: float) -> bool:
+        """Leave this ring, enter the assigned one, take over the state of its most advanced member (I5)."""
+        ring, place = self._framework.ring, assignment.place
+        moments = [began, time.monotonic()]
+        ring.leave()
+        self._framework.discard()
+        moments.append(time.monotonic())
+        try:
+            ring.enter(place, timeout_s)
+            moments.append(time.monotonic())
+            step = self._agree_on_state(assignment)
+        except RingBroken as error:
+            ring.leave()
+            self._failed_generation = place.generation
+            self.link.send(say.Broke(place.generation, self.step, str(error)))
+            return False
+        moments.append(time.monotonic())
+        self.models_may_differ = self.generation == 0 and assignment.newcomers == 0 and place.size > 1
+        self._sit(place, step)
+        self.link.send(say.Entered(place.generation, step, _pause(moments)))
+        return True
+
+    def _agree_on_state(self, assignment: Assignment) -> int:
+        """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken."""
+        ring, place = self._framework.ring, assignment.place
+        if place.size == 1:
+            return self.step
+        has_state = self.generation > 0 and not self._tainted
+        newest = ring.agree(((self.step + 1) << RANK_BITS) + (RANKS - place.rank) if has_state else 0)
+        if newest == 0:
+            return 0  # the first generation: everybody is new
+        step, root = (newest >> RANK_BITS) - 1, RANKS - (newest & RANKS)
+        behind = assignment.newcomers > 0
+        if assignment.after_step is None or step != assignment.after_step:  # not all may be at one step
+            behind = ring.agree(int(not has_state or self.step < step)) > 0
+        if behind:
+            self.synchronize(root, place.rank)
+        return step
+
+    def synchronize(self, root: int, rank: int) -> None:
+        """Give everybody the state of rank `root`. Raises RingBroken."""
+        self._tainted = rank != root
+        self._framework.synchronize(root)
+        synchronize_extras(self._extras, self._framework.ring, root, is_root=rank == root)
+        self._tainted = False
+
+    def _sit(self, place: Place, step: int) -> None:
+        page = self.link.page
+        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self._entered_step = self.step = step
+        self.generation, self._failed_generation = place.generation, 0
+        page.generation, page.step = place.generation, step
+        self.even_until = NEVER
+        self._framework.set_weight(1.0 / place.size)
+
+    def _seat(self, waiting: bool = False) -> Seat:
+        return Seat(max(self.generation, self._failed_generation), self.step, waiting)
+
+    # -------------------------------------------------------------------------------------------------------- data
+
+    def hear(self, orders: Orders) -> bool:
+        """Take the share of this generation, if there is one. On the link's thread too: a generator waits for leases."""
+        for share in orders.shares:
+            if (share.generation, share.after_step) == (self.generation, self._entered_step):
+                self._feed.adopt(share, (orders.term, orders.version))
+                return True
+        return False
+
+    def while_waiting(self) -> None:
+        """Between two looks at something that does not come: is there still a job?"""
+        self.mind_the_daemon()
+        orders = self.link.orders
+        if orders is not None:
+            self.obey_endings(next_move(self._seat(), orders))
+
+    def weigh(self, step: int) -> None:
+        """Set this worker's weight for `step` and those like it: the averaged gradient is that of all samples."""
+        while not self._feed.covers(step):
+            if self._feed.ends_before(step):
+                return
+            self.while_waiting()
+            self.link.wait_news(self.link.orders)
+        self._framework.set_weight(self._feed.weight(step))
+        self.even_until = self._feed.constant_until(step)
+
+    def weigh_if_known(self, step: int) -> None:
+        """The same, without waiting: whoever needs the weight before the data has come waits in `weigh`."""
+        if self._feed.covers(step):
+            self.weigh(step)
+
+    def _await_share(self) -> None:
+        """The data of this generation: told with the plan, or after the ring has agreed on its step."""
+        self._feed.forget_before(self.step + 1)
+        if self.opened is None:
+            return
+        orders = self.link.orders
+        while orders is None or not self.hear(orders):
+            self.while_waiting()
+            orders = self.link.wait_news(orders)
+        self.even_until = self.step  # so that the next step is weighed
+        self.weigh_if_known(self.step + 1)
+
+    # ---------------------------------------------------------------------------------------------------- the daemon
+
+    def mind_the_daemon(self) -> None:
+        """A dead daemon is replaced; the ring is not touched."""
+        if self.link.gone:
+            self.link.start(self.story())
+
+    def story(self) -> list[say.FromTrainer]:
+        """What a daemon must know of this trainer, whenever it comes."""
+        story: list[say.FromTrainer] = [say.Hello(self.link.trainer, self._framework.name)]
+        if self.opened is not None:
+            story.append(say.Opened(self.opened))
+        if self.generation:
+            story.append(say.Entered(self.generation, self._entered_step, None))
+        elif self.rehearsed:
+            story.append(say.Rehearsed())
+        return story
+
+
+def _pause(moments: list[float]) -> Pause:
+    """Milliseconds; `total` runs from the end of the last batch, waiting for orders included."""
+    began, started, left, entered, done = moments
+    parts = (left - started, entered - left, done - entered, done - began)
+    return Pause(*(round(1000 * seconds, 2) for seconds in parts))
