@@ -233,7 +233,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         given = {
             field: Given(str(value), f"{field}={value!r}") for field, value in keywords.items() if value is not None
         }
-        return cls.from_given(given, environ)._with_record()._joinable()
+        return cls.from_given(given, environ).with_record()._joinable()
 
     @classmethod
     def from_given(cls, given: Mapping[str, Given], environ: Mapping[str, str]) -> Settings:
@@ -274,7 +274,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE}
         return {name: str(value) for name, value in values.items() if value is not None}
 
-    def _with_record(self) -> Settings:
+    def with_record(self) -> Settings:
         """Complete the coordinator and the secret from the record of a living job started on this machine."""
         if self.job is None or self.secret_file is not None:
             return self
@@ -298,10 +298,14 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return self
 
 
-def scrubbed(environ: Mapping[str, str]) -> dict[str, str]:
-    """The environment without any setting of edl, so that a child gets each from `to_environment` or not at all."""
+def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]:
+    """The environment without any setting of edl, so that a child gets each from `to_environment` or not at all.
+
+    With `credentials` also without EDL_COORDINATOR_...: they belong to another coordinator than the child's.
+    """
     ours = {name for setting in TABLE for name in setting.variables}
-    return {name: value for name, value in environ.items() if name not in ours}
+    others = "EDL_COORDINATOR_" if credentials else "\0"
+    return {name: value for name, value in environ.items() if name not in ours and not name.startswith(others)}
 
 
 def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | None:

@@ -73,7 +73,7 @@ class Printer:
 
     def __init__(self) -> None:
         self.stdout, self.stderr = Sink(1), Sink(2)
-        self._queue: queue.SimpleQueue[tuple[tuple[Sink, ...], bytes, asyncio.Future[None]] | None] = (
+        self._queue: queue.SimpleQueue[tuple[tuple[Sink, ...], bytes, asyncio.Future[None] | None] | None] = (
             queue.SimpleQueue()
         )
         self._loop = asyncio.get_running_loop()
@@ -87,6 +87,10 @@ class Printer:
             self._queue.put((sinks, data, done))
             await done
 
+    def say(self, line: str) -> None:
+        """One line of edl's own, between those of the workers."""
+        self._queue.put(((self.stderr,), f"edl: {line}\n".encode(), None))
+
     async def close(self, timeout_s: float) -> None:
         """Write what is queued, but wait no longer than that for a reader that does not read."""
         self._queue.put(None)
@@ -97,6 +101,8 @@ class Printer:
             sinks, data, done = job
             for sink in sinks:
                 sink.write(data)
+            if done is None:
+                continue
             with contextlib.suppress(RuntimeError):  # the loop was closed meanwhile
                 self._loop.call_soon_threadsafe(_set_done, done)
 

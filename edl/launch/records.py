@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -32,8 +31,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     mark: str  # what all processes of this launch carry in their environment
     started: float
     command: tuple[str, ...]
+    np: int
+    min_workers: int
+    max_workers: int | None
+    own_coordinator: bool  # it lives and dies with the launcher
     coordinator: str = ""  # empty until it is known
-    secret_file: str = ""  # empty: the job has no secret
     state: str = "starting"  # as in `edl status`
     reason: str = ""  # of a failure
     ended: float | None = None
@@ -64,8 +66,8 @@ class Folder:
     def write(self, record: Record) -> None:
         self._replace(self.path / "record.json", msgspec.json.encode(record))
 
-    def write_secret(self) -> None:
-        self._replace(self.secret, secrets.token_hex(32).encode())
+    def write_secret(self, secret: bytes) -> None:
+        self._replace(self.secret, secret)
 
     def write_status(self, status: bytes) -> None:
         self._replace(self.status, status)

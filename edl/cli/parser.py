@@ -1,0 +1,194 @@
+"""What can be typed. The flags of settings come from the table of `edl.config`, so that each has its EDL_ twin."""
+
+from __future__ import annotations
+
+import argparse
+import os
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, Protocol
+
+from edl import __version__
+from edl.cli import commands
+from edl.cli.run import run
+from edl.config import TABLE, Given, Setting
+from edl.errors import ConfigError, UsageError
+
+RUN_EXAMPLES = """
+examples:
+  edl run -np 2 python train.py                      two workers on this machine
+  edl run -np 2 --max-np 4 --job mnist python train.py --epochs 3
+  edl run --coordinator zk1:2181,zk2:2181/edl --job mnist python train.py
+                                                     two machines that run this line train one job together
+
+Each flag can be given as a variable too: EDL_NP=2, EDL_MAX_NP=4, EDL_JOB=mnist, ...
+Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for.
+Ctrl-C ends the job and all its processes, a second Ctrl-C at once.
+"""
+STATUS_EXAMPLES = """
+examples:
+  edl status                      the job that runs here, or a list when there are several or none
+  edl status mnist
+  edl status mnist --json | jq .step
+  EDL_SECRET_FILE=secret edl status mnist --coordinator zk1:2181
+                                  a job that was started on another machine
+"""
+EVENTS_EXAMPLES = """
+examples:
+  edl events mnist                what has happened so far
+  edl events mnist --follow       and what happens from now on, until the job is over
+  edl events mnist --json | jq 'select(.kind == "scaled") | .pause_ms'
+"""
+SCALE_EXAMPLES = """
+examples:
+  edl scale mnist 4               ask for four workers
+  edl scale mnist 2 --wait        and return when the job has that size, printing the pause
+"""
+STOP_EXAMPLES = """
+example:
+  edl stop mnist                  ends the job cleanly, and returns when it is over
+"""
+DOCTOR_EXAMPLES = """
+example:
+  edl doctor                      Horovod, Java, ZooKeeper, ports, packages: what is wrong, and what to do
+"""
+
+
+class Action(Protocol):
+    """A command: gets its arguments, returns the exit code."""
+
+    def __call__(self, arguments: argparse.Namespace, /) -> int: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of all that would have been right."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("the following arguments are required:", "missing:").removeprefix("argument ")
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+def parse(argv: Sequence[str]) -> argparse.Namespace:
+    """The arguments; `act` is the command's function. Raises UsageError."""
+    parser = build()
+    arguments, unknown = parser.parse_known_args(argv)
+    if unknown:
+        command = getattr(arguments, "command", None)
+        where = f"edl {command}" if command else "edl"
+        raise UsageError(f"unknown flag or argument {unknown[0]}; see '{where} --help'")
+    return arguments
+
+
+def build() -> Parser:
+    parser = Parser(
+        prog="edl",
+        description="Elastic deep-learning training: jobs that grow and shrink while they run.",
+        epilog="`edl COMMAND --help` tells more about each, with examples.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--version", action="version", version=f"edl {__version__}")
+    found = parser.add_subparsers(metavar="COMMAND", dest="command", required=True)
+    _add_run(found)
+    _add_status(found)
+    _add_events(found)
+    _add_scale(found)
+    _add_stop(found)
+    _add_doctor(found)
+    return parser
+
+
+def _add_run(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "run", run, "run a command as N workers on this machine", RUN_EXAMPLES)
+    parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
+    for setting in TABLE:
+        if setting.flags:
+            _add_setting(parser, setting)
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
+
+
+def _add_status(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "status", commands.status, "show a job as it is", STATUS_EXAMPLES)
+    _add_job(parser, nargs="?")
+    _add_switch(parser, "--json", "one JSON object")
+
+
+def _add_events(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "events", commands.events, "show what has happened to a job", EVENTS_EXAMPLES)
+    _add_job(parser)
+    _add_switch(parser, "--json", "one JSON object per line")
+    _add_switch(parser, "--follow", "go on until the job is over")
+
+
+def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "scale", commands.scale, "ask for another number of workers", SCALE_EXAMPLES)
+    _add_job(parser)
+    parser.add_argument("size", metavar="N", help="workers wanted")
+    _add_switch(parser, "--wait", "return when the job has that size")
+
+
+def _add_stop(found: argparse._SubParsersAction[Parser]) -> None:
+    _add_job(_command(found, "stop", commands.stop, "end a job cleanly", STOP_EXAMPLES))
+
+
+def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "doctor", commands.doctor, "check this machine and say what to do", DOCTOR_EXAMPLES)
+    _add_switch(parser, "--json", "one JSON array")
+
+
+def _command(found: argparse._SubParsersAction[Parser], name: str, act: Action, summary: str, examples: str) -> Parser:
+    parser = found.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+    parser.set_defaults(act=act)
+    return parser
+
+
+def _add_job(parser: Parser, nargs: str | None = None) -> None:
+    """The job, and what it takes to find one that was started elsewhere."""
+    parser.add_argument("job", metavar="JOB", nargs=nargs, help="name of the job")
+    for setting in TABLE:
+        if setting.field in {"coordinator", "secret_file", "home"}:
+            _add_setting(parser, setting)
+
+
+def _add_switch(parser: Parser, flag: str, text: str) -> None:
+    variable = f"EDL_{flag.removeprefix('--').upper()}"
+    value = os.environ.get(variable, "").lower()
+    if value not in {"", "0", "1", "false", "true", "no", "yes"}:
+        raise ConfigError(f"{variable}={value}: must be 1 or 0")
+    on = value in {"1", "true", "yes"}
+    parser.add_argument(flag, action="store_true", default=on, help=f"{text} [{variable}]")
+
+
+def _add_setting(parser: Parser, setting: Setting) -> None:
+    parser.add_argument(
+        *setting.flags,
+        action=_Keep,
+        field=setting.field,
+        dest="given",
+        default={},
+        metavar=setting.metavar,
+        help=f"{setting.help} [{setting.variables[0]}]",
+    )
+
+
+class _Keep(argparse.Action):
+    """Keeps the text of a setting, and how it was typed: `edl.config` reads it, whether it came by flag or variable."""
+
+    def __init__(self, field: str, **keywords: object) -> None:
+        super().__init__(**keywords)  # type: ignore[arg-type]
+        self._field = field
+
+    def __call__(
+        self,
+        _: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        before: Mapping[str, Given] = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, {**before, self._field: Given(str(values), f"{option_string} {values}")})

@@ -1,0 +1,100 @@
+"""`edl run`: what was asked for is checked here, before anything is started."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import random
+import secrets
+import shlex
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.config import Settings
+from edl.errors import ConfigError, UsageError
+from edl.launch.local import Launch, Outcome
+from edl.launch.names import invent
+from edl.launch.records import Folder, Record, claim, find
+from edl.runtime.processes import process_start_time
+
+
+def run(arguments: argparse.Namespace) -> int:
+    settings = Settings.from_given(arguments.given, os.environ)
+    command = checked_command(arguments.line)
+    job = settings.job or _new_name(settings.home)
+    record = new_record(job, settings, command)
+    folder = claim(settings.home, record)
+    settings = msgspec.structs.replace(settings, job=job)
+    outcome = asyncio.run(_launch(settings, command, folder, record))
+    line = last_line(job, outcome, folder)
+    if line:
+        sys.stderr.write(f"edl: {line}\n")
+    return outcome.verdict.code
+
+
+async def _launch(settings: Settings, command: Sequence[str], folder: Folder, record: Record) -> Outcome:
+    return await Launch(settings, command, folder, record).run()
+
+
+def checked_command(line: Sequence[str]) -> tuple[str, ...]:
+    """The command after the flags, if it can be run. Raises UsageError or ConfigError."""
+    command = tuple(line[1:] if line[:1] == ["--"] else line)
+    if not command:
+        raise UsageError("COMMAND is missing, such as `python train.py`; see 'edl run --help'")
+    program = command[0]
+    if shutil.which(program) is not None:
+        _find_setpriv()
+        return command
+    if program.endswith(".py") and Path(program).is_file():
+        raise UsageError(f"{program} is not executable: did you mean `python {shlex.join(command)}`?")
+    if Path(program).is_dir():
+        raise UsageError(f"{program} is a folder, not a command")
+    if Path(program).is_file() and "/" in program:
+        raise UsageError(f"{program} is not executable: `chmod +x {program}`, or name its interpreter before it")
+    raise UsageError(f"command not found: {program}")
+
+
+def new_record(job: str, settings: Settings, command: Sequence[str]) -> Record:
+    started = process_start_time(os.getpid())
+    assert started is not None  # noqa: S101 - this process is there
+    return Record(
+        job=job,
+        launcher_pid=os.getpid(),
+        launcher_start=started,
+        mark=secrets.token_hex(8),
+        started=SystemClock().wall(),
+        command=tuple(command),
+        np=settings.np,
+        min_workers=settings.min_workers,
+        max_workers=settings.max_workers,
+        own_coordinator=settings.coordinator is None,
+    )
+
+
+def last_line(job: str, outcome: Outcome, folder: Folder) -> str:
+    """What there is to say about the end; nothing when all went as it should."""
+    verdict = outcome.verdict
+    if verdict.code == 0:
+        return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
+    if verdict.reason == "interrupted":
+        return f"job {job} interrupted"
+    told = ", ".join(event.kind.value for event in outcome.last_events)
+    return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
+
+
+def _new_name(home: Path) -> str:
+    chance = random.Random()  # noqa: S311 - a name, no secret
+    while find(home, name := invent(chance)) is not None:
+        pass
+    return name
+
+
+def _find_setpriv() -> None:
+    if shutil.which("setpriv") is None:
+        raise ConfigError("setpriv is missing, which ends workers together with edl: apt-get install util-linux")

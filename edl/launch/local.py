@@ -1,0 +1,245 @@
+"""`edl run`: the workers of one machine, from the claim of the job's name to the last of its processes.
+
+Owns: the order of starting and cleaning up, and carrying out what `Supervisor` decides. Does not own: those decisions,
+nor how a worker joins its job (`edl.init()` in the user's script does, told by EDL_ variables).
+
+Everything runs in the main thread's event loop, also the starting of processes: the kernel ties a worker's life to
+the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import secrets
+import signal
+import threading
+from collections.abc import Coroutine, Sequence
+from contextlib import AsyncExitStack
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.config import Settings, scrubbed
+from edl.errors import EdlError
+from edl.events import Event
+from edl.launch.coordinator import coordinator_of
+from edl.launch.guard import Guard
+from edl.launch.output import Printer, rank_folder
+from edl.launch.processes import MARK, end_marked, wait_marked_gone
+from edl.launch.records import Folder, Record
+from edl.launch.supervision import (
+    AskForLastWord,
+    Command,
+    EndWorkers,
+    Happening,
+    Interrupted,
+    JobSeen,
+    JobSilent,
+    KillWorkers,
+    Limits,
+    Phase,
+    Supervisor,
+    TimePassed,
+    Verdict,
+    WorkerExited,
+)
+from edl.launch.watch import Watch
+from edl.launch.workers import Worker, start_worker
+from edl.runtime.client import JobClient
+
+PATIENCE_S = 5.0  # for daemons to end after their trainers
+PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = Verdict(1, "failed", "interrupted")
+
+T = TypeVar("T")
+
+
+class InterruptedStart(Exception):
+    """A signal came before all workers had been started."""
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What is left of a launch."""
+
+    verdict: Verdict
+    last_events: tuple[Event, ...]
+
+
+class Launch:
+    """One run of one command. Use it once, in a running event loop of the main thread."""
+
+    def __init__(self, settings: Settings, command: Sequence[str], folder: Folder, record: Record) -> None:
+        self._settings = settings
+        self._command = tuple(command)
+        self._folder = folder
+        self._record = record
+        self._clock = SystemClock()
+        self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
+        self._interrupted = asyncio.Event()
+        self._hurry = threading.Event()  # a second signal, or nothing to be patient for
+        self._printer = Printer()
+        self._workers: list[Worker] = []
+        self._watch: Watch | None = None
+        self._following: asyncio.Task[None] | None = None
+        self._last_word: asyncio.Task[None] | None = None
+        self._announced = False
+        self._patience_s = 0.0  # for leftovers to end by themselves: none before the workers were asked to
+
+    async def run(self) -> Outcome:
+        """Raises ConfigError when the job cannot even start. No process is left behind in any case."""
+        for signum in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+        verdict = INTERRUPTED
+        guard = Guard(self._folder, self._record.mark)
+        logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
+        try:
+            async with AsyncExitStack() as stack:
+                try:
+                    await self._start(stack)
+                    verdict = await self._supervise()
+                finally:
+                    await self._clean_up()
+        except InterruptedStart:
+            pass
+        except EdlError as error:
+            verdict = Verdict(1, "failed", str(error))
+            raise
+        finally:
+            self._write_record(state=verdict.state, reason=verdict.reason, ended=self._clock.wall())
+            guard.dismiss()
+            await self._printer.close(PRINT_TIMEOUT_S)
+        return Outcome(verdict, tuple(self._watch.last_events if self._watch else ()))
+
+    # ------------------------------------------------------------------------------------------------- starting
+
+    async def _start(self, stack: AsyncExitStack) -> None:
+        self._keep_secret()
+        coordinator = await self._unless_interrupted(
+            stack.enter_async_context(coordinator_of(self._settings, self._folder))
+        )
+        self._settings = msgspec.structs.replace(self._settings, coordinator=coordinator.hosts)
+        self._write_record(coordinator=coordinator.hosts)
+        client = JobClient(coordinator, self._record.job, self._settings.secret())
+        job = await self._unless_interrupted(stack.enter_async_context(client))
+        for slot in range(self._settings.np):
+            await self._unless_interrupted(asyncio.sleep(0))
+            self._start_worker(slot)
+        self._watch = Watch(job, self._folder, self._seen)
+        self._following = asyncio.create_task(self._watch.run())
+
+    def _keep_secret(self) -> None:
+        """Beside the record, where the other commands find it. In an outside coordinator the job may have its own."""
+        if self._settings.secret_file is not None:
+            self._folder.write_secret(self._settings.secret())
+        elif self._record.own_coordinator:
+            self._folder.write_secret(secrets.token_hex(32).encode())
+        else:
+            return
+        self._settings = msgspec.structs.replace(self._settings, secret_file=self._folder.secret)
+
+    async def _unless_interrupted(self, action: Coroutine[Any, Any, T]) -> T:
+        task = asyncio.create_task(action)
+        signalled = asyncio.create_task(self._interrupted.wait())
+        await asyncio.wait({task, signalled}, return_when=asyncio.FIRST_COMPLETED)
+        signalled.cancel()
+        if self._interrupted.is_set():
+            task.cancel()
+            await asyncio.wait({task})
+            raise InterruptedStart
+        return task.result()
+
+    def _start_worker(self, slot: int) -> None:
+        settings = msgspec.structs.replace(self._settings, slot=slot, output_filename=None, zookeeper_port=None)
+        ours = {MARK: self._record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
+        inherited = scrubbed(os.environ, credentials=self._record.own_coordinator)
+        environ = {**inherited, **settings.to_environment(), **ours}
+        worker = start_worker(slot, self._command, environ, self._printer, self._output_folder(slot))
+        worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
+        self._workers.append(worker)
+
+    def _output_folder(self, slot: int) -> Path | None:
+        if self._settings.output_filename is None:
+            return None
+        folder = rank_folder(self._settings.output_filename, slot, self._settings.max_workers or self._settings.np)
+        folder.mkdir(parents=True, exist_ok=True)
+        return folder
+
+    # ---------------------------------------------------------------------------------------------- supervising
+
+    async def _supervise(self) -> Verdict:
+        limits = Limits(doubt_s=self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
+        supervisor = Supervisor({worker.slot: worker.pid for worker in self._workers}, limits)
+        while supervisor.phase is not Phase.ENDED:
+            happening = await self._next_happening(supervisor.deadline)
+            for command in supervisor.handle(happening, self._clock.now()):
+                self._carry_out(command)
+        self._patience_s = PATIENCE_S
+        assert supervisor.verdict is not None  # noqa: S101 - a machine that has ended has one
+        return supervisor.verdict
+
+    async def _next_happening(self, deadline: float | None) -> Happening:
+        try:
+            async with asyncio.timeout(None if deadline is None else deadline - self._clock.now()):
+                return await self._inbox.get()
+        except TimeoutError:
+            return TimePassed()
+
+    def _carry_out(self, command: Command) -> None:
+        match command:
+            case EndWorkers():
+                self._signal_workers(signal.SIGTERM)
+            case KillWorkers():
+                self._signal_workers(signal.SIGKILL)
+            case AskForLastWord():
+                self._last_word = asyncio.create_task(self._wait_last_word())
+
+    def _signal_workers(self, signum: signal.Signals) -> None:
+        for worker in self._workers:
+            worker.signal(signum)
+
+    async def _wait_last_word(self) -> None:
+        """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
+        await asyncio.to_thread(wait_marked_gone, self._record.mark, self._settings.step_timeout_s, self._hurry)
+        if self._watch is not None:
+            await self._watch.look()
+        self._inbox.put_nowait(JobSilent())
+
+    def _seen(self, job: JobSeen) -> None:
+        self._inbox.put_nowait(job)
+        if job.state != self._record.state and job.state not in {"finished", "failed"}:
+            self._write_record(state=job.state)
+        if job.state == "running" and not self._announced:
+            self._announced = True
+            name = self._record.job
+            self._printer.say(f"job {name} is running with {job.size} workers; see `edl status {name}`")
+
+    def _signalled(self) -> None:
+        if self._interrupted.is_set():
+            self._hurry.set()
+        self._interrupted.set()
+        self._inbox.put_nowait(Interrupted())
+
+    # ---------------------------------------------------------------------------------------------- cleaning up
+
+    async def _clean_up(self) -> None:
+        """While the coordinator still lives. Bounded: patience, TERM, KILL."""
+        left = await asyncio.to_thread(end_marked, self._record.mark, self._patience_s, self._hurry)
+        if left:
+            self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
+        for worker in self._workers:
+            await worker.wait_printed(PRINT_TIMEOUT_S)
+        for task in (self._last_word, self._following):
+            if task is not None:
+                task.cancel()
+                await asyncio.wait({task})
+        if self._watch is not None and not self._watch.over:
+            await self._watch.look()
+
+    def _write_record(self, **changes: Any) -> None:
+        self._record = msgspec.structs.replace(self._record, **changes)
+        self._folder.write(self._record)
