@@ -1,77 +1,37 @@
 """What `elastic_shard_generator` returns: this worker's samples, in the batches of its steps or one by one.
 
-Owns: turning leases into samples, and knowing which step each of them is for. Does not own: leases and the committed
-step (the feed, which the trainer implements), nor which samples are whose (`edl.core.ledger`).
+Owns: the faces that scripts iterate, and how one pass over the samples follows another. Does not own: the place inside
+a pass (`passes`), leases and their samples (`holdings`), the committed step (the feed, which the trainer implements).
 
 A generator may be pulled in another thread than the training one, and ahead of it. What a step consumes follows from
-the leases alone (I7), never from what was handed out. One pass of the script over its samples starts at the first step
-that is not trained, so leaving a pass midway loses nothing; and a void mini-batch (I8) is handed out again by stepping
-back, as long as the script has not asked for the one after it.
+the leases alone (I7), never from what was handed out. A pass starts at the first step that is not trained, so leaving
+one midway loses nothing; and a void mini-batch (I8) is handed out again by stepping back, as long as the script has not
+asked for the one after it.
 """
 
 from __future__ import annotations
 
 import os
 import threading
+import time
 from collections.abc import Iterable, Iterator, Sized
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import NoReturn, TypeVar
 
-import numpy as np
-from numpy.typing import NDArray
+import msgspec
 
-from edl.core.permutation import samples_at
-from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data import DataSpec, Lease, Range
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec, Lease
+from edl.runtime.holdings import Feed, Holdings, Ids
+from edl.runtime.passes import Pass, State
+from edl.runtime.source import positive, samples_of, whole
 
-BLOCK = 8192  # samples whose ids are computed at once
-
-Ids = NDArray[np.int64]
 T = TypeVar("T")
 
 
-class Feed(Protocol):
-    """What a generator needs of its job. Called from whichever thread pulls the generator."""
+class _Held:
+    """The item of a pipeline that is being trained."""
 
-    def open(self, spec: DataSpec) -> None:
-        """Say what is trained on, at the beginning of each pass: the first time, again, or with more epochs.
-
-        Raises UsageError if the job trains on something else.
-        """
-
-    def next_lease(self, after: int = 0) -> Lease | None:
-        """The lease after number `after`; waits for it, with a bound, and raises when the job or this worker is over.
-
-        None: nothing is left to be leased of all epochs that were asked for (by this worker's last `open` at least),
-        and this worker has committed the last step that has data. Before that, a fault may yet bring samples back.
-        """
-
-    def rehearsing(self) -> bool:
-        """This worker is a newcomer and its first mini-batch does not count."""
-
-    def step(self) -> int:
-        """The step that is being worked on: one more than this worker has committed."""
-
-
-@dataclass(slots=True)
-class _Pass:
-    """One iteration of the script."""
-
-    step: int | None = None  # handed out up to and with this one; None before the first lease is known
-    idle: bool = False  # all of `step` is handed out, and nothing after it has been asked for
-    epoch: int | None = None  # that its first lease belonged to
-    rehearsed: bool = False
-    ended: bool = False  # it came to its end, instead of being given up on the way
-
-
-@dataclass(frozen=True, slots=True)
-class _Batch:
-    """What one step trains, or stands in for it."""
-
-    ids: Ids
-    wanted: int  # samples of a full batch
-    share: int  # of `ids`, how many count
-    last: bool  # of a final lease
+    again = False
 
 
 class ShardGenerator:
@@ -91,39 +51,45 @@ class ShardGenerator:
         seed: int = 0,
         format: str | None = None,  # noqa: A002 - the contract's name
         default_batch: int | None = None,
+        step_timeout_s: float = 60.0,
     ) -> None:
-        self._total = _samples_of(source, format)
-        self._epochs = None if epochs is None else _positive("epochs", epochs, "a number of passes, or None")
-        self._shuffle = _flag("shuffle", shuffle)
-        self._seed = _whole("seed", seed, "any whole number")
+        self._total = samples_of(source, format)
+        self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
+        if not isinstance(shuffle, bool):
+            raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
+        self._shuffle = shuffle
+        self._seed = whole("seed", seed, "a whole number, the same on all workers")
         self._default_batch = default_batch
         self._feed = feed
+        self._holdings = Holdings(feed)
+        self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
-        self._state = threading.RLock()  # guards what follows; never held while waiting for the feed
-        self._fetching = threading.Lock()  # one thread waits for the feed, others for this
-        self._leases: list[Lease] = []
-        self._newest = 0  # number of the newest lease that came
-        self._pass = _Pass()
-        self._passes_ended = 0  # or, of whole epochs, the next one
+        self._lock = threading.Lock()  # guards what follows
+        self._pass: Pass | None = None
         self._held: _Held | None = None
-        self._block: _Block | None = None
+        self._next_epoch = 0  # with epochs=None: the one that the next pass is for
 
     # ------------------------------------------------------------------------------------------- the script's side
 
     def batches(self, n: int) -> Iterator[Ids]:
-        """One array of at most `n` sample ids per step; when this worker has none in a step, one that does not count."""
-        size = _positive("n of batches(n)", n, "the samples of one step of one worker")
-        return self._batches(self._spec(size, by_sample=False))
+        """One array of sample ids per step: `n` of them, fewer in the last step of an epoch.
+
+        A worker for which no sample is left in a step gets one that does not count, so that it can take part.
+        """
+        self._check_process()
+        return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))
 
     def __iter__(self) -> Iterator[int]:
         """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
+        self._check_process()
         if self._default_batch is None:
             raise UsageError(
                 "to iterate elastic_shard_generator() sample by sample, edl must know how many samples make a step: "
                 "say edl.init(batch_size=64) or EDL_BATCH_SIZE=64, or take whole batches from .batches(64)"
             )
-        size = _positive("batch_size", self._default_batch, "the samples of one step of one worker")
-        return self._samples(self._spec(size, by_sample=True))
+        spec = self._spec(positive("batch_size", self._default_batch, "the samples of one step of one worker"))
+        whole_epochs = self._epochs is None  # else one stream, in which the script's batches reach across epochs
+        return self._samples(msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs))
 
     def __call__(self) -> Iterator[int]:
         """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
@@ -134,20 +100,19 @@ class ShardGenerator:
 
         Put it around the outermost iterable of the training loop: it keeps the item that is being trained.
         """
-        held = _Held()
-        with self._state:
-            self._held = held
+        held = self._held = _Held()
         try:
             for item in pipeline:
                 yield item
-                while held.take():
+                while held.again:
+                    held.again = False
                     yield item
         finally:
-            with self._state:
-                self._held = None if self._held is held else self._held
+            if self._held is held:
+                self._held = None
 
-    def __reduce__(self) -> str | tuple[Any, ...]:
-        raise UsageError(_WRONG_PROCESS)
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(_OTHER_PROCESS)
 
     # ------------------------------------------------------------------------------------------ the trainer's side
 
@@ -162,37 +127,83 @@ class ShardGenerator:
     def redeliver(self) -> bool:
         """The mini-batch being worked on is void: hand it out again (I8). Call it before the script goes on.
 
-        False: the script's pipeline has read ahead, so stepping back would reorder samples. Then the trainer must
-        repeat the step itself, with the gradients it has; or end this worker, whose leases go back as they are.
+        False: the script's pipeline has read ahead, so stepping back would disorder it. Then the trainer must repeat
+        the step itself, with the gradients it has, or end this worker, whose leases then go back as they are.
         """
-        with self._state:
-            if self._held is not None:
-                return self._held.keep()
-            void, now = self._feed.step(), self._pass
-            if now.ended and now.step == void:
-                now.ended = False  # the next pass begins with it
-            if now.ended or not now.idle or now.step != void:
-                return False
-            now.step = void - 1
-            now.idle = False
+        held, now = self._held, self._pass
+        if held is not None:
+            held.again = True
             return True
+        return now is not None and now.step_back(self._feed.step())
 
     # ------------------------------------------------------------------------------------------------ the inside
 
-    def _spec(self, batch: int, *, by_sample: bool) -> DataSpec:
-        return DataSpec(
-            total=self._total,
-            epochs=self._epochs or 1,
-            batch=batch,
-            shuffle=self._shuffle,
-            seed=self._seed,
-            whole_epochs=self._epochs is None or not by_sample,
-            by_sample=by_sample,
-        )
-
     def _batches(self, spec: DataSpec) -> Iterator[Ids]:
-        now, spec = self._begin(spec)
-        while (batch := self._next(now, spec)) is not None:
-            self._hand_out_last(now)
+        now = self._begin(spec)
+        while (batch := now.next()) is not None:
+            now.rest()
             yield batch.ids
         self._end(now)
+
+    def _samples(self, spec: DataSpec) -> Iterator[int]:
+        now = self._begin(spec)
+        while (batch := now.next()) is not None:
+            *others, last = batch.ids.tolist()
+            yield from others
+            now.rest()
+            yield last
+            if batch.ends_pass:
+                break
+        self._end(now)
+
+    def _spec(self, batch: int) -> DataSpec:
+        return DataSpec(self._total, self._epochs or 1, batch, self._shuffle, self._seed)
+
+    def _begin(self, spec: DataSpec) -> Pass:
+        with self._lock:
+            if self._epochs is None:
+                spec = msgspec.structs.replace(spec, epochs=self._next_epoch + 1)
+            if self._pass is not None:
+                self._finish(self._pass)
+            now = self._pass = Pass(spec, self._feed, self._holdings, one_epoch=self._epochs is None)
+        self._feed.open(spec)
+        return now
+
+    def _finish(self, before: Pass) -> None:
+        """The end of a pass may still be in the script's pipeline: wait until it is trained, bounded by step (I12)."""
+        trained, since = self._holdings.trained_step or 0, time.monotonic()
+        while before.state is State.ENDED and trained < (before.step or 0):
+            if time.monotonic() - since > self._step_timeout_s:
+                raise UsageError(_NOT_TRAINED)
+            time.sleep(0.01)
+            now = self._holdings.trained_step or 0
+            trained, since = now, (since if now == trained else time.monotonic())
+        before.give_up()
+
+    def _end(self, now: Pass) -> None:
+        now.end()
+        with self._lock:
+            self._next_epoch = self._next_epoch + 1 if now.epoch is None else max(self._next_epoch, now.epoch + 1)
+
+    def _lease_at(self, step: int) -> Lease:
+        lease = self._holdings.at(step)
+        if lease is None:
+            raise UsageError(
+                f"step {step} has no mini-batch from elastic_shard_generator(): take one batch from it before each "
+                "notify_batch_end()"
+            )
+        return lease
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(_OTHER_PROCESS)
+
+
+_OTHER_PROCESS = (
+    "elastic_shard_generator() works only in the process that called edl.init(): give DataLoader num_workers=0, or let "
+    "its workers load what the ids from .batches(n) stand for"
+)
+_NOT_TRAINED = (
+    "elastic_shard_generator() is iterated again, but batches of the iteration before were never trained: take all "
+    "that your pipeline has read ahead before you begin anew; put .repeat() behind .batch(), or ask for epochs=..."
+)

@@ -1,0 +1,118 @@
+"""One pass of a script over its samples: which step comes next, and what is handed out for it.
+
+Owns: the place of one iteration, and stepping back over a void mini-batch. Does not own: leases (`holdings`), nor what
+becomes of an iteration that is followed by another (`shards`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import Enum
+
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec, Lease
+from edl.runtime.holdings import Feed, Holdings, Ids, first_ids
+
+
+class State(Enum):
+    """How a pass stands to the script that pulls it."""
+
+    BUSY = "busy"  # something is asked for, or only a part of `step` is handed out
+    IDLE = "idle"  # all of `step` is handed out, and nothing after it is asked for
+    ENDED = "ended"  # by itself
+    GIVEN_UP = "given up"  # a newer pass has begun, or the last step was void after the end
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step is computed on. Never empty; what stands in for no samples has weight zero by its lease."""
+
+    ids: Ids
+    ends_pass: bool = False  # it may be short, and the script can only tell by the end
+
+
+class Pass:
+    """May be pulled by one thread and stepped back by another."""
+
+    def __init__(self, spec: DataSpec, feed: Feed, holdings: Holdings, *, one_epoch: bool) -> None:
+        self._spec = spec
+        self._feed = feed
+        self._holdings = holdings
+        self._one_epoch = one_epoch
+        self._lock = threading.Lock()  # not held while waiting for the feed
+        self._rehearsed = False
+        self.state = State.BUSY
+        self.epoch: int | None = None  # that its first step belonged to
+        self.step = holdings.trained_step  # handed out up to and with this one; None before the first lease has come
+
+    def next(self) -> Batch | None:
+        """What to hand out next; None when the pass is over. Waits for leases."""
+        self._enter(State.BUSY)
+        if not self._rehearsed and self._feed.rehearsing():
+            self._rehearsed = True
+            return Batch(first_ids(self._spec, 0, self._spec.batch))
+        while True:
+            newest = self._holdings.newest
+            with self._lock:
+                self._check_current()
+                lease = self._coming()
+                if lease is not None:
+                    return None if self._is_beyond(lease) else self._take(lease)
+            if not self._holdings.fetch(newest):
+                return None
+
+    def rest(self) -> None:
+        """The last of what `next` gave is about to be handed out."""
+        self._enter(State.IDLE)
+
+    def end(self) -> None:
+        self._enter(State.ENDED)
+
+    def give_up(self) -> None:
+        """Whoever still pulls this pass is told."""
+        with self._lock:
+            self.state = State.GIVEN_UP
+
+    def step_back(self, void: int) -> bool:
+        """Step `void` must come again. True: it is what `next` gives next."""
+        with self._lock:
+            if self.step != void:
+                return False
+            if self.state is State.ENDED:
+                self.state = State.GIVEN_UP  # the pass that follows begins with it
+            if self.state is not State.IDLE:
+                return False
+            self.step = void - 1
+            return True
+
+    def _enter(self, state: State) -> None:
+        with self._lock:
+            self._check_current()
+            self.state = state
+
+    def _check_current(self) -> None:
+        if self.state is State.GIVEN_UP:
+            raise UsageError(
+                "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
+                "order of samples, so keep one iterator and take all batches from it"
+            )
+
+    def _coming(self) -> Lease | None:
+        if self.step is None:
+            self.step = self._holdings.trained_step
+        return None if self.step is None else self._holdings.at(self.step + 1)
+
+    def _is_beyond(self, lease: Lease) -> bool:
+        return self._one_epoch and self.epoch is not None and lease.epoch > self.epoch
+
+    def _take(self, lease: Lease) -> Batch:
+        step = self.step = (self.step or 0) + 1
+        self.epoch = lease.epoch if self.epoch is None else self.epoch
+        ends_pass = lease.final and step == lease.until_step
+        ids = self._holdings.ids(self._spec, lease, step)
+        if ids.size == 0:
+            # Scripts that cut batches themselves must get what fills one, unless the end of the pass cuts it short.
+            count = self._spec.batch if self._spec.by_sample and not ends_pass else 1
+            ids = first_ids(self._spec, lease.epoch, count)
+        return Batch(ids, ends_pass)
