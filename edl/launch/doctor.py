@@ -2,7 +2,7 @@
 
 Owns: the checks behind `edl doctor`, each of which returns values and changes nothing, and how they are printed.
 Does not own: setting anything right (scripts/setup does), nor where Java and ZooKeeper are looked for
-(`edl.coordination.server`), nor what settings mean (`edl.config`).
+(`edl.coordination.java`), nor what settings mean (`edl.config`).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ import msgspec
 
 import horovod_edl
 from edl.config import Settings
-from edl.coordination.server import find_jars, find_java
+from edl.coordination.java import find_jars, find_java
 from edl.errors import ConfigError
 
 PYTHON = (3, 11)
@@ -63,7 +63,7 @@ def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: st
 
 
 def check_edl_package() -> Check:
-    """Whether `import edl` means us, and will go on to: distribution `edl`, a parser, has a package of that name too."""
+    """Whether `import edl` means us, and will go on to: distribution `edl`, a parser, has such a package too."""
     complaint = horovod_edl.foreign_package()
     if complaint:
         found, _, remedy = complaint.partition(" Remedy: ")
@@ -160,9 +160,9 @@ def _built_for(horovod: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------- the coordinator
 
 
-def check_java() -> Check:
+def check_java(environ: Mapping[str, str]) -> Check:
     try:
-        java = find_java()
+        java = find_java(environ)
     except ConfigError as error:
         return Check("Java", Outcome.FAIL, "none found", str(error))
     try:
@@ -174,12 +174,12 @@ def check_java() -> Check:
     return Check("Java", Outcome.OK, f"{version[1] if version else 'unknown version'} ({java})")
 
 
-def check_zookeeper() -> Check:
+def check_zookeeper(environ: Mapping[str, str]) -> Check:
     try:
-        jars = find_jars()
+        jars = find_jars(environ)
     except ConfigError as error:
         return Check("ZooKeeper", Outcome.FAIL, "its jars were not found", str(error))
-    return Check("ZooKeeper", Outcome.OK, ", ".join(jars))
+    return Check("ZooKeeper", Outcome.OK, f"{jars[0]} and {len(jars) - 1} more")
 
 
 def check_pdeathsig() -> Check:
@@ -187,7 +187,7 @@ def check_pdeathsig() -> Check:
     if found:
         return Check("setpriv", Outcome.OK, found)
     remedy = "install util-linux: without it a local ZooKeeper outlives an `edl run` that is killed outright"
-    return Check("setpriv", Outcome.FAIL, "not found", remedy)
+    return Check("setpriv", Outcome.WARN, "not found", remedy)
 
 
 # ------------------------------------------------------------------------------------------------------ this machine
@@ -245,8 +245,8 @@ def look(environ: Mapping[str, str]) -> list[Check]:
         check_edl_package,
         lambda: check_horovod_for("torch"),
         lambda: check_horovod_for("tensorflow"),
-        check_java,
-        check_zookeeper,
+        lambda: check_java(environ),
+        lambda: check_zookeeper(environ),
         check_pdeathsig,
         lambda: check_ports(environ),
         check_open_files,

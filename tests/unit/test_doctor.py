@@ -13,7 +13,7 @@ from edl.launch.doctor import Check, Outcome
 
 
 def raising(error: Exception):
-    def function():
+    def function(environ):
         raise error
 
     return function
@@ -99,22 +99,30 @@ class TestHorovod:
 class TestCoordinator:
     def test_no_java(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_java", raising(ConfigError("install a JRE")))
-        assert doctor.check_java() == Check("Java", Outcome.FAIL, "none found", "install a JRE")
+        assert doctor.check_java({}) == Check("Java", Outcome.FAIL, "none found", "install a JRE")
 
     def test_a_java_that_does_not_run(self, monkeypatch, tmp_path):
-        monkeypatch.setattr(doctor, "find_java", lambda: str(tmp_path / "java"))
-        assert doctor.check_java().outcome is Outcome.FAIL
+        monkeypatch.setattr(doctor, "find_java", lambda environ: str(tmp_path / "java"))
+        assert doctor.check_java({}).outcome is Outcome.FAIL
 
     def test_the_version_is_read_from_what_java_prints(self, monkeypatch, tmp_path):
         java = tmp_path / "java"
         java.write_text(f"#!{sys.executable}\nimport sys; print('openjdk version \"17.0.15\" 2025', file=sys.stderr)\n")
         java.chmod(0o755)
-        monkeypatch.setattr(doctor, "find_java", lambda: str(java))
-        assert doctor.check_java() == Check("Java", Outcome.OK, f"17.0.15 ({java})")
+        monkeypatch.setattr(doctor, "find_java", lambda environ: str(java))
+        assert doctor.check_java({}) == Check("Java", Outcome.OK, f"17.0.15 ({java})")
 
     def test_no_jars(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_jars", raising(ConfigError("install libzookeeper-java")))
-        assert doctor.check_zookeeper().remedy == "install libzookeeper-java"
+        assert doctor.check_zookeeper({}).remedy == "install libzookeeper-java"
+
+    def test_the_server_is_named_and_the_rest_counted(self, monkeypatch):
+        monkeypatch.setattr(doctor, "find_jars", lambda environ: (Path("/j/zookeeper.jar"), Path("/j/slf4j.jar")))
+        assert doctor.check_zookeeper({}).found == "/j/zookeeper.jar and 1 more"
+
+    def test_without_setpriv_all_works_but_less_safely(self, monkeypatch):
+        monkeypatch.setattr("shutil.which", lambda name: None)
+        assert doctor.check_pdeathsig().outcome is Outcome.WARN
 
 
 class TestPorts:
