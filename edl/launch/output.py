@@ -10,12 +10,10 @@ import contextlib
 import math
 import os
 import queue
-import re
 import threading
 from pathlib import Path
 
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
-LINE = re.compile(rb"[^\r\n]*(?:\r\n|\r|\n)")
 
 
 class LinePrefixer:
@@ -35,8 +33,8 @@ class LinePrefixer:
         if piece or head:
             self._after_return = piece.endswith(b"\r")
         text = self._rest + piece
-        lines = LINE.findall(text)
-        self._rest = text[sum(map(len, lines)) :]
+        lines = text.splitlines(keepends=True)  # of bytes: at \n, \r and \r\n only
+        self._rest = lines.pop() if text and not text.endswith((b"\n", b"\r")) else b""
         while len(self._rest) >= LONGEST_LINE:
             lines.append(self._rest[:LONGEST_LINE] + b"\n")
             self._rest = self._rest[LONGEST_LINE:]

@@ -1,0 +1,148 @@
+"""Settings: keyword or flag, else environment, else default; and one clear line for each wrong one."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edl.config import TABLE, Given, Settings, scrubbed
+from edl.errors import ConfigError
+
+JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
+
+
+def test_no_job_is_a_job_of_one_worker():
+    settings = Settings.from_environment({})
+    assert settings.job is None
+    assert (settings.np, settings.min_workers, settings.max_workers) == (1, 1, None)
+    assert (settings.session_timeout_s, settings.step_timeout_s) == (10, 60)
+    assert settings.home == Path("~/.edl").expanduser()
+
+
+def test_a_keyword_wins_over_the_environment():
+    settings = Settings.from_environment({**JOINED, "EDL_BATCH_SIZE": "32"}, job="other", batch_size=64, np=None)
+    assert (settings.job, settings.batch_size, settings.np) == ("other", 64, 1)
+
+
+@pytest.mark.parametrize("variable", ["EDL_MIN_WORKERS", "EDL_MIN_NP", "EDL_MIN_NUM_PROC"])
+def test_every_spelling_of_a_variable_counts(variable):
+    settings = Settings.from_environment({variable: "3"})
+    assert (settings.min_workers, settings.np) == (3, 3)
+
+
+def test_two_spellings_that_differ_are_refused():
+    with pytest.raises(ConfigError, match="EDL_NP=2 and EDL_NUM_PROC=3 contradict each other"):
+        Settings.from_environment({"EDL_NP": "2", "EDL_NUM_PROC": "3"})
+
+
+@pytest.mark.parametrize(
+    ("environ", "keywords", "words"),
+    [
+        ({"EDL_NP": "0"}, {}, "EDL_NP=0: must be a whole number of at least 1"),
+        ({"EDL_NP": "two"}, {}, "EDL_NP=two: must be a whole number"),
+        ({}, {"batch_size": -1}, "batch_size=-1: must be a whole number of at least 1"),
+        ({}, {"batch_size": 6.5}, "batch_size=6.5: must be a whole number"),
+        ({}, {"job": "a b"}, "job='a b': must be 1 to 64 letters"),
+        ({"EDL_JOB": ".."}, {}, "EDL_JOB=..: must be"),
+        ({"EDL_COORDINATOR": "zk"}, {}, "EDL_COORDINATOR=zk: must be HOST:PORT"),
+        ({"EDL_COORDINATOR": "zk:70000"}, {}, "EDL_COORDINATOR=zk:70000: must be HOST:PORT"),
+        ({"EDL_COORDINATOR": "zk:1/a//b"}, {}, "empty part"),
+        ({"EDL_SESSION_TIMEOUT": "nan"}, {}, "EDL_SESSION_TIMEOUT=nan: must be a number of seconds from 1 to 60"),
+        ({"EDL_STEP_TIMEOUT": "0"}, {}, "EDL_STEP_TIMEOUT=0: must be a number of seconds"),
+        ({"EDL_NETWORK_INTERFACE": "nope0"}, {}, "EDL_NETWORK_INTERFACE=nope0: is no network interface .* it has .*lo"),
+        ({"EDL_MIN_NP": "3", "EDL_MAX_NP": "2"}, {}, "EDL_MIN_NP=3 is more than EDL_MAX_NP=2"),
+        ({"EDL_MIN_NP": "3", "EDL_NP": "2"}, {}, "EDL_NP=2 is less than EDL_MIN_NP=3"),
+        ({"EDL_MAX_NP": "3", "EDL_NP": "4"}, {}, "EDL_NP=4 is more than EDL_MAX_NP=3"),
+        ({"EDL_JOB": "x"}, {}, "EDL_JOB=x is given without a coordinator"),
+        ({"EDL_COORDINATOR": "zk:1"}, {}, "EDL_COORDINATOR=zk:1 is given without a job"),
+        ({}, {"colour": 1}, "colour is no setting"),
+    ],
+)
+def test_a_wrong_setting_is_named_with_its_value_and_the_remedy(environ, keywords, words, tmp_path):
+    with pytest.raises(ConfigError, match=words) as caught:
+        Settings.from_environment({"EDL_HOME": str(tmp_path), **environ}, **keywords)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("address", ["zk:1", "a:1,b:2", "10.0.0.1:2181/edl/jobs", "[::1]:2181"])
+def test_coordinators_of_all_forms(address):
+    assert Settings.from_environment({"EDL_JOB": "x", "EDL_COORDINATOR": address}).coordinator == address
+
+
+def test_the_environment_hands_all_settings_down(tmp_path):
+    given = {
+        "job": "mnist", "coordinator": "zk:1/x", "secret_file": tmp_path / "s", "np": 2, "min_workers": 1,
+        "max_workers": 4, "max_restarts": 3, "batch_size": 64, "session_timeout_s": 4.5, "step_timeout_s": 30,
+        "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
+        "slot": 0, "worker_id": "w1",
+    }  # fmt: skip
+    assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
+    settings = Settings.from_environment({}, **given)
+    environ = settings.to_environment()
+    assert Settings.from_environment(environ) == settings
+    assert set(environ) == {setting.variables[0] for setting in TABLE}
+
+
+def test_a_scrubbed_environment_has_no_setting_in_any_spelling():
+    environ = {
+        "EDL_MIN_NP": "1",
+        "EDL_NUM_PROC": "2",
+        "EDL_COORDINATOR_AUTH": "a:b",
+        "EDL_JAVA": "java",
+        "PATH": "/bin",
+    }
+    assert scrubbed(environ, credentials=False).keys() == {"EDL_COORDINATOR_AUTH", "EDL_JAVA", "PATH"}
+    assert scrubbed(environ, credentials=True).keys() == {"EDL_JAVA", "PATH"}
+
+
+def test_a_flag_is_quoted_as_it_was_typed():
+    with pytest.raises(ConfigError, match=r"^--num-proc 0: must be"):
+        Settings.from_given({"np": Given("0", "--num-proc 0")}, {"EDL_NP": "3"})
+
+
+class TestSecret:
+    def test_is_read_from_its_file(self, tmp_path):
+        (tmp_path / "secret").write_text("abc\n")
+        assert Settings(secret_file=tmp_path / "secret").secret() == b"abc"
+
+    def test_none_is_empty(self):
+        assert Settings().secret() == b""
+
+    def test_a_file_that_is_not_there_or_empty_is_named(self, tmp_path):
+        with pytest.raises(ConfigError, match=r"EDL_SECRET_FILE=.*none: cannot be read: No such file"):
+            Settings(secret_file=tmp_path / "none").secret()
+        (tmp_path / "none").touch()
+        with pytest.raises(ConfigError, match=r"is empty"):
+            Settings(secret_file=tmp_path / "none").secret()
+
+
+class TestRecordOfThisMachine:
+    """A second shell joins with the job's name alone."""
+
+    @pytest.fixture
+    def folder(self, tmp_path):
+        folder = tmp_path / "jobs" / "mnist"
+        folder.mkdir(parents=True)
+        (folder / "secret").write_text("abc")
+        return folder
+
+    def write(self, folder: Path, **record: str) -> None:
+        (folder / "record.json").write_text(json.dumps(record))
+
+    def test_completes_coordinator_and_secret(self, folder, tmp_path):
+        self.write(folder, coordinator="localhost:4242", state="running")
+        settings = Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
+        assert (settings.coordinator, settings.secret()) == ("localhost:4242", b"abc")
+
+    @pytest.mark.parametrize("record", [{"coordinator": "localhost:4242", "state": "finished"}, {"state": "running"}])
+    def test_of_a_job_that_is_over_or_not_yet_there_is_not_used(self, folder, tmp_path, record):
+        self.write(folder, **record)
+        with pytest.raises(ConfigError, match="without a coordinator"):
+            Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
+
+    def test_of_another_coordinator_is_not_used(self, folder, tmp_path):
+        self.write(folder, coordinator="localhost:4242", state="running")
+        settings = Settings.from_environment({"EDL_HOME": str(tmp_path), **JOINED})
+        assert (settings.coordinator, settings.secret()) == ("zk:2181", b"")

@@ -1,0 +1,214 @@
+"""What `edl run` decides about its workers, without a process, a signal or a clock."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from edl.errors import InvalidTransition
+from edl.launch.supervision import (
+    END_GRACE_S,
+    KILL_GRACE_S,
+    AskForLastWord,
+    EndWorkers,
+    Happening,
+    Interrupted,
+    JobSeen,
+    JobSilent,
+    KillWorkers,
+    Limits,
+    Phase,
+    Supervisor,
+    TimePassed,
+    Verdict,
+    WorkerExited,
+    describe_exit,
+)
+
+LIMITS = Limits(doubt_s=10, settle_s=60)
+RUNNING = JobSeen("running", pids=frozenset({100, 101}), size=2)
+FINISHED = JobSeen("finished", pids=frozenset({100, 101}), size=2)
+
+
+def two_workers() -> Supervisor:
+    return Supervisor({0: 100, 1: 101}, LIMITS)
+
+
+def play(supervisor: Supervisor, *happenings: Happening, now: float = 0.0) -> list[object]:
+    return [command for happening in happenings for command in supervisor.handle(happening, now)]
+
+
+def test_a_job_that_finishes():
+    supervisor = two_workers()
+    assert play(supervisor, RUNNING, WorkerExited(0, 0), FINISHED) == []
+    assert play(supervisor, WorkerExited(1, 0)) == [AskForLastWord()]
+    play(supervisor, FINISHED)
+    assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_a_worker_that_leaves_with_0_does_not_end_the_others():
+    supervisor = two_workers()
+    assert play(supervisor, RUNNING, WorkerExited(0, 0)) == []
+    assert supervisor.phase is Phase.WATCHING
+    assert supervisor.deadline is None
+
+
+def test_a_crash_before_the_job_runs_ends_the_others():
+    supervisor = two_workers()
+    assert play(supervisor, WorkerExited(1, 1)) == [EndWorkers()]
+    play(supervisor, WorkerExited(0, -15))
+    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 1")
+
+
+def test_a_crash_of_the_only_worker_needs_no_command():
+    supervisor = Supervisor({0: 100}, LIMITS)
+    assert play(supervisor, WorkerExited(0, -9)) == []
+    assert supervisor.verdict == Verdict(1, "failed", "worker 0 was killed by SIGKILL")
+
+
+class TestCrashWhileTheJobRuns:
+    def crashed(self) -> Supervisor:
+        supervisor = two_workers()
+        assert play(supervisor, RUNNING, WorkerExited(1, -9)) == []
+        assert (supervisor.phase, supervisor.deadline) == (Phase.DOUBTING, 10)
+        return supervisor
+
+    def test_is_no_failure_when_the_leader_goes_on_without_it(self):
+        supervisor = self.crashed()
+        play(supervisor, RUNNING)  # not noticed yet
+        assert supervisor.phase is Phase.DOUBTING
+        play(supervisor, JobSeen("running", pids=frozenset({100}), size=1))
+        assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+        play(supervisor, WorkerExited(0, 0), JobSeen("finished"))
+        assert supervisor.verdict == Verdict(0, "finished")
+
+    def test_is_one_when_the_leader_does_not_in_time(self):
+        supervisor = self.crashed()
+        assert play(supervisor, TimePassed(), now=9.9) == []
+        assert play(supervisor, TimePassed(), now=10) == [EndWorkers()]
+        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+
+    def test_is_one_when_the_others_crash_with_it_and_the_first_is_the_reason(self):
+        supervisor = self.crashed()
+        play(supervisor, WorkerExited(0, 1))
+        assert supervisor.phase is Phase.ENDED
+        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+
+    def test_is_none_when_the_others_finish_the_job_meanwhile(self):
+        supervisor = self.crashed()
+        assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
+        play(supervisor, JobSeen("finished"))
+        assert supervisor.verdict == Verdict(0, "finished")
+
+    def test_is_the_reason_when_the_job_never_says_it_finished(self):
+        supervisor = self.crashed()
+        play(supervisor, WorkerExited(0, 0), JobSilent())
+        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+
+
+def test_a_job_that_failed_ends_its_workers_with_the_leaders_reason():
+    supervisor = two_workers()
+    assert play(supervisor, RUNNING, JobSeen("failed", "fewer than 2 workers")) == [EndWorkers()]
+    play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
+    assert supervisor.verdict == Verdict(1, "failed", "fewer than 2 workers")
+
+
+def test_workers_that_run_on_after_the_job_are_ended():
+    supervisor = two_workers()
+    play(supervisor, RUNNING, FINISHED, WorkerExited(0, 0), now=5)
+    play(supervisor, FINISHED, now=50)
+    assert supervisor.deadline == 65, "told again is no reason to wait longer"
+    assert play(supervisor, TimePassed(), now=65) == [EndWorkers()]
+    assert supervisor.verdict == Verdict(1, "failed", "worker 1 ran on for 60 s after the job had finished")
+
+
+class TestLastWord:
+    def settling(self, seen: JobSeen) -> Supervisor:
+        supervisor = two_workers()
+        play(supervisor, seen, WorkerExited(0, 0), WorkerExited(1, 0))
+        assert supervisor.phase is Phase.SETTLING
+        return supervisor
+
+    def test_of_a_command_that_never_joined_is_a_note(self):
+        supervisor = Supervisor({0: 100}, LIMITS)
+        play(supervisor, WorkerExited(0, 0), JobSilent())
+        assert supervisor.verdict == Verdict(0, "finished", note="its workers ended without calling edl.init()")
+
+    def test_of_a_job_that_goes_on_elsewhere_is_a_note(self):
+        supervisor = self.settling(RUNNING)
+        play(supervisor, JobSeen("running", size=3), JobSilent())
+        assert supervisor.verdict == Verdict(
+            0, "finished", note="its workers here have left; the job goes on elsewhere"
+        )
+
+    @pytest.mark.parametrize("end", [JobSilent(), TimePassed()])
+    def test_that_does_not_come_is_a_failure(self, end):
+        supervisor = self.settling(RUNNING)
+        play(supervisor, end, now=60)
+        assert supervisor.verdict == Verdict(1, "failed", "all workers exited, but the job was still running")
+
+
+class TestInterrupt:
+    def test_ends_then_kills_then_gives_up(self):
+        supervisor = two_workers()
+        assert play(supervisor, RUNNING, Interrupted()) == [EndWorkers()]
+        assert supervisor.deadline == END_GRACE_S
+        assert play(supervisor, TimePassed(), now=END_GRACE_S) == [KillWorkers()]
+        assert play(supervisor, TimePassed(), now=END_GRACE_S + KILL_GRACE_S) == []
+        assert supervisor.phase is Phase.ENDED
+        assert supervisor.verdict == Verdict(1, "failed", "interrupted")
+
+    def test_twice_kills_at_once(self):
+        assert play(two_workers(), Interrupted(), Interrupted()) == [EndWorkers(), KillWorkers()]
+
+    def test_is_the_reason_whatever_the_workers_and_the_leader_make_of_it(self):
+        supervisor = two_workers()
+        play(
+            supervisor, RUNNING, Interrupted(), JobSeen("failed", "no workers"), WorkerExited(0, 0), WorkerExited(1, 1)
+        )
+        assert supervisor.verdict == Verdict(1, "failed", "interrupted")
+
+
+def test_a_worker_that_ends_twice_is_our_bug():
+    supervisor = two_workers()
+    play(supervisor, WorkerExited(0, 0))
+    with pytest.raises(InvalidTransition, match="WorkerExited"):
+        play(supervisor, WorkerExited(0, 0))
+
+
+@pytest.mark.parametrize(
+    ("code", "words"), [(3, "exited with code 3"), (-9, "was killed by SIGKILL"), (-99, "was killed by signal 99")]
+)
+def test_exits_in_words(code, words):
+    assert describe_exit(code) == words
+
+
+SEEN = st.builds(
+    JobSeen,
+    st.sampled_from(["starting", "running", "scaling", "finished", "failed"]),
+    pids=st.frozensets(st.sampled_from([100, 101, 102])),
+    size=st.integers(0, 3),
+)
+ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()))
+
+
+@given(st.lists(st.one_of(ANYTHING, st.integers(0, 2)), max_size=30), st.lists(st.integers(-15, 2), min_size=3))
+def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
+    supervisor = Supervisor({slot: 100 + slot for slot in range(3)}, LIMITS)
+    left, now = {0, 1, 2}, 0.0
+    for entry in story:
+        now += 1
+        if not isinstance(entry, int):
+            supervisor.handle(entry, now)
+        elif entry in left:
+            left.remove(entry)
+            supervisor.handle(WorkerExited(entry, codes[entry]), now)
+    supervisor.handle(Interrupted(), now)
+    for _ in range(3):
+        now += 100
+        supervisor.handle(TimePassed(), now)
+    assert supervisor.phase is Phase.ENDED
+    assert supervisor.verdict is not None
+    assert (supervisor.verdict.code == 0) == (supervisor.verdict.state == "finished")
+    assert supervisor.verdict.code == 0 or supervisor.verdict.reason
