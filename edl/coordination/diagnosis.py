@@ -32,39 +32,40 @@ async def explain(settings: Coordinator) -> str:
 def _look(host: str, port: int, tls: Tls | None) -> str:
     try:
         with socket.create_connection((host, port), _PROBE_S) as connection:
-            if tls is None:
-                return _ask(connection)
-            with tls_context(tls).wrap_socket(connection, server_hostname=host) as secure:
-                return _ask(secure)
+            return _ask(connection) if tls is None else _shake_hands(connection, host, tls)
+    except socket.gaierror as error:
+        return f"has a host name that does not resolve ({error.strerror}): check the spelling"
+    except ConnectionRefusedError:
+        return "refuses the connection: nothing listens there; check the port, and that ZooKeeper runs"
+    except TimeoutError:
+        return "does not answer: check the address, and for a firewall in between"
     except OSError as error:
-        return _problem(error)
+        return f"cannot be reached ({error.strerror or error})"
 
 
-def _problem(error: OSError) -> str:
-    match error:
-        case socket.gaierror():
-            return f"has a host name that does not resolve ({error.strerror}): check the spelling"
-        case ConnectionRefusedError():
-            return "refuses the connection: nothing listens there; check the port, and that ZooKeeper runs"
-        case TimeoutError():
-            return "does not answer: check the address, and for a firewall in between"
-        case ssl.SSLError():
-            return _tls_problem(error)
-        case _:
-            return f"cannot be reached ({error.strerror or error})"
-
-
-def _tls_problem(error: ssl.SSLError) -> str:
-    if isinstance(error, ssl.SSLCertVerificationError):
+def _shake_hands(connection: socket.socket, host: str, tls: Tls) -> str:
+    try:
+        secure = tls_context(tls).wrap_socket(connection, server_hostname=host)
+    except ssl.SSLCertVerificationError as error:
         return (
             f"shows a certificate that does not hold ({error.verify_message}): check EDL_COORDINATOR_TLS_CA, and that "
             "the certificate names the host as EDL_COORDINATOR does"
         )
-    if error.reason in {"WRONG_VERSION_NUMBER", "UNEXPECTED_EOF_WHILE_READING", "RECORD_LAYER_FAILURE"}:
-        return "does not speak TLS: use the server's secure port, or unset EDL_COORDINATOR_TLS_CA"
+    except OSError as error:
+        if "ALERT" in (getattr(error, "reason", None) or ""):
+            return _wants_other_client(error)
+        return f"does not speak TLS ({error}): use the server's secure port, or unset EDL_COORDINATOR_TLS_CA"
+    with secure:
+        try:
+            return _ask(secure)
+        except ssl.SSLError as error:  # with TLS 1.3 a server judges the client's certificate after the handshake
+            return _wants_other_client(error)
+
+
+def _wants_other_client(error: OSError) -> str:
     return (
-        f"ends the TLS connection ({error.reason or error}): it may want a certificate of the client, or another one "
-        "than EDL_COORDINATOR_TLS_CERT"
+        f"ends the TLS connection ({error}): it may want a certificate of the client, or another one than "
+        "EDL_COORDINATOR_TLS_CERT"
     )
 
 

@@ -203,13 +203,18 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has n
         return connection
 
 
-class _NoSecrets(logging.Filter):
-    """At DEBUG kazoo logs the credentials it sends, and below that the session's password."""
+class _Discreet(logging.Filter):
+    """At DEBUG kazoo logs the credentials that it sends, and below that the session's password. At WARNING it logs each
+    failed attempt to connect, many a second, of which the port tells in its own words once.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
+        if record.levelno == logging.WARNING:
+            record.levelno, record.levelname = logging.INFO, logging.getLevelName(logging.INFO)
         arguments = record.args if isinstance(record.args, tuple) else ()
-        return record.levelno >= logging.DEBUG and not any(isinstance(argument, Auth) for argument in arguments)
+        secret = record.levelno < logging.DEBUG or any(isinstance(argument, Auth) for argument in arguments)
+        return _LOG.isEnabledFor(record.levelno) and not secret
 
 
 _LOG = logging.getLogger("edl.coordination.kazoo")
-_LOG.addFilter(_NoSecrets())
+_LOG.addFilter(_Discreet())

@@ -205,29 +205,33 @@ class MemoryStore:
     ) -> str:
         check_path(path)
         check_size(path, len(value))
+        tree = await self._reach()
         missing: list[Op] = []
-        if parents:
-            tree = await self._reach()
-            above = parent_of(path)
-            while above not in tree:
-                missing.insert(0, Create(above))
-                above = parent_of(above)
-        results = await self._change([*missing, Create(path, value, ephemeral, sequence)])
+        above = parent_of(path)
+        while parents and above not in tree:
+            missing.insert(0, Create(above))
+            above = parent_of(above)
+        results = self._change([*missing, Create(path, value, ephemeral, sequence)])
         return cast("str", results[-1])
 
     async def write(self, path: str, value: bytes, version: int = ANY) -> int:
         check_path(path)
         check_size(path, len(value))
-        (new_version,) = await self._change([Write(path, value, version)])
+        await self._reach()
+        (new_version,) = self._change([Write(path, value, version)])
         return cast("int", new_version)
 
     async def delete(self, path: str, version: int = ANY) -> None:
         check_path(path)
-        await self._change([Delete(path, version)])
+        await self._reach()
+        self._change([Delete(path, version)])
 
     async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
         check_ops(ops)
-        return tuple(await self._change(ops, fence))
+        tree = await self._reach()
+        if fence is not None and fence not in tree:
+            raise Fenced(f"the reign is over: {fence} is gone")
+        return tuple(self._change(ops))
 
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
         check_path(path)
@@ -252,10 +256,7 @@ class MemoryStore:
             raise StoreUnavailable("not connected to the store")
         return self._server._tree
 
-    async def _change(self, ops: Sequence[Op], fence: str | None = None) -> list[str | int | None]:
-        tree = await self._reach()
-        if fence is not None and fence not in tree:
-            raise Fenced(f"the reign is over: {fence} is gone")
+    def _change(self, ops: Sequence[Op]) -> list[str | int | None]:
         attempt = self._server._attempt(self._session)
         results = [attempt.apply(op) for op in ops]
         self._server._accept(attempt)

@@ -6,6 +6,7 @@ Owns: its folder (private, locked), its port, and that only the job may read or 
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import fcntl
 import os
@@ -25,7 +26,8 @@ from edl.errors import ConfigError
 
 __all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
 
-_START_S = 20.0
+_START_S = 60.0
+_LOCK_S = 3.0
 _TRIES = 5
 _LOWEST_PORT = 20_000
 
@@ -51,7 +53,8 @@ class LocalServer:
         A folder that was used before keeps its data, and must be given the same `digest`.
         Raises `ConfigError` with one line and the remedy: no Java, no jars, the port or the folder in use.
         """
-        folder, lock = _locked(folder)
+        folder = _private(folder)
+        lock = await _lock(folder)
         try:
             process = await _serve(folder, port, lock, protected=digest is not None)
             server = cls(folder, lock, process, digest)
@@ -145,21 +148,38 @@ def _first_ephemeral_port() -> int:
         return 32_768
 
 
-def _locked(folder: Path) -> tuple[Path, int]:
-    """Make the folder ours alone: its full name, and a lock of our own, since ZooKeeper takes none.
-
-    The server inherits the lock, so that it outlives a killed launcher for as long as the server does.
-    """
+def _private(folder: Path) -> Path:
+    """Create it, for this user only; its full name."""
     folder = folder.resolve()
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     folder.chmod(0o700)
+    return folder
+
+
+async def _lock(folder: Path) -> int:
+    """A lock of our own, since ZooKeeper takes none; the server inherits it, and so it outlives a killed launcher.
+
+    A server killed a moment ago has it until its last thread is gone, so it is worth waiting a little.
+    """
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
+        async with asyncio.timeout(_LOCK_S):
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - nobody tells when a lock is free
+                await asyncio.sleep(0.05)
+    except BaseException as error:
         os.close(descriptor)
-        raise ConfigError(f"another local ZooKeeper runs in {folder}: stop that job, or use another folder") from error
-    return folder, descriptor
+        if not isinstance(error, TimeoutError):
+            raise
+        raise ConfigError(f"another local ZooKeeper runs in {folder}: stop that job, or use another folder") from None
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 async def _serve(folder: Path, port: int | None, lock: int, *, protected: bool) -> ServerProcess:
@@ -181,7 +201,7 @@ async def _serve(folder: Path, port: int | None, lock: int, *, protected: bool) 
             await process.wait_exit()
             raise
         words = process.last_words()
-        if "BindException" not in words:
+        if not process.found_port_taken():
             break
     raise ConfigError(f"the local ZooKeeper does not start: {words}")
 

@@ -155,10 +155,17 @@ class ServerProcess:
             self._process.send_signal(number)
 
     def last_words(self) -> str:
-        """Its log's last line that tells a problem, and where to read the rest."""
-        lines = self.log.read_text(errors="replace").splitlines() if self.log.exists() else []
-        telling = [line for line in lines if "Exception" in line or "ERROR" in line or line.startswith("Error")]
+        """What its log says about the end, in one line, and where to read the rest."""
+        lines = self._log_text().splitlines()
+        telling = [line for line in lines if "Exception: " in line or line.startswith("Error")]
         return f"{(telling or lines or ['its log is empty'])[-1].strip()} (all of it in {self.log})"
+
+    def found_port_taken(self) -> bool:
+        """Whether it ended because somebody else has the port."""
+        return "java.net.BindException" in self._log_text()
+
+    def _log_text(self) -> str:
+        return self.log.read_text(errors="replace") if self.log.exists() else ""
 
     def _command(self) -> list[str]:
         class_path = os.pathsep.join(map(str, find_jars()))

@@ -201,8 +201,7 @@ def check_path(path: str) -> None:
     """Refuse what ZooKeeper would refuse, and what only looks like the same node twice."""
     if path == "/":
         return
-    parts = path.split("/")
-    if parts[0] != "" or any(part in {"", ".", ".."} for part in parts[1:]) or "\0" in path:
+    if not path.startswith("/") or any(part in {"", ".", ".."} for part in path.split("/")[1:]) or "\0" in path:
         raise UsageError(f"not a path of the store: {path!r} (like /a/b, without an empty, '.' or '..' part)")
 
 

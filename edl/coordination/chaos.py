@@ -1,0 +1,87 @@
+"""Faults to plan: an ensemble whose servers can be killed and frozen, and a session to expire.
+
+Owns: what tests and benchmarks need to break the coordinator on purpose. Does not own: when; and nothing of the product
+imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import signal
+from pathlib import Path
+
+from kazoo.client import KazooClient
+
+from edl.coordination import kazoo_client
+from edl.coordination.server import free_port
+from edl.coordination.server_process import LOOPBACK, ServerProcess, base_config
+from edl.coordination.settings import Coordinator
+from edl.coordination.zookeeper import ZookeeperStore
+
+_START_S = 60.0
+
+
+class Ensemble:
+    """Several servers on this machine that elect a leader of their own and agree by majority."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        ports = [free_port() for _ in range(3 * size)]
+        peers = {
+            f"server.{n + 1}": f"{LOOPBACK}:{ports[size + n]}:{ports[2 * size + n]}"
+            for n in range(size)
+        }  # fmt: skip
+        self.servers: list[ServerProcess] = []
+        for n in range(size):
+            own = folder / f"server-{n + 1}"
+            (own / "data").mkdir(parents=True)
+            (own / "data" / "myid").write_text(str(n + 1))
+            config = base_config(own, ports[n]) | {"initLimit": "10", "syncLimit": "4"} | peers
+            self.servers.append(ServerProcess(own, config))
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """How to connect."""
+        return Coordinator(",".join(f"{LOOPBACK}:{server.port}" for server in self.servers))
+
+    async def start(self) -> None:
+        """Start all of them and wait until all serve. Raises `ConfigError` if one does not."""
+        for server in self.servers:
+            server.spawn()
+        await self.wait_ready()
+
+    async def wait_ready(self) -> None:
+        """Wait until all that run serve."""
+        running = [server for server in self.servers if server.running]
+        await asyncio.gather(*(server.wait_ready(_START_S) for server in running))
+
+    async def kill(self, index: int) -> None:
+        """Kill one, as the kernel would for want of memory."""
+        self.servers[index].signal(signal.SIGKILL)
+        await self.servers[index].wait_exit()
+
+    async def restart(self, index: int) -> None:
+        """Bring a killed one back, with its data."""
+        self.servers[index].spawn()
+        await self.servers[index].wait_ready(_START_S)
+
+    async def stop(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+
+async def expire_session(store: ZookeeperStore, through: Coordinator) -> None:
+    """End the store's session behind its back: a second client, on a connection of its own, takes and closes it."""
+    mine = store._client
+    thief = KazooClient(
+        hosts=through.hosts.partition("/")[0],
+        timeout=store._session_timeout_s,
+        client_id=(mine._session_id, mine._session_passwd),
+        auth_data=mine.auth_data,
+        logger=mine.logger,
+    )
+    with contextlib.suppress(TimeoutError):  # taken back by its owner meanwhile: another time
+        try:
+            await kazoo_client.start(thief, timeout_s=store._session_timeout_s)
+        finally:
+            await kazoo_client.stop(thief, timeout_s=store._session_timeout_s)
