@@ -7,13 +7,13 @@ coordinator in the same transaction as the change they tell of, so that story an
 from __future__ import annotations
 
 import json
-from enum import Enum
+from enum import StrEnum
 from typing import Any
 
 import msgspec
 
 
-class Kind(str, Enum):
+class Kind(StrEnum):
     """The kinds of event. Outside scripts match on these values: they may grow, never change meaning."""
 
     JOB_STARTED = "job_started"

@@ -1,4 +1,4 @@
-"""How far ahead a leader decides: leases that outlast a leader's absence, a switch step that the word arrives before."""
+"""How far ahead a leader decides: leases that outlast its absence, a switch step that the word arrives before."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Horizon:
         return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))
 
     def switch_step(self, newest_step: int, age_s: float, step_time_s: float) -> int:
-        """A step that no worker has committed when the word arrives, seen from a report of `newest_step` of `age_s` ago."""
+        """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago."""
         if step_time_s <= 0:
             return newest_step + 2
         return newest_step + 1 + math.ceil((age_s + self.notice_s) / step_time_s)

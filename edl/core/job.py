@@ -65,6 +65,8 @@ def new_record(job: str, started: float) -> Record:
         arrivals=0,
         ledger=None,
         plan=None,
+        planned=0,
+        superseded=(),
         started=started,
     )
 
@@ -91,7 +93,7 @@ class JobMachine:
             case TookOver():
                 self._on_took_over(happened)
             case Registered():
-                self._on_registered(happened, now)
+                self._on_registered(happened)
             case Reported():
                 self._on_reported(happened, now)
             case Vanished():
@@ -110,15 +112,15 @@ class JobMachine:
         if self.record.plan is not None:
             self._commands.append(HostRing(self.record.plan.generation, self.record.plan.roster))
 
-    def _on_registered(self, happened: Registered, now: float) -> None:
+    def _on_registered(self, happened: Registered) -> None:
         if self.record.state in OVER:
             self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
         elif self._member(happened.identity.id) is None:
-            self._admit(happened, now)
+            self._admit(happened)
         else:  # its daemon was started anew: another process speaks for the same trainer
             self._update(happened.identity.id, identity=happened.identity)
 
-    def _admit(self, happened: Registered, now: float) -> None:
+    def _admit(self, happened: Registered) -> None:
         first = not self.record.arrivals
         if first:
             maximum = max(happened.maximum, 0)
@@ -154,6 +156,7 @@ class JobMachine:
             self._open_data(worker, observation.data)
         if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
             self._move(worker, Cause.TOLD_TO_LEAVE)
+            member = self._member(worker) or member
         match observation.phase:
             case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
                 self._move(worker, Cause.REHEARSAL_BEGAN)
@@ -188,22 +191,26 @@ class JobMachine:
         """All that holds of the members together: run after every input, and harmless when nothing changed."""
         if self.record.state in OVER:
             return
-        self._complete_plan(now)
+        self._complete_plan()
         self._commit_stable()
         self._plan_if_needed(now)
         self._grant()
         self._finish()
 
-    def _complete_plan(self, now: float) -> None:
+    def _complete_plan(self) -> None:
         plan = self.record.plan
         if plan is None or not all(self._sits(worker, plan.generation) for worker in plan.roster):
             return
         old, first = self.record.roster, self.record.generation == 0
-        step = min(self._seen_step(worker) for worker in plan.roster)
-        if plan.after_step is not None:
-            step = min(step, plan.after_step)  # they may train already; below it, the old ring broke before the switch
-        self._adopt_data(plan, step)
-        self._change(generation=plan.generation, began_step=step, roster=plan.roster, plan=None, state=JobState.RUNNING)
+        step = self._adopt_data(plan)
+        self._change(
+            generation=plan.generation,
+            began_step=step,
+            roster=plan.roster,
+            plan=None,
+            superseded=(),
+            state=JobState.RUNNING,
+        )
         for worker in plan.roster:
             if self._state(worker) is WorkerState.SWITCHING:
                 self._move(worker, Cause.ENTERED)
@@ -211,17 +218,36 @@ class JobMachine:
         if not first:
             self._tell_scaled(plan, old)
 
-    def _adopt_data(self, plan: Plan, step: int) -> None:
-        """The ledger of the generation that takes over: made with the plan, or now that the step is known."""
+    def _adopt_data(self, plan: Plan) -> int:
+        """Make the ledger that of the generation that takes over; return the step that it takes over after.
+
+        If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
+        step is known only now, and nobody trains on before the leases are.
+        """
+        source = max(self.seen[worker].observation.leases_of for worker in plan.roster)
+        if source == plan.generation and plan.after_step is not None:
+            step = plan.after_step
+        else:
+            step = min(self._seen_step(worker) for worker in plan.roster)
         if self.ledger is None:
-            return
-        self._tell_epochs(self.ledger.commit(step))
-        if plan.ledger is not None and step == plan.after_step:
+            return step
+        before = self.ledger.epoch
+        if source == plan.generation and plan.ledger is not None:
             self.ledger = Ledger.restore(plan.ledger)
         else:
+            self.ledger = self._ledger_of(source, self.ledger)
             self.ledger.enter(plan.roster, step)
             self.ledger.grant(step + self.horizon.lease_steps(self._step_time()))
+        self._tell_epochs(tuple(range(before, self.ledger.epoch)))
         self._keep_ledger()
+        return step
+
+    def _ledger_of(self, generation: int, present: Ledger) -> Ledger:
+        """The ledger by which a generation trained: the present one's, or that of a plan that came to nothing."""
+        for plan in self.record.superseded:
+            if plan.generation == generation and plan.ledger is not None:
+                return Ledger.restore(plan.ledger)
+        return present
 
     def _commit_stable(self) -> None:
         """Only what all living members of the ring have applied moves samples to trained (I5).
@@ -241,25 +267,36 @@ class JobMachine:
                 self._keep_ledger()
 
     def _plan_if_needed(self, now: float) -> None:
+        """One next generation at a time: what comes up while it is pending waits for the one after, merged."""
+        plan, broken = self.record.plan, self._broken()
+        if plan is not None and not broken and not self._lacks_member(plan.roster):
+            return
         roster = self._wanted_roster()
-        present = self.record.plan.roster if self.record.plan else self.record.roster
-        if roster == present and not self._broken():
+        if plan is None and not broken and roster == self.record.roster:
             return
         if self.record.generation == 0:
-            if len(roster) >= self.record.target:
-                self._plan(roster[: self.record.target], 0, now)
+            self._plan_first(roster, now)
         elif len(roster) < self.record.limits.minimum:
             self._end(JobState.FAILED, self._too_few(roster))
-        elif self.record.plan is not None or self._broken() or self._bereaved():
+        elif plan is not None or broken or self._lacks_member(self.record.roster):
             self._plan(roster, None, now)
         elif (step := self._switch_step(now)) is not None:
             self._plan(roster, step, now)
+
+    def _plan_first(self, roster: tuple[str, ...], now: float) -> None:
+        """The first generation needs all that were asked for; who is lost before it stands is waited for anew."""
+        if len(roster) >= self.record.target:
+            self._plan(roster[: self.record.target], 0 if self.record.plan is None else None, now)
+        elif self.record.plan is not None:
+            self._drop_plan(self.record.plan, roster=())
+            self._change(plan=None)
 
     def _wanted_roster(self) -> tuple[str, ...]:
         """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can."""
         base = self.record.plan.roster if self.record.plan else self.record.roster
         staying = {m.identity.id for m in self._staying() if self._could_enter(m)}
-        if not self._broken():  # who is done keeps its seat, until the ring is to be made anew for others
+        if not self._broken() and not self._lacks_member(base):
+            # Who is done keeps its seat, until the ring must be made anew for those who are not.
             staying |= {m.identity.id for m in self._in_ring() if m.state is WorkerState.DONE}
         kept = tuple(worker for worker in base if worker in staying)
         new = sorted((m for m in self.record.members if m.identity.id in staying - set(base)), key=lambda m: m.number)
@@ -271,17 +308,14 @@ class JobMachine:
         return not booting or self.record.generation == 0
 
     def _plan(self, roster: tuple[str, ...], after_step: int | None, now: float) -> None:
-        generation = max(self.record.generation, self.record.plan.generation if self.record.plan else 0) + 1
+        generation = self.record.planned + 1
         if self.record.plan is not None:
-            self._commands.append(CloseRing(self.record.plan.generation))
-            for worker in set(self.record.plan.roster) - set(roster):
-                if self._state(worker) is WorkerState.SWITCHING:
-                    self._move(worker, Cause.UNPLANNED)
+            self._drop_plan(self.record.plan, roster)
         for worker in roster:
             self._move(worker, Cause.PLANNED)
         plan = Plan(generation, roster, after_step, self._planned_ledger(roster, after_step), now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
-        self._change(plan=plan, state=state)
+        self._change(plan=plan, planned=generation, state=state)
         self._commands.append(HostRing(generation, roster))
         self._tell(
             Kind.SWITCH_SCHEDULED,
@@ -290,6 +324,15 @@ class JobMachine:
             size=len(roster),
             newcomers=newcomers(self.record, plan),
         )
+
+    def _drop_plan(self, plan: Plan, roster: tuple[str, ...]) -> None:
+        """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
+        self._commands.append(CloseRing(plan.generation))
+        for worker in set(plan.roster) - set(roster):
+            if self._state(worker) is WorkerState.SWITCHING:
+                self._move(worker, Cause.UNPLANNED)
+        if plan.ledger is not None:
+            self._change(superseded=(*self.record.superseded, plan))
 
     def _planned_ledger(self, roster: tuple[str, ...], after_step: int | None) -> Any:
         """The data as it will be after `after_step`, so that nobody asks for it inside the pause."""
@@ -354,7 +397,7 @@ class JobMachine:
             self._commands.append(CloseRing(self.record.plan.generation))
         self._change(state=state, reason=reason, plan=None)
         kind = Kind.JOB_FINISHED if state is JobState.FINISHED else Kind.JOB_FAILED
-        self._tell(kind, reason=reason) if reason else self._tell(kind)
+        self._tell(kind, **({"reason": reason} if reason else {}))
 
     def _too_few(self, roster: tuple[str, ...]) -> str:
         return f"{len(roster)} workers are left and the job needs {self.record.limits.minimum}{self._last_loss}"
@@ -384,9 +427,9 @@ class JobMachine:
             if m.identity.id in self.seen
         )
 
-    def _bereaved(self) -> bool:
-        """A member of the present ring is gone without leave: its ring is broken, or will be at the next step."""
-        return any(self._member(worker) is None for worker in self.record.roster)
+    def _lacks_member(self, roster: tuple[str, ...]) -> bool:
+        """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
+        return any(self._member(worker) is None for worker in roster)
 
     def _sits(self, worker: str, generation: int) -> bool:
         sighting = self.seen.get(worker)

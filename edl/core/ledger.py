@@ -402,7 +402,7 @@ def _run_lengths(changes: Mapping[int, int], covered: int) -> tuple[Totals, ...]
     runs: list[Totals] = []
     samples = 0
     steps = sorted(step for step in changes if step <= covered)
-    for step, following in zip(steps, [*steps[1:], covered + 1], strict=True):
+    for step, following in zip(steps, [*steps, covered + 1][1:], strict=True):
         samples += changes[step]
         if runs and runs[-1].samples == samples:
             runs.pop()

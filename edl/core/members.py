@@ -17,7 +17,7 @@ A worker that is lost or has left is not a state: it is not a member any more. T
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 from typing import Final
 
 import msgspec
@@ -26,7 +26,7 @@ from edl.errors import InvalidTransition
 from edl.protocol.job import Member, WorkerState
 
 
-class Cause(str, Enum):
+class Cause(StrEnum):
     """Why a member changes its state."""
 
     REHEARSAL_BEGAN = "rehearsal began"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -30,7 +30,7 @@ class Share(msgspec.Struct, frozen=True):
     last: bool  # nothing of the wanted epochs is left to be leased
 
 
-class Verdict(str, Enum):
+class Verdict(StrEnum):
     """What is to become of a worker."""
 
     STAY = "stay"

@@ -6,7 +6,7 @@ kept, and is told again to each new leader by the workers themselves (I9).
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -14,7 +14,9 @@ from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.ledger import LedgerSnapshot
 
 
-class JobState(str, Enum):
+class JobState(StrEnum):
+    """Where a job is in its life."""
+
     STARTING = "starting"  # no generation yet: not enough workers
     RUNNING = "running"
     SCALING = "scaling"  # a next generation is planned
@@ -22,7 +24,9 @@ class JobState(str, Enum):
     FAILED = "failed"
 
 
-class WorkerState(str, Enum):
+class WorkerState(StrEnum):
+    """Where a worker is on its way through the job; `edl.core.members` has the transitions."""
+
     JOINING = "joining"  # registered; its script boots
     WARMING = "warming"  # rehearses its first mini-batch in a ring of one
     READY = "ready"  # could enter a ring at once (I4)
@@ -83,10 +87,14 @@ class Record(msgspec.Struct, frozen=True):
     arrivals: int  # workers that ever registered
     ledger: LedgerSnapshot | None
     plan: Plan | None
+    planned: int  # number of the newest plan; never used twice
+    superseded: tuple[Plan, ...]  # plans since this generation; some survivors may have trained by their leases
     started: float
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
+    """One worker, as `edl status` shows it."""
+
     id: str
     rank: int | None
     host: str

@@ -23,11 +23,11 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class RehearsalBegan(msgspec.Struct, frozen=True, tag="rehearsal_began"):
-    pass
+    """The script was handed the batch that nobody counts."""
 
 
 class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):
-    pass
+    """It has been through that batch: READY."""
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered"):
@@ -35,6 +35,7 @@ class Entered(msgspec.Struct, frozen=True, tag="entered"):
 
     generation: int
     step: int
+    leases_of: int  # the generation by whose leases the steps so far were trained; this one, if its leases hold
     pause: Pause | None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from enum import Enum
+from enum import StrEnum
 
 import msgspec
 
@@ -11,7 +11,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, Status
 
 
-class Phase(str, Enum):
+class Phase(StrEnum):
     """What a trainer was last seen doing."""
 
     BOOTING = "booting"
@@ -38,6 +38,7 @@ class Observation(msgspec.Struct, frozen=True):
     phase: Phase
     generation: int
     step: int  # committed by this worker
+    leases_of: int  # when it entered `generation`: whose leases its steps were trained by, or its own if those hold
     step_time_s: float  # mean of late, 0 = not known
     data: DataSpec | None
     pause: Pause | None  # of the switch into `generation`
@@ -99,10 +100,14 @@ class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
 
 
 class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
+    """The answer to Await."""
+
     orders: Orders
 
 
 class Told(msgspec.Struct, frozen=True, tag="told"):
+    """The answer to AskStatus."""
+
     status: Status
 
 

@@ -13,7 +13,6 @@ import os
 import secrets
 from collections.abc import Mapping
 
-
 from edl.config import Settings
 from edl.coordination.settings import Coordinator, Digest, from_environment
 from edl.coordination.store import NodeExists, Store

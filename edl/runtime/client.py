@@ -1,6 +1,6 @@
 """A job seen and steered from outside: what the command line, a launcher or a scheduler holds of it.
 
-Owns: asking the leader, and reading what it has left in the coordinator when nobody leads. Does not own: how it is shown.
+Owns: asking the leader, and reading what it has left in the coordinator when nobody leads. Does not own: its looks.
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import contextlib
 import logging
 import os
 import secrets
+import shutil
 import signal
 import socket
 import sys
@@ -28,14 +29,17 @@ from edl.coordination import zookeeper
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Delete, Create, Link, NodeExists, Refused as StoreRefused, Store
+from edl.coordination.store import Create, Delete, Link, NodeExists, Store
+from edl.coordination.store import Refused as StoreRefused
+from edl.core.seat import attention_step
 from edl.errors import ConfigError, EdlError, StoreUnavailable
 from edl.protocol import link as say
 from edl.protocol import messages, tree
+from edl.protocol.assignment import Orders
 from edl.protocol.job import Identity
 from edl.runtime.access import coordinator_of, shared_secret
 from edl.runtime.leader import Leader, Reigning
-from edl.runtime.membership import Membership
+from edl.runtime.membership import Candidacy, Membership
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.runtime.observer import Observer
 from edl.runtime.processes import watch_exit
@@ -86,12 +90,14 @@ class Daemon:
         finally:
             watch.cancel()
             await self._pipe.stop()
+            if self._trainer_gone.is_set():  # else another daemon may be started for it
+                shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
         try:
-            secret = await shared_secret(store, self._job, self._settings.secret() if coordinator else b"solo")
+            secret = await shared_secret(store, self._job, self._settings.secret())
             await self._serve(store, secret, self._address(coordinator))
         finally:
             await store.close()
@@ -127,15 +133,8 @@ class Daemon:
             await self._appear(store)
             await self._either(self._greeted, self._trainer_gone)
             candidate.stand()
-            self._membership = Membership(
-                job=self._job,
-                secret=secret,
-                store=store,
-                observer=self._observer,
-                register=self._register(address),
-                session_timeout_s=self._settings.session_timeout_s,
-                on_orders=self._command,
-            )
+            about = Candidacy(self._job, secret, self._register(address), self._settings.session_timeout_s)
+            self._membership = Membership(about, store, self._observer, self._command)
             await self._membership.run()  # ends once the worker's end is known to the job
             self._send(say.Noted())
             await self._trainer_gone.wait()
@@ -160,7 +159,7 @@ class Daemon:
             self._send(say.Introduced(self._worker, os.getpid()))
         self._observer.hear(message)
         if self._membership is not None:
-            if isinstance(message, say.Entered) and self._membership.orders is not None:
+            if isinstance(message, say.Entered):
                 self._page.attention_step = self._membership.attention_step()
             self._membership.stir()
 
@@ -174,16 +173,14 @@ class Daemon:
         if self._membership is not None:
             self._membership.stir()
 
-    def _command(self, membership: Membership) -> None:
-        """New orders: first the word, then the count that promises it, then the step that asks for attention."""
-        orders = membership.orders
-        assert orders is not None
+    def _command(self, orders: Orders) -> None:
+        """First the word, then the count that promises it, then the step that asks for attention."""
         if orders.assignment is not None:
             place = msgspec.structs.replace(orders.assignment.place, interface=self._interface)
             orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
         self._send(say.Commanded(orders))
         self._page.flags += 1
-        self._page.attention_step = membership.attention_step()
+        self._page.attention_step = attention_step(self._observer.generation, orders)
 
     def _send(self, message: msgspec.Struct) -> None:
         if self._connection is not None:
@@ -262,7 +259,7 @@ def main() -> int:
     try:
         asyncio.run(Daemon(Settings.from_environment(os.environ), arguments.folder, arguments.trainer).run())
     except ConfigError as error:
-        print(f"edl: {error}", file=sys.stderr)
+        sys.stderr.write(f"edl: {error}\n")  # the trainer shows the log's last line
         return 2
     return 0
 

@@ -1,7 +1,7 @@
 """The leases that a trainer holds, between the pipe that brings them and the generators that consume them.
 
 Owns: which leases have come, and what each step weighs by them. Does not own: which samples they mean
-(`edl.runtime.shards`), nor who grants them (`edl.core.ledger`). Thread-safe: generators may run in threads of their own.
+(`edl.runtime.shards`), nor who grants them (`edl.core.ledger`). Thread-safe: a generator may run in another thread.
 """
 
 from __future__ import annotations

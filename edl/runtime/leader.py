@@ -34,7 +34,7 @@ from edl.core.inputs import (
     TookOver,
     Vanished,
 )
-from edl.core.job import JobMachine, new_record
+from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.report import status_of
 from edl.errors import Fenced, StoreUnavailable
@@ -89,10 +89,10 @@ class Leader:
         roll_call = asyncio.Event()
         watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
         try:
-            await self._take_over()
+            machine = await self._take_over()
             async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._work())
-                tasks.create_task(self._call_roll(roll_call))
+                tasks.create_task(self._work(machine))
+                tasks.create_task(self._call_roll(machine, roll_call))
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
         finally:
@@ -101,7 +101,7 @@ class Leader:
 
     # ---------------------------------------------------------------------------------------------------- the owner
 
-    async def _take_over(self) -> None:
+    async def _take_over(self) -> JobMachine:
         node = await self._patiently(lambda: self._store.read(tree.record(self._about.job)))
         alive = frozenset(await self._patiently(lambda: self._store.children(tree.workers(self._about.job))))
         if node is None:
@@ -109,9 +109,13 @@ class Leader:
             record = new_record(self._about.job, self._clock.wall())
         else:
             record = self._kept = msgspec.json.decode(node.value, type=Record)
-        self._machine = JobMachine(record, Horizon.of(self._about.session_timeout_s))
-        elected = Tell(Kind.LEADER_ELECTED, record.generation, 0, {"worker": self._about.worker})
-        await self._settle([elected, *self._machine.handle(TookOver(alive), self._clock.now())])
+        machine = self._machine = JobMachine(record, Horizon.of(self._about.session_timeout_s))
+        follows = machine.handle(TookOver(alive), self._clock.now())
+        if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
+            elected = {"worker": self._about.worker}
+            follows = [Tell(Kind.LEADER_ELECTED, record.generation, machine.newest_step, elected), *follows]
+        await self._settle(machine.record, follows)
+        return machine
 
     async def _found(self) -> None:
         """The job's folders, and a record to be overwritten: later writes are all alike."""
@@ -122,10 +126,8 @@ class Leader:
             except NodeExists:  # an earlier try, or a worker that came first
                 continue
 
-    async def _work(self) -> None:
+    async def _work(self, machine: JobMachine) -> None:
         """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
-        machine = self._machine
-        assert machine is not None
         while True:
             batch = [await self._queue.get()]
             while len(batch) < BATCH and not self._queue.empty():
@@ -137,15 +139,13 @@ class Leader:
                 commands += follows
                 if asked is not None:
                     replies.append((asked, self._reply(follows)))
-            await self._settle(commands)
+            await self._settle(machine.record, commands)
             for asked, reply in replies:
                 if not asked.done():
                     asked.set_result(reply)
 
-    async def _settle(self, commands: Sequence[Command]) -> None:
+    async def _settle(self, record: Record, commands: Sequence[Command]) -> None:
         """Durable first, then the rendezvous, then everybody may know."""
-        assert self._machine is not None
-        record = self._machine.record
         told = [command for command in commands if isinstance(command, Tell)]
         changed = self._kept is None or record.version != self._kept.version
         if changed or told:
@@ -221,14 +221,13 @@ class Leader:
 
     # ---------------------------------------------------------------------------------------------------- the others
 
-    async def _call_roll(self, due: asyncio.Event) -> None:
+    async def _call_roll(self, machine: JobMachine, due: asyncio.Event) -> None:
         """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11)."""
         while True:
             await due.wait()
             due.clear()
             alive = await self._patiently(lambda: self._store.children(tree.workers(self._about.job)))
-            assert self._machine is not None
-            for member in self._machine.record.members:
+            for member in machine.record.members:
                 if member.identity.id not in alive:
                     await self._queue.put((Vanished(member.identity.id, "its daemon's session ended"), None))
 
@@ -247,7 +246,8 @@ class Leader:
                 return await self._ask(StopAsked(reason))
             case say.AskScale():
                 return say.Rejected("this version cannot change the size of a running job")
-        raise Refused(Reason.UNKNOWN_MESSAGE)
+            case _:  # the transport decodes requests only
+                raise Refused(Reason.UNKNOWN_MESSAGE)
 
     async def _ask(self, happened: Input) -> say.Reply:
         asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()

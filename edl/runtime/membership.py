@@ -13,9 +13,11 @@ import contextlib
 import logging
 from collections.abc import Callable
 
+import msgspec
+
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
-from edl.core.seat import attention_step
+from edl.core.seat import NEVER, attention_step
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
 from edl.protocol import tree
@@ -30,27 +32,24 @@ RETRY_S = 0.1
 HOLD_S = 5.0
 
 
+class Candidacy(msgspec.Struct, frozen=True):
+    """What a worker presents itself with."""
+
+    job: str
+    secret: bytes
+    register: say.Register
+    session_timeout_s: float
+
+
 class Membership:
     """One worker's. `run` ends when the leader has durably taken the worker's end."""
 
-    def __init__(
-        self,
-        *,
-        job: str,
-        secret: bytes,
-        store: Store,
-        observer: Observer,
-        register: say.Register,
-        session_timeout_s: float,
-        on_orders: Callable[[Membership], None],
-    ) -> None:
-        self.orders: Orders | None = None
-        self._job = job
-        self._secret = secret
+    def __init__(self, about: Candidacy, store: Store, observer: Observer, on_orders: Callable[[Orders], None]) -> None:
+        self._about = about
+        self._root = tree.root(about.job)
         self._store = store
         self._observer = observer
-        self._register = register
-        self._deadline_s = session_timeout_s / 2
+        self._orders: Orders | None = None
         self._on_orders = on_orders
         self._stirred = asyncio.Event()
         self._sent: say.Observation | None = None
@@ -62,13 +61,12 @@ class Membership:
 
     def attention_step(self) -> int:
         """The step after which the trainer must look at the newest orders."""
-        assert self.orders is not None
-        return attention_step(self._observer.generation, self.orders)
+        return NEVER if self._orders is None else attention_step(self._observer.generation, self._orders)
 
     async def run(self) -> None:
         """Talk to one leader after the other. Raises JobFailed when none will have this worker."""
         changed = asyncio.Event()
-        watch = self._store.watch(leader_path(tree.root(self._job)), changed.set)
+        watch = self._store.watch(leader_path(self._root), changed.set)
         try:
             while not await self._with_one_leader(changed):
                 with contextlib.suppress(TimeoutError):
@@ -81,13 +79,13 @@ class Membership:
         """True once all is said. False: look for a leader again."""
         changed.clear()
         try:
-            leader = await read_leader(self._store, tree.root(self._job))
+            leader = await read_leader(self._store, self._root)
         except StoreUnavailable:
             return False
         if leader is None:
             return False
         worker, _, address = leader.ident.rpartition(" ")
-        client = Client(self._secret, self._job, self._register.identity.id, address)
+        client = Client(self._about.secret, self._about.job, self._about.register.identity.id, address)
         try:
             return await self._converse(client, leader.term, changed)
         except PeerError as error:
@@ -117,7 +115,7 @@ class Membership:
     async def _admit(self, client: Client, term: int) -> None:
         if self._admitted:
             return  # every leader knows from the record
-        reply = await self._call(client, term, self._register)
+        reply = await self._call(client, term, self._about.register)
         if isinstance(reply, say.Rejected):
             raise JobFailed(reply.reason)
         self._admitted = True
@@ -140,13 +138,13 @@ class Membership:
 
     async def _listen(self, client: Client, term: int) -> None:
         while True:
-            known = (self.orders.term, self.orders.version) if self.orders is not None else (0, 0)
+            known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
             reply = await self._call(client, term, say.Await(*known, HOLD_S), HOLD_S)
             if isinstance(reply, say.Ordered) and (reply.orders.term, reply.orders.version) != known:
-                self.orders = reply.orders
-                self._on_orders(self)
+                self._orders = reply.orders
+                self._on_orders(reply.orders)
 
     async def _call(self, client: Client, term: int, body: say.Request, hold_s: float = 0.0) -> say.Reply:
-        generation, deadline_s = self._observer.generation, hold_s + self._deadline_s
+        generation, deadline_s = self._observer.generation, hold_s + self._about.session_timeout_s / 2
         reply: say.Reply = await client.call(body, say.Reply, term=term, generation=generation, deadline_s=deadline_s)
         return reply

@@ -17,6 +17,7 @@ class Observer:
         self._page = page
         self._phase = Phase.BOOTING
         self._generation = 0
+        self._leases_of = 0
         self._data: DataSpec | None = None
         self._pause: Pause | None = None
         self._leaving = False
@@ -46,8 +47,9 @@ class Observer:
                 self._phase = Phase.REHEARSING
             case say.Rehearsed():
                 self._phase = Phase.READY
-            case say.Entered(generation, _, pause):
+            case say.Entered(generation, _, leases_of, pause):
                 self._phase, self._generation, self._pause = Phase.TRAINING, generation, pause
+                self._leases_of = leases_of
                 self._last = (0, 0)
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
@@ -68,6 +70,7 @@ class Observer:
             phase=self._phase,
             generation=self._generation,
             step=self._page.step,
+            leases_of=self._leases_of,
             step_time_s=self._step_time_s,
             data=self._data,
             pause=self._pause,

@@ -1,7 +1,7 @@
 """Where a trainer sits: its ring, the step it has committed, its share of the data; and how it changes all three.
 
-Owns: leaving and entering rings, agreeing on the newest state, weights. Does not own: when (`edl.core.seat` decides from
-the leader's orders, `edl.runtime.trainer` asks at the end of a mini-batch), nor the conversation (`edl.runtime.link`).
+Owns: leaving and entering rings, agreeing on the newest state, weights. Does not own: when (`edl.core.seat` decides
+from the leader's orders, `edl.runtime.trainer` asks at the end of a mini-batch), nor the talk (`edl.runtime.link`).
 Belongs to the training thread, except for `hear`.
 """
 
@@ -43,6 +43,7 @@ class Sitting:
         self._feed = feed
         self._extras = extras
         self._link: DaemonLink | None = None
+        self._leases_of = 0  # the generation by whose leases `step` was trained
         self._entered_step = 0  # the step that this generation took over after
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
@@ -129,7 +130,10 @@ class Sitting:
         moments.append(time.monotonic())
         self.models_may_differ = self.generation == 0 and assignment.newcomers == 0 and place.size > 1
         self._sit(place, step)
-        self.link.send(say.Entered(place.generation, step, _pause(moments)))
+        orders = self.link.orders
+        if orders is not None:
+            self.hear(orders)  # if the ring agreed on the planned step, its leases are here already
+        self.link.send(say.Entered(place.generation, step, self._leases_of, _pause(moments)))
         return True
 
     def _agree_on_state(self, assignment: Assignment) -> int:
@@ -171,10 +175,11 @@ class Sitting:
     # -------------------------------------------------------------------------------------------------------- data
 
     def hear(self, orders: Orders) -> bool:
-        """Take the share of this generation, if there is one. On the link's thread too: a generator waits for leases."""
+        """Take the share of this generation, if it is there. On the link's thread too: a generator may wait for it."""
         for share in orders.shares:
             if (share.generation, share.after_step) == (self.generation, self._entered_step):
                 self._feed.adopt(share, (orders.term, orders.version))
+                self._leases_of = share.generation
                 return True
         return False
 
@@ -225,7 +230,7 @@ class Sitting:
         if self.opened is not None:
             story.append(say.Opened(self.opened))
         if self.generation:
-            story.append(say.Entered(self.generation, self._entered_step, None))
+            story.append(say.Entered(self.generation, self._entered_step, self._leases_of, None))
         elif self.rehearsed:
             story.append(say.Rehearsed())
         return story

@@ -252,9 +252,11 @@ class Trainer:
         """Call once per mini-batch, after the update. True: committed. False: void, its samples come again.
 
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
-        this worker trained, for scripts that cut batches of their own: it must be the batch size that edl was told.
+        this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
         seat = self._seat
+        if samples is not None:
+            self._check_samples(samples)
         if self._void is not None or not seat.generation:
             return self._end_unusual_batch()
         page = seat.link.page
@@ -293,6 +295,16 @@ class Trainer:
         if self._shards is not None:
             self._shards.redeliver()  # before the script asks for the next batch
         return False
+
+    def _check_samples(self, samples: int) -> None:
+        shards, step = self._shards, self._seat.step + 1
+        if shards is None or self._rehearsing or not self._feed.covers(step):
+            return
+        if samples != (share := shards.share(step)):
+            raise UsageError(
+                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {self._seat.rank}; "
+                f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"
+            )
 
     def _tell_resized(self, old: int) -> None:
         if old != self._seat.size:

@@ -39,7 +39,7 @@ class Job:
         return self.feed(Registered(identity, self.np, self.minimum, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int = 0, step: int = 0, **more: object) -> list[object]:
-        values = dict(step_time_s=0.01, data=None, pause=None, leaving=False, reason="") | more
+        values = dict(leases_of=generation, step_time_s=0.01, data=None, pause=None, leaving=False, reason="") | more
         observation = Observation(phase=phase, generation=generation, step=step, **values)  # type: ignore[arg-type]
         self.last[worker] = observation
         return self.feed(Reported(worker, observation))
