@@ -35,6 +35,10 @@ def main() -> int:
     if complaint:
         print(f"edl: {complaint}", file=sys.stderr)
         return 2
-    from edl.cli import main as command_line
+    try:
+        from edl.cli import main as command_line
 
-    return command_line()
+        return command_line()
+    except KeyboardInterrupt:  # while the import still ran; later the command line deals with it
+        print("edl: interrupted", file=sys.stderr)
+        return 1

@@ -24,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     logging.getLogger("edl").addHandler(logging.NullHandler())  # what went wrong is said in one line, at the end
     try:
         arguments = parse(sys.argv[1:] if argv is None else argv)
-        code = arguments.act(arguments)
+        code: int = arguments.act(arguments)
         sys.stdout.flush()
         return code
     except (ConfigError, UsageError) as error:

@@ -20,26 +20,21 @@ from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.launch.local import Launch, Outcome
 from edl.launch.names import invent
-from edl.launch.records import Folder, Record, claim, find
+from edl.launch.records import Folder, Record, find
 from edl.runtime.processes import process_start_time
 
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
     command = checked_command(arguments.line)
-    job = settings.job or _new_name(settings.home)
-    record = new_record(job, settings, command)
-    folder = claim(settings.home, record)
-    settings = msgspec.structs.replace(settings, job=job)
-    outcome = asyncio.run(_launch(settings, command, folder, record))
-    line = last_line(job, outcome, folder)
-    if line:
-        sys.stderr.write(f"edl: {line}\n")
+    settings = msgspec.structs.replace(settings, job=settings.job or _new_name(settings.home))
+    outcome = asyncio.run(_launch(settings, new_record(settings, command)))
+    sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, command: Sequence[str], folder: Folder, record: Record) -> Outcome:
-    return await Launch(settings, command, folder, record).run()
+async def _launch(settings: Settings, record: Record) -> Outcome:
+    return await Launch(settings, record).run()  # made inside the loop, which it belongs to
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:
@@ -60,11 +55,11 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     raise UsageError(f"command not found: {program}")
 
 
-def new_record(job: str, settings: Settings, command: Sequence[str]) -> Record:
+def new_record(settings: Settings, command: Sequence[str]) -> Record:
     started = process_start_time(os.getpid())
     assert started is not None  # noqa: S101 - this process is there
     return Record(
-        job=job,
+        job=settings.job_home.name,
         launcher_pid=os.getpid(),
         launcher_start=started,
         mark=secrets.token_hex(8),
@@ -77,9 +72,9 @@ def new_record(job: str, settings: Settings, command: Sequence[str]) -> Record:
     )
 
 
-def last_line(job: str, outcome: Outcome, folder: Folder) -> str:
-    """What there is to say about the end; nothing when all went as it should."""
-    verdict = outcome.verdict
+def last_line(outcome: Outcome, folder: Folder) -> str:
+    """What there is to say about the end."""
+    verdict, job = outcome.verdict, folder.path.name
     if verdict.code == 0:
         return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
     if verdict.reason == "interrupted":

@@ -7,9 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from edl.launch.records import Record
 from edl.protocol.job import Status
 
@@ -77,6 +74,8 @@ def event_line(event: Mapping[str, Any]) -> str:
 
 def say(line: str, style: str = "") -> None:
     if sys.stdout.isatty():
+        from rich.console import Console  # only here: its import takes as long as the rest of a short command
+
         Console(soft_wrap=True, highlight=False).print(line, style=style or None, markup=False)
     else:
         sys.stdout.write(f"{line}\n")
@@ -84,6 +83,9 @@ def say(line: str, style: str = "") -> None:
 
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if sys.stdout.isatty():
+        from rich.console import Console
+        from rich.table import Table
+
         shown = Table(*head, box=None, pad_edge=True, header_style="bold")
         for row in rows:
             shown.add_row(*row)

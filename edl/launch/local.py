@@ -15,7 +15,7 @@ import os
 import secrets
 import signal
 import threading
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,7 +30,7 @@ from edl.launch.coordinator import coordinator_of
 from edl.launch.guard import Guard
 from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
-from edl.launch.records import Folder, Record
+from edl.launch.records import Folder, Record, claim
 from edl.launch.supervision import (
     AskForLastWord,
     Command,
@@ -73,11 +73,10 @@ class Outcome(msgspec.Struct, frozen=True):
 class Launch:
     """One run of one command. Use it once, in a running event loop of the main thread."""
 
-    def __init__(self, settings: Settings, command: Sequence[str], folder: Folder, record: Record) -> None:
+    def __init__(self, settings: Settings, record: Record) -> None:
         self._settings = settings
-        self._command = tuple(command)
-        self._folder = folder
         self._record = record
+        self._folder = Folder(settings.job_home)
         self._clock = SystemClock()
         self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
         self._interrupted = asyncio.Event()
@@ -88,12 +87,13 @@ class Launch:
         self._following: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
         self._announced = False
-        self._patience_s = 0.0  # for leftovers to end by themselves: none before the workers were asked to
+        self._waited = False  # for the daemons to end
 
     async def run(self) -> Outcome:
         """Raises ConfigError when the job cannot even start. No process is left behind in any case."""
         for signum in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+        claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = Guard(self._folder, self._record.mark)
         logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
@@ -158,7 +158,7 @@ class Launch:
         ours = {MARK: self._record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self._record.own_coordinator)
         environ = {**inherited, **settings.to_environment(), **ours}
-        worker = start_worker(slot, self._command, environ, self._printer, self._output_folder(slot))
+        worker = start_worker(slot, self._record.command, environ, self._printer, self._output_folder(slot))
         worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
         self._workers.append(worker)
 
@@ -178,7 +178,6 @@ class Launch:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
                 self._carry_out(command)
-        self._patience_s = PATIENCE_S
         assert supervisor.verdict is not None  # noqa: S101 - a machine that has ended has one
         return supervisor.verdict
 
@@ -204,9 +203,11 @@ class Launch:
 
     async def _wait_last_word(self) -> None:
         """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
-        await asyncio.to_thread(wait_marked_gone, self._record.mark, self._settings.step_timeout_s, self._hurry)
-        if self._watch is not None:
-            await self._watch.look()
+        assert self._watch is not None  # noqa: S101 - it runs before any worker can end
+        if self._watch.heard:  # else there are no daemons, and what runs is the command's own
+            await asyncio.to_thread(wait_marked_gone, self._record.mark, self._settings.session_timeout_s, self._hurry)
+        self._waited = True
+        await self._watch.look()
         self._inbox.put_nowait(JobSilent())
 
     def _seen(self, job: JobSeen) -> None:
@@ -228,7 +229,9 @@ class Launch:
 
     async def _clean_up(self) -> None:
         """While the coordinator still lives. Bounded: patience, TERM, KILL."""
-        left = await asyncio.to_thread(end_marked, self._record.mark, self._patience_s, self._hurry)
+        daemons = self._watch is not None and self._watch.heard and not self._waited
+        patience_s = PATIENCE_S if daemons else 0.0
+        left = await asyncio.to_thread(end_marked, self._record.mark, patience_s, self._hurry)
         if left:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
         for worker in self._workers:

@@ -40,6 +40,11 @@ class Watch:
         self.last_events: list[Event] = []
 
     @property
+    def heard(self) -> bool:
+        """Whether any worker has ever joined."""
+        return self._status is not None
+
+    @property
     def over(self) -> bool:
         return self._status is not None and self._status.state.value in OVER
 

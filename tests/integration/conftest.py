@@ -1,0 +1,108 @@
+"""`edl` as a user types it, with a home of its own, and a look at what it leaves behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
+ROOT = Path(__file__).parents[2]
+WAIT_S = 30.0
+
+
+class Edl:
+    """Runs `edl` with all its processes marked by their EDL_HOME."""
+
+    def __init__(self, home: Path, cwd: Path) -> None:
+        self.home = home
+        self.cwd = cwd
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+        self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """To its end."""
+        process = self.start(*arguments, **environ)
+        out, err = process.communicate(timeout=WAIT_S)
+        return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [*MAIN, *arguments],
+            env={**self.environ, **environ},
+            cwd=self.cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        self._started.append(process)
+        return process
+
+    def json(self, *arguments: str) -> Any:
+        return json.loads(self(*arguments, "--json").stdout)
+
+    def processes(self) -> dict[int, str]:
+        """All living processes that came from here: pid to command line."""
+        mark = f"EDL_HOME={self.home}".encode()
+        found = {}
+        for entry in Path("/proc").iterdir():
+            if entry.name.isdecimal() and int(entry.name) != os.getpid():
+                try:
+                    if mark in (entry / "environ").read_bytes().split(b"\0"):
+                        found[int(entry.name)] = (entry / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+                except OSError:
+                    continue
+        return found
+
+    def wait(self, condition: Callable[[], Any], what: str) -> Any:
+        """The first true value of a condition."""
+        deadline = time.monotonic() + WAIT_S
+        while not (value := condition()):
+            assert time.monotonic() < deadline, f"never: {what}; processes: {self.processes()}"
+            time.sleep(0.01)
+        return value
+
+    def wait_process(self, word: str, count: int = 1) -> list[int]:
+        def found() -> list[int]:
+            pids = [pid for pid, line in self.processes().items() if word in line and not is_launcher(line)]
+            return pids if len(pids) >= count else []
+
+        pids: list[int] = self.wait(found, f"{count} processes with {word!r}")
+        return pids
+
+    def wait_nothing_left(self) -> None:
+        self.wait(lambda: not self.processes(), "nothing left")
+
+    def clean_up(self) -> None:
+        for process in self._started:
+            if process.poll() is None:
+                process.kill()
+            process.communicate()
+        for pid in self.processes():
+            try:
+                os.kill(pid, signal.SIGKILL)
+            except ProcessLookupError:
+                continue
+
+
+def is_launcher(line: str) -> bool:
+    return "horovod_edl import main" in line
+
+
+@pytest.fixture
+def edl(tmp_path: Path) -> Iterator[Edl]:
+    edl = Edl(tmp_path / "home", tmp_path)
+    yield edl
+    left = edl.processes()
+    edl.clean_up()
+    assert not left, "processes were left behind"
