@@ -21,6 +21,7 @@ for a host of its own (its id is the host name), so that the local and cross mes
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from typing import Any, cast
@@ -30,6 +31,7 @@ from edl.errors import ConfigError
 
 # Shorter than gloo's own time-out (30 s), which it can only notice between two requests.
 HOLD_S = 1.0
+ACCEPT_PAUSE_S = 0.1
 REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for anybody
 
 _STATUS = {
@@ -53,26 +55,29 @@ class Rendezvous:
         self._waiting: defaultdict[tuple[str, str], set[_Connection]] = defaultdict(set)
         self._connections: set[_Connection] = set()
         self._max_connections = 8 * len(members) + 64
-        self._server: asyncio.Server | None = None
+        self._acceptor: _Acceptor | None = None
 
     async def start(self, host: str) -> int:
         """Listens on this address only; returns the port."""
-        loop = asyncio.get_running_loop()
         try:
-            self._server = await loop.create_server(lambda: _Connection(self), host, 0, backlog=1024)
+            listening = socket.create_server((host, 0), backlog=1024)
         except OSError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
-        return int(self._server.sockets[0].getsockname()[1])
+        self._acceptor = _Acceptor(listening, lambda: _Connection(self))
+        return int(listening.getsockname()[1])
 
     async def stop(self) -> None:
-        """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice."""
-        if self._server is None:
+        """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
+
+        Stock Horovod does not survive that: what `init()` throws while it builds its meshes ends the process. So stop
+        only once all have entered the ring, or have been given up.
+        """
+        if self._acceptor is None:
             return
-        server, self._server = self._server, None
-        server.close()
+        acceptor, self._acceptor = self._acceptor, None
+        await acceptor.stop()
         for connection in list(self._connections):
             connection.abort()
-        await server.wait_closed()
 
     @property
     def addresses(self) -> dict[int, str]:
@@ -144,6 +149,49 @@ class Rendezvous:
         for waiting in self._waiting.pop((scope, key), ()):
             waiting.awaited = None
             waiting.answer(200, body)
+
+
+class _Acceptor:
+    """Takes connections in, in place of `asyncio.Server`.
+
+    That one forgets a connection which it accepted just before its `close()` (Python 3.11: an assertion fails in a task
+    of its own), without closing it; Horovod's client, which has no time-out, would wait for an answer for ever.
+    """
+
+    def __init__(self, listening: socket.socket, protocol: Callable[[], asyncio.Protocol]) -> None:
+        self._listening = listening
+        self._protocol = protocol
+        self._loop = asyncio.get_running_loop()
+        self._connecting: set[asyncio.Task[Any]] = set()
+        self._pause: asyncio.TimerHandle | None = None
+        listening.setblocking(False)
+        self._resume()
+
+    async def stop(self) -> None:
+        """Returns once every connection that was accepted has its protocol, and there will be no more."""
+        if self._pause is not None:
+            self._pause.cancel()
+        self._loop.remove_reader(self._listening)
+        self._listening.close()
+        if self._connecting:
+            await asyncio.wait(self._connecting)
+
+    def _resume(self) -> None:
+        self._loop.add_reader(self._listening, self._accept)
+
+    def _accept(self) -> None:
+        try:
+            accepted, _ = self._listening.accept()
+        except (BlockingIOError, ConnectionAbortedError):
+            return
+        except OSError:  # no more descriptors: those who wait in the queue keep, and we must not spin
+            self._loop.remove_reader(self._listening)
+            self._pause = self._loop.call_later(ACCEPT_PAUSE_S, self._resume)
+            return
+        accepted.setblocking(False)
+        task = self._loop.create_task(self._loop.connect_accepted_socket(self._protocol, accepted))
+        self._connecting.add(task)
+        task.add_done_callback(self._connecting.discard)
 
 
 class _Connection(asyncio.Protocol):
