@@ -1,0 +1,283 @@
+"""The ledger against a naive twin that keeps every sample of every worker's every step in explicit sets.
+
+`EDL_LEDGER_EVENTS=100000` runs about so many events instead of a few thousand.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+import msgspec
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from edl.core.ledger import Ledger
+from edl.protocol.data import DataSpec, Lease
+from edl.protocol.ledger import LedgerSnapshot
+
+EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))
+EVENTS_PER_JOB = 60
+MOST_WORKERS = 6
+MOST_EPOCHS = 6
+
+Sample = tuple[int, int]  # epoch, position
+
+
+def samples_of(lease: Lease) -> list[Sample]:
+    return [(piece.epoch, at) for piece in lease.ranges for at in range(piece.start, piece.stop)]
+
+
+class Twin:
+    """Every sample by name. Slow, and too simple to be wrong."""
+
+    def __init__(self, spec: DataSpec) -> None:
+        self.spec = spec
+        self.unassigned: set[Sample] = set()
+        self.trained: set[Sample] = set()
+        self.held: dict[str, dict[int, list[Sample]]] = {}  # worker -> step -> samples
+        self.numbers: Counter[str] = Counter()
+        self.until: dict[str, int] = {}
+        self.step = 0
+        self.want(0, spec.epochs)
+
+    def want(self, before: int, epochs: int) -> None:
+        self.unassigned |= {(epoch, at) for epoch in range(before, epochs) for at in range(self.spec.total)}
+        self.epochs = epochs
+
+    def enter(self, roster: list[str], step: int) -> None:
+        self.commit(step)
+        for worker in set(self.held) - set(roster):
+            for samples in self.held.pop(worker).values():
+                self.put_back(samples)
+        for worker in roster:
+            if worker not in self.held:
+                self.held[worker], self.numbers[worker], self.until[worker] = {}, 0, step
+
+    def put_back(self, samples: list[Sample]) -> None:
+        assert not self.unassigned & set(samples)
+        self.unassigned |= set(samples)
+
+    def commit(self, step: int) -> None:
+        for steps in self.held.values():
+            for done in [one for one in steps if one <= step]:
+                samples = steps.pop(done)
+                assert not self.trained & set(samples), "I6: trained twice"
+                self.trained |= set(samples)
+        self.step = step
+
+    def lease(self, worker: str, lease: Lease) -> None:
+        samples = samples_of(lease)
+        assert set(samples) <= self.unassigned, "I6: leased what is not unassigned"
+        assert len(set(samples)) == len(samples)
+        assert lease.number == self.numbers[worker] + 1
+        assert lease.after_step == self.until[worker]
+        self.unassigned -= set(samples)
+        self.numbers[worker], self.until[worker] = lease.number, lease.until_step
+        for offset in range(lease.steps):
+            step = lease.after_step + 1 + offset
+            share = samples[offset * lease.batch : (offset + 1) * lease.batch]
+            assert lease.share(step) == len(share)
+            self.held[worker][step] = share
+
+    def total(self, step: int) -> int:
+        return sum(len(steps[step]) for steps in self.held.values())
+
+    def ended(self) -> int:
+        epoch = 0
+        while epoch < self.epochs and all((epoch, at) in self.trained for at in range(self.spec.total)):
+            epoch += 1
+        return epoch
+
+    def counts(self, epoch: int) -> tuple[int, int, int]:
+        leased = [one for steps in self.held.values() for samples in steps.values() for one in samples]
+        return tuple(sum(one[0] == epoch for one in where) for where in (self.trained, leased, self.unassigned))
+
+
+class LedgerAgainstTwin(RuleBasedStateMachine):
+    """A job of up to six workers that come, go, die, and change leaders."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.workers = 0
+        self.totals: dict[int, int] = {}  # of this generation: step -> samples
+        self.epochs_told: list[int] = []
+
+    # ------------------------------------------------------------------------------------------------- what happens
+
+    @initialize(
+        total=st.integers(1, 60),
+        epochs=st.integers(1, 3),
+        batch=st.integers(1, 5),
+        mode=st.sampled_from([(True, False), (True, True), (False, True), (False, False)]),
+        size=st.integers(0, 4),
+    )
+    def begin(self, total, epochs, batch, mode, size):
+        spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1])
+        roster = [self.newcomer() for _ in range(size)]
+        self.ledger, self.twin = Ledger(spec, roster), Twin(spec)
+        self.twin.enter(roster, 0)
+
+    @rule(horizon=st.integers(0, 25))
+    def grant(self, horizon):
+        self.grant_until(self.ledger.step + horizon)
+
+    @precondition(lambda self: self.ledger.covered_step > self.ledger.step)
+    @rule(data=st.data())
+    def train(self, data):
+        self.commit(self.a_step(data))
+
+    @rule(data=st.data(), come=st.integers(0, 3), horizon=st.integers(0, 25))
+    def change(self, data, come, horizon):
+        """Joins, leaves and deaths, at a switch or in the middle of a step that is void then."""
+        stay = [worker for worker in self.ledger.roster if data.draw(st.booleans(), label=f"{worker} stays")]
+        new = [self.newcomer() for _ in range(min(come, MOST_WORKERS - len(stay)))]
+        step = self.a_step(data)
+        self.enter(data.draw(st.permutations(stay + new), label="roster"), step)
+        self.grant_until(step + horizon)
+
+    @precondition(lambda self: self.ledger.roster)
+    @rule(data=st.data())
+    def change_twice(self, data):
+        """Two rosters in a row without a grant: whoever decided on the first did not come so far."""
+        step = self.a_step(data)
+        self.enter([*self.ledger.roster[: MOST_WORKERS - 1], self.newcomer()], step)
+        gone = data.draw(st.integers(0, len(self.ledger.roster) - 1), label="gone")
+        self.enter(self.ledger.roster[gone:], step)
+        self.grant_until(step)
+
+    @rule()
+    def change_leader(self):
+        """The next leader has what the last one wrote."""
+        wire = msgspec.msgpack.encode(self.ledger.snapshot())
+        snapshot = msgspec.msgpack.decode(wire, type=LedgerSnapshot)
+        self.ledger = Ledger.restore(snapshot)
+        assert self.ledger.snapshot() == snapshot
+
+    @precondition(lambda self: self.ledger.spec.epochs < MOST_EPOCHS)
+    @rule(more=st.integers(-1, 2))
+    def extend(self, more):
+        self.want(self.ledger.spec.epochs + more)
+
+    # ---------------------------------------------------------------------------------------------- what always holds
+
+    @invariant()
+    def nothing_is_lost_or_repeated(self):
+        counts = self.ledger.counts()
+        assert (counts.trained, counts.leased, counts.unassigned) == self.twin.counts(counts.epoch)
+        assert counts.trained + counts.leased + counts.unassigned == counts.total
+        assert self.ledger.fully_leased == (not self.twin.unassigned)
+
+    @invariant()
+    def epochs_end_in_order_when_all_of_them_is_trained(self):
+        assert self.ledger.epoch == self.twin.ended()
+        assert self.epochs_told == list(range(self.twin.ended()))
+        assert self.ledger.exhausted == (self.twin.ended() == self.ledger.spec.epochs)
+
+    @invariant()
+    def all_workers_run_dry_at_the_same_step(self):
+        for worker in self.ledger.roster:
+            assert sorted(self.twin.held[worker]) == list(range(self.ledger.step + 1, self.ledger.covered_step + 1))
+
+    @invariant()
+    def leases_of_a_step_agree(self):
+        spec = self.ledger.spec
+        rounds = {worker: self.ledger.leases(worker) for worker in self.ledger.roster}
+        assert len({tuple((x.until_step, x.epoch, x.final) for x in leases) for leases in rounds.values()}) <= 1
+        for leases in rounds.values():
+            assert [x.epoch for x in leases] == sorted(x.epoch for x in leases)
+            for x in leases:
+                assert not spec.whole_epochs or all(piece.epoch <= x.epoch for piece in x.ranges)
+                shares = [x.share(step) for step in range(x.after_step + 1, x.until_step + 1)]
+                if spec.by_sample:
+                    assert set(shares[:-1] if x.final else shares) <= {0, x.batch}
+
+    @invariant()
+    def totals_are_right_and_never_change_within_a_generation(self):
+        told, before = {}, self.ledger.step
+        for run in self.ledger.totals():
+            told |= dict.fromkeys(range(before + 1, run.until_step + 1), run.samples)
+            before = run.until_step
+        assert told == {
+            step: self.twin.total(step) for step in range(self.ledger.step + 1, self.ledger.covered_step + 1)
+        }
+        assert all(self.totals.get(step, samples) == samples for step, samples in told.items())
+        self.totals |= told
+
+    @invariant()
+    def it_finds_no_fault_with_itself(self):
+        self.ledger.validate()
+
+    # -------------------------------------------------------------------------------------------------------- the end
+
+    def teardown(self):
+        """No deadlock: whoever is left comes to the end of the data, by granting and committing alone."""
+        if not hasattr(self, "ledger"):
+            return
+        if not self.ledger.roster:
+            self.enter([self.newcomer()], self.ledger.step)
+        for _ in range(2000):
+            if self.ledger.exhausted:
+                break
+            if not self.grant_until(self.ledger.step + 5) and self.ledger.covered_step == self.ledger.step:
+                # By sample, what came back after its epoch's final step waits for the script's next pass.
+                assert self.ledger.spec.by_sample
+                assert self.ledger.spec.whole_epochs
+                self.want(self.ledger.spec.epochs + 1)
+            self.commit(min(self.ledger.covered_step, self.ledger.step + 3))
+        assert self.ledger.exhausted
+        assert len(self.twin.trained) == self.ledger.spec.total * self.ledger.spec.epochs
+
+    # ------------------------------------------------------------------------------------------------------- the tools
+
+    def newcomer(self) -> str:
+        self.workers += 1
+        return f"w{self.workers}"
+
+    def a_step(self, data) -> int:
+        return data.draw(st.integers(self.ledger.step, self.ledger.covered_step), label="step")
+
+    def grant_until(self, step: int) -> bool:
+        given = self.ledger.grant(step)
+        assert all(given.values())
+        for worker, leases in given.items():
+            for lease in leases:
+                self.twin.lease(worker, lease)
+        leased = [one for leases in given.values() for lease in leases for one in samples_of(lease)]
+        assert not leased or not self.twin.unassigned or max(leased) < min(self.twin.unassigned), "not the first ones"
+        return bool(given)
+
+    def commit(self, step: int) -> None:
+        self.epochs_told += self.ledger.commit(step)
+        self.twin.commit(step)
+
+    def enter(self, roster, step: int) -> None:
+        self.epochs_told += self.ledger.enter(roster, step)
+        self.twin.enter(list(roster), step)
+        self.totals = {}
+
+    def want(self, epochs: int) -> None:
+        before = self.ledger.spec.epochs
+        self.ledger.extend(epochs)
+        assert self.ledger.spec.epochs == max(before, epochs)
+        self.twin.want(before, self.ledger.spec.epochs)
+
+
+def test_the_ledger_does_what_its_naive_twin_does():
+    run_state_machine_as_test(
+        LedgerAgainstTwin,
+        settings=settings(
+            max_examples=max(1, EVENTS // EVENTS_PER_JOB),
+            stateful_step_count=EVENTS_PER_JOB,
+            deadline=None,
+            suppress_health_check=list(HealthCheck),
+        ),
+    )
