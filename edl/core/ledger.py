@@ -255,10 +255,9 @@ class Ledger:
             self._give(newcomers, counts, Lease(0, after_step, steps, 0, (), beside.epoch, beside.final))
 
     def _grant_round(self, steps: int) -> bool:
-        members = tuple(self._members.values())
-        epoch = self._next_epoch()
+        members, epoch = tuple(self._members.values()), self._next_epoch()
         available = self._pool.count(self._limit(epoch))
-        if not members or not available:
+        if not members or not available or epoch >= self._spec.epochs:
             return False
         steps = self._steps_of_round(steps, available, epoch)
         if steps == 0:

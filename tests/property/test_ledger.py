@@ -246,8 +246,13 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         return data.draw(st.integers(self.ledger.step, self.ledger.covered_step), label="step")
 
     def grant_until(self, step: int) -> bool:
+        covered, mode = self.ledger.covered_step, self.ledger.spec
         given = self.ledger.grant(step)
         assert all(given.values())
+        for lease in (lease for leases in given.values() for lease in leases):
+            assert lease.epoch < mode.epochs
+            is_round = lease.after_step >= covered
+            assert not (is_round and mode.by_sample and lease.final) or lease.after_step == self.ledger.step
         for worker, leases in given.items():
             for lease in leases:
                 self.twin.lease(worker, lease)
