@@ -378,7 +378,7 @@ async def test_a_handler_that_hangs_costs_its_caller_the_deadline_and_is_cancell
     before = time.monotonic()
     with pytest.raises(DeadlineExceeded):
         await ask(world.client(), Hold(), deadline_s=0.2)
-    assert 0.15 < time.monotonic() - before < 2
+    assert 0.15 < time.monotonic() - before < 5
     await world.leader.wait_until(lambda: world.leader.cancelled == 1)
 
 
@@ -405,7 +405,7 @@ async def test_nobody_listening_is_unreachable_at_once(world: World) -> None:
     before = time.monotonic()
     with pytest.raises(Unreachable):
         await ask(world.client(), Add(1, 1))
-    assert time.monotonic() - before < 2
+    assert time.monotonic() - before < 5
 
 
 async def test_a_closed_client_calls_nobody_and_ends_what_it_called(world: World) -> None:

@@ -199,7 +199,7 @@ time.sleep(60)
     trainer.kill()
     killed = time.monotonic()
     await daemon.wait_until(lambda: len(daemon.gone) == 1)
-    assert time.monotonic() - killed < 1
+    assert time.monotonic() - killed < 5
     await trainer.wait()
 
 
