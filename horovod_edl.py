@@ -21,11 +21,11 @@ def foreign_package() -> str | None:
         pass
     spec = importlib.util.find_spec("edl")
     if spec is None:
-        return "`import edl` finds nothing. Remedy: install horovod-edl again."
+        return "`import edl` finds nothing. Remedy: install horovod-edl again with --force-reinstall."
     place = spec.origin or ", ".join(spec.submodule_search_locations or ())
     return (
-        f"`import edl` finds another package, {place}, and not horovod-edl. Remedy: `pip uninstall edl` and install "
-        "horovod-edl again; if that file or folder is your own, give it another name."
+        f"`import edl` finds another package, {place}, and not horovod-edl. Remedy: `pip uninstall edl`, then install "
+        "horovod-edl again with --force-reinstall; if that file or folder is your own, give it another name."
     )
 
 

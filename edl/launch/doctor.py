@@ -76,7 +76,7 @@ def check_edl_package() -> Check:
         "package edl",
         Outcome.FAIL,
         f"{place}, but distribution edl {others[0].version} is installed too and has a package of that name",
-        "`pip uninstall edl`, then install horovod-edl again: the two overwrite each other's files",
+        "`pip uninstall edl`, then install horovod-edl again with --force-reinstall: the two overwrite each other's files",
     )
 
 
