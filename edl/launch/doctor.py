@@ -75,8 +75,8 @@ def check_edl_package() -> Check:
     return Check(
         "package edl",
         Outcome.FAIL,
-        f"{place}, but distribution edl {others[0].version} is installed too and has a package of that name",
-        "`pip uninstall edl`, then install horovod-edl again with --force-reinstall: the two overwrite each other's files",
+        f"{place}, but distribution edl {others[0].version} is installed too and has such a package",
+        "`pip uninstall edl`, then install horovod-edl again with --force-reinstall: each overwrites the other's files",
     )
 
 
