@@ -159,12 +159,15 @@ class Candidate:
             return
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
+        fence = self._reign.fence if self._reign else None
         self._step_down()
         for watch in (self._link_watch, self._watch):
             if watch is not None:
                 watch.close()
         self._watch, self._watched = None, ""
         with contextlib.suppress(StoreUnavailable):
+            if fence is not None:  # at once: others wait for it
+                await self._withdraw([fence.rpartition("/")[2]])
             await self._withdraw(await self._own_names())
 
     # --------------------------------------------------------------------------------------------------- waking

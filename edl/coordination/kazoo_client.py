@@ -14,23 +14,12 @@ import logging
 import socket
 import ssl
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from kazoo.client import KazooClient, KazooState
-from kazoo.exceptions import (
-    AuthFailedError,
-    ConnectionLoss,
-    KazooException,
-    NoAuthError,
-    OperationTimeoutError,
-    RequestTimeoutError,
-    SessionClosedRequireSaslError,
-    SessionExpiredError,
-    SessionMovedError,
-    ThrottledOpError,
-)
-from kazoo.handlers.threading import KazooTimeoutError, SequentialThreadingHandler
+from kazoo.exceptions import KazooException
+from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
@@ -40,19 +29,6 @@ from edl.coordination.store import Link
 
 RECONNECT_MAX_S = 0.5
 """kazoo's own bound for the pause between attempts is an hour: clients came back half a minute late."""
-
-NO_ANSWER = (
-    ConnectionLoss,
-    KazooTimeoutError,
-    OperationTimeoutError,
-    RequestTimeoutError,
-    SessionExpiredError,  # and ConnectionClosedError, a subclass
-    SessionMovedError,
-    ThrottledOpError,
-)
-"""Errors that say nothing about whether the operation was carried out, or that it was not and may be tried again."""
-
-NO_ACCESS = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
 
 T = TypeVar("T")
 
@@ -69,7 +45,7 @@ def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
     if settings.digest:
         user, password = settings.digest.user, settings.digest.password
         acl, auth = [make_digest_acl(user, password, all=True)], [("digest", f"{user}:{password}")]
-    handler = _Handler(settings.tls, connect_timeout_s=session_timeout_s / 2)
+    handler = _Handler(settings.tls, patience_s=patience_s(session_timeout_s))
     return KazooClient(
         hosts=settings.hosts.partition("/")[0],
         timeout=session_timeout_s,
@@ -80,6 +56,11 @@ def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
         connection_retry=KazooRetry(max_tries=-1, delay=0.05, backoff=1.5, max_delay=RECONNECT_MAX_S),
         logger=_LOG,
     )
+
+
+def patience_s(session_timeout_s: float) -> float:
+    """How long one attempt to connect may take to be answered, before the next."""
+    return max(1.0, session_timeout_s / 4)
 
 
 def listen(
@@ -180,19 +161,25 @@ def tls_context(tls: Tls) -> ssl.SSLContext:
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types
-    """Connects with a TLS context and a time-out of ours.
+    """Connects with a TLS context and time-outs of ours.
 
     kazoo would also trust every authority of the system, leave the host name unchecked by default, and wait for a
-    silent host as long as the session lasts, so that the session is over before the next host is tried.
+    silent host as long as the session lasts, so that the session is over before the next host is tried. A server that
+    is only just starting is silent in that way: it takes connections before it can answer them.
     """
 
-    def __init__(self, tls: Tls | None, *, connect_timeout_s: float) -> None:
+    def __init__(self, tls: Tls | None, *, patience_s: float) -> None:
         super().__init__()
         self._context = tls_context(tls) if tls else None
-        self._connect_timeout_s = connect_timeout_s
+        self._patience_s = patience_s
+
+    def select(self, reads: Sequence[Any], writes: Sequence[Any], others: Sequence[Any], timeout: float) -> Any:
+        """Wait as kazoo does, but less long for an answer that is due: that to a greeting, or the rest of one."""
+        due = len(reads) == 1 and not writes  # when idle, kazoo also waits for requests of ours
+        return super().select(reads, writes, others, min(timeout, self._patience_s) if due else timeout)
 
     def create_connection(self, address: tuple[str, int], hostname: str | None = None, **_: object) -> socket.socket:
-        connection = socket.create_connection(address, self._connect_timeout_s)
+        connection = socket.create_connection(address, self._patience_s)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             if self._context is not None:

@@ -1,7 +1,8 @@
 """The store port in memory: a verified twin of ZooKeeper, for tests and for a job of one worker without a coordinator.
 
-Owns: `MemoryServer`, the tree and its sessions with the faults a test may plan, and `MemoryStore`, one session's view.
-Does not own: the promises, which are the port's; `tests/contract` runs one suite on this and on the real server.
+Owns: `MemoryServer`, a tree and its sessions with the faults a test may plan, and `MemoryStore`, one session's view.
+Does not own: what operations do to the tree (`tree`), nor the promises, which are the port's: `tests/contract` runs one
+suite on this and on the real server.
 
 Everything lives on one event loop. A session that expires is followed by a new one, as with the real client.
 """
@@ -10,21 +11,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from typing import cast
 
 from edl.coordination.store import (
     ANY,
-    Check,
     Create,
     Delete,
     Link,
     Node,
-    NodeExists,
-    NoNode,
-    NotEmpty,
     Op,
-    VersionConflict,
     Watch,
     Write,
     check_ops,
@@ -32,94 +27,15 @@ from edl.coordination.store import (
     check_size,
     parent_of,
 )
-from edl.errors import Fenced, StoreUnavailable, UsageError
-
-
-@dataclass(frozen=True, slots=True)
-class _Entry:
-    node: Node
-    children: frozenset[str] = frozenset()
-    created_children: int = 0  # the next sequence number
-
-
-_ROOT = _Entry(Node(b"", version=0, created=0, owner=0))
-
-
-class _Attempt:
-    """A transaction on a copy of the tree, which is thrown away if an operation fails."""
-
-    def __init__(self, tree: dict[str, _Entry], stamp: int, session: int) -> None:
-        self.tree = dict(tree)
-        self.changed: set[str] = set()  # nodes whose value or list of children changed
-        self._stamp = stamp
-        self._session = session
-
-    def apply(self, op: Op) -> str | int | None:
-        match op:
-            case Create():
-                return self._create(op)
-            case Write():
-                entry = self._existing(op)
-                node = replace(entry.node, value=op.value, version=entry.node.version + 1)
-                self._put(op.path, replace(entry, node=node))
-                return node.version
-            case Delete():
-                self._delete(op)
-                return None
-            case Check():
-                self._existing(op)
-                return None
-
-    def _create(self, op: Create) -> str:
-        above = parent_of(op.path)
-        parent = self.tree.get(above)
-        if parent is None:
-            raise NoNode(op.path, op)
-        if parent.node.owner:
-            raise UsageError(f"{above} is ephemeral and can have no children")
-        path = f"{op.path}{parent.created_children:010d}" if op.sequence else op.path
-        if path in self.tree:
-            raise NodeExists(path, op)
-        owner = self._session if op.ephemeral else 0
-        self._put(path, _Entry(Node(op.value, version=0, created=self._stamp, owner=owner)))
-        names = parent.children | {path.rpartition("/")[2]}
-        self._put(above, replace(parent, children=names, created_children=parent.created_children + 1))
-        return path
-
-    def _delete(self, op: Delete) -> None:
-        if self._existing(op).children:
-            raise NotEmpty(op.path, op)
-        self._drop(op.path)
-
-    def drop_session(self) -> None:
-        for path in [path for path, entry in self.tree.items() if entry.node.owner == self._session]:
-            self._drop(path)
-
-    def _drop(self, path: str) -> None:
-        above = parent_of(path)
-        parent = self.tree[above]
-        del self.tree[path]
-        self.changed.add(path)
-        self._put(above, replace(parent, children=parent.children - {path.rpartition("/")[2]}))
-
-    def _existing(self, op: Write | Delete | Check) -> _Entry:
-        entry = self.tree.get(op.path)
-        if entry is None:
-            raise NoNode(op.path, op)
-        if op.version not in {ANY, entry.node.version}:
-            raise VersionConflict(op.path, op)
-        return entry
-
-    def _put(self, path: str, entry: _Entry) -> None:
-        self.tree[path] = entry
-        self.changed.add(path)
+from edl.coordination.tree import ROOT, Attempt, Entry
+from edl.errors import Fenced, StoreUnavailable
 
 
 class MemoryServer:
     """The tree, its sessions, and the faults that a test may plan."""
 
     def __init__(self) -> None:
-        self._tree: dict[str, _Entry] = {"/": _ROOT}
+        self._tree: dict[str, Entry] = {"/": ROOT}
         self._stores: dict[int, MemoryStore] = {}  # by session, of all there ever were
         self._alive: set[int] = set()
         self._stamp = 0
@@ -160,10 +76,10 @@ class MemoryServer:
         attempt.drop_session()
         self._accept(attempt)
 
-    def _attempt(self, session: int) -> _Attempt:
-        return _Attempt(self._tree, self._stamp + 1, session)
+    def _attempt(self, session: int) -> Attempt:
+        return Attempt(self._tree, self._stamp + 1, session)
 
-    def _accept(self, attempt: _Attempt) -> None:
+    def _accept(self, attempt: Attempt) -> None:
         self._stamp += 1
         self._tree = attempt.tree
         for session in self._alive:
@@ -248,7 +164,7 @@ class MemoryStore:
 
     # ------------------------------------------------------------------------------------------------ inside
 
-    async def _reach(self) -> dict[str, _Entry]:
+    async def _reach(self) -> dict[str, Entry]:
         await asyncio.sleep(0)  # a real store always lets others run, so that tests meet the same interleavings
         if self._closed:
             raise StoreUnavailable("the store is closed")

@@ -1,7 +1,7 @@
 """The store port on a real ZooKeeper, through kazoo.
 
-Owns: translating the port's calls and errors, re-arming watches, and replacing a client that no server will take back.
-Does not own: how one client behaves (`kazoo_client`), nor why a server cannot be reached (`diagnosis`).
+Owns: translating the port's calls, and replacing a client that no server will take back. Does not own: how one client
+behaves (`kazoo_client`), how its watches last (`zookeeper_watch`), nor why a server cannot be reached (`diagnosis`).
 """
 
 from __future__ import annotations
@@ -12,23 +12,13 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 from kazoo.client import KazooClient
-from kazoo.exceptions import (
-    BadVersionError,
-    KazooException,
-    NoChildrenForEphemeralsError,
-    NodeExistsError,
-    NoNodeError,
-    NotEmptyError,
-    RolledBackError,
-    RuntimeInconsistency,
-)
 
 from edl.coordination import kazoo_client
 from edl.coordination.diagnosis import explain
+from edl.coordination.kazoo_errors import KAZOO_ERRORS, is_culprit, translate
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import (
     ANY,
-    AccessDenied,
     Check,
     Create,
     Delete,
@@ -36,10 +26,7 @@ from edl.coordination.store import (
     Node,
     NodeExists,
     NoNode,
-    NotEmpty,
     Op,
-    Refused,
-    VersionConflict,
     Watch,
     Write,
     check_ops,
@@ -48,14 +35,7 @@ from edl.coordination.store import (
     parent_of,
 )
 from edl.coordination.zookeeper_watch import LinkWatch, NodeWatch
-from edl.errors import ConfigError, Fenced, PeerError, StoreUnavailable, UsageError
-
-_REFUSALS: dict[type[KazooException], type[Refused]] = {
-    NodeExistsError: NodeExists,
-    NoNodeError: NoNode,
-    BadVersionError: VersionConflict,
-    NotEmptyError: NotEmpty,
-}
+from edl.errors import ConfigError, Fenced, StoreUnavailable, UsageError
 
 _IN_FLIGHT = 64
 """kazoo wakes its thread through a socket pair that takes some 270 unread bytes; beyond that a call blocks the loop."""
@@ -63,9 +43,7 @@ _IN_FLIGHT = 64
 _STUCK_SESSIONS = 3
 """After so many session time-outs without a connection, see whether another client fares better."""
 
-_GRACE_S = 3 * kazoo_client.RECONNECT_MAX_S
-"""What the old client gets once a new one could connect: it has the session, and may be only a moment behind."""
-
+_OPEN_RETRY_S = 0.05
 _STOP_S = 2.0
 
 
@@ -84,7 +62,7 @@ async def connect(
     try:
         async with asyncio.timeout(connect_timeout_s):
             await store._open()
-    except (TimeoutError, StoreUnavailable) as error:
+    except TimeoutError as error:
         await store.close()
         raise ConfigError(f"{await explain(settings)} (tried for {connect_timeout_s:g} s)") from error
     except BaseException:
@@ -175,10 +153,10 @@ class ZookeeperStore:
         path = everything[0].path if everything else "/"
         results = await self._call(path, lambda client: self._transaction(client, everything))
         for op, result in zip(everything, results, strict=True):
-            if isinstance(result, KazooException) and not isinstance(result, RolledBackError | RuntimeInconsistency):
+            if is_culprit(result):
                 if fence is not None and op is everything[0]:
                     raise Fenced(f"the reign is over: {fence} is gone")
-                raise _translated(result, op.path, op)
+                raise translate(result, op.path, op)
         return tuple(map(self._result, ops, results[len(everything) - len(ops) :]))
 
     def watch(self, path: str, wake: Callable[[], None]) -> Watch:
@@ -214,8 +192,8 @@ class ZookeeperStore:
                 return await kazoo_client.settle(start(self._client))
         except TimeoutError as error:
             raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
-        except (KazooException, *kazoo_client.NO_ANSWER) as error:
-            raise _translated(error, path) from error
+        except KAZOO_ERRORS as error:
+            raise translate(error, path) from error
 
     async def _ensure(self, at: str) -> None:
         """Create an empty node and what is missing above. What is there is left alone: it may not open to us."""
@@ -261,12 +239,19 @@ class ZookeeperStore:
     # ------------------------------------------------------------------------------------------------ connecting
 
     async def _open(self) -> None:
-        """Wait for the first session, and see that it is good for something."""
+        """Wait for a first session that is good for something."""
         self._client.start_async()
         await self._connected.wait()
-        await self._call("/", lambda client: client.exists_async("/"))  # refused if the server wants credentials
-        if self._chroot:
-            await self._ensure(self._chroot)
+        while True:
+            try:
+                await self._call(
+                    "/", lambda client: client.exists_async("/")
+                )  # refused if the server wants credentials
+                if self._chroot:
+                    await self._ensure(self._chroot)
+                return
+            except StoreUnavailable:  # the first connection may break as any other
+                await asyncio.sleep(_OPEN_RETRY_S)
 
     def _moved(self, client: KazooClient, link: Link, session: int) -> None:
         if client is not self._client or link is self._link:  # a spare's news, or a dropped one's
@@ -289,7 +274,8 @@ class ZookeeperStore:
         """Start over with a new client if a server is there but takes the old one back no more.
 
         A server whose data was wiped refuses a client that "has seen zxid ..." and kazoo would try for ever; but after
-        an outage of the service a session goes on, so that a new client alone is no reason to drop the old one.
+        an outage of the service a session goes on, so that a new client alone is no reason to drop the old one: it has
+        the time of a few attempts to come back before it is given up.
         """
         await asyncio.sleep(_STUCK_SESSIONS * self._session_timeout_s)
         unneeded = spare = kazoo_client.make_client(self._settings, self._session_timeout_s)
@@ -313,18 +299,4 @@ class ZookeeperStore:
         while not spare.connected:
             arrived.clear()
             await arrived.wait()
-            await asyncio.sleep(_GRACE_S)
-
-
-def _translated(error: Exception, path: str, op: Op | None = None) -> Exception:
-    """The port's error for one of kazoo's."""
-    for theirs, ours in _REFUSALS.items():
-        if isinstance(error, theirs):
-            return ours(path, op)
-    if isinstance(error, kazoo_client.NO_ACCESS):
-        return AccessDenied(path)
-    if isinstance(error, NoChildrenForEphemeralsError):
-        return UsageError(f"{parent_of(path)} is ephemeral and can have no children")
-    if isinstance(error, kazoo_client.NO_ANSWER):
-        return StoreUnavailable(f"the connection to the coordinator broke ({type(error).__name__})")
-    return PeerError(f"the coordinator fails at {path}: {error!r}")
+            await asyncio.sleep(2 * (kazoo_client.patience_s(self._session_timeout_s) + kazoo_client.RECONNECT_MAX_S))

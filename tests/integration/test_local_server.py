@@ -17,7 +17,7 @@ import pytest
 
 from edl.coordination import java, server, zookeeper
 from edl.coordination.server import LocalServer, free_port
-from edl.coordination.settings import Digest
+from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import Link
 from edl.errors import ConfigError, UsageError
 
@@ -279,9 +279,15 @@ def test_missing_jars_name_the_command_that_brings_them(tmp_path, monkeypatch):
 # ------------------------------------------------------------------------------------------------- the client's traps
 
 
-async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path):
+@pytest.fixture
+def soon_replaced(monkeypatch):
+    """A client that is stuck is replaced after a second, though its session may last ten."""
+    monkeypatch.setattr(zookeeper, "_STUCK_SESSIONS", 0.1)
+
+
+async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path, soon_replaced):
     """kazoo alone would be told "has seen zxid" for ever."""
-    store = await zookeeper.connect(local.coordinator, 1.0)
+    store = await zookeeper.connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
     woken = asyncio.Event()
@@ -302,9 +308,9 @@ async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path):
     await store.close()
 
 
-async def test_a_long_outage_costs_no_session(local):
+async def test_a_long_outage_costs_no_session(local, soon_replaced):
     """A client is only replaced when another one fares better, and an outage is the same for all."""
-    store = await zookeeper.connect(local.coordinator, 1.0)
+    store = await zookeeper.connect(local.coordinator, 10.0)
     links = []
     store.watch_link(links.append)
     await store.create("/mine", ephemeral=True)
@@ -321,6 +327,30 @@ async def test_a_long_outage_costs_no_session(local):
 
 def _zookeeper_clients():
     return sum("zk_loop" in thread.name for thread in threading.enumerate())
+
+
+async def test_a_connection_that_is_never_answered_is_given_up_for_another(local):
+    """As a server does that is only just starting; kazoo alone would wait as long as the session lasts."""
+    waiting = []
+
+    async def serve(reader, writer):
+        if not waiting:
+            waiting.append(writer)
+            return
+        far_reader, far = await asyncio.open_connection("127.0.0.1", local.port)
+        await asyncio.gather(pump(reader, far), pump(far_reader, writer))
+
+    async def pump(reader, writer):
+        while data := await reader.read(65536):
+            writer.write(data)
+        writer.close()
+
+    async with await asyncio.start_server(serve, "127.0.0.1", 0) as wire:
+        address = f"127.0.0.1:{wire.sockets[0].getsockname()[1]}"
+        store = await zookeeper.connect(Coordinator(address), 20.0, connect_timeout_s=15.0)
+        assert waiting
+        waiting[0].close()
+        await store.close()
 
 
 async def test_in_a_forked_child_every_call_fails_at_once(local):

@@ -1,0 +1,81 @@
+"""kazoo's errors in the port's words.
+
+Owns: which of them mean no answer, a refusal, or no access. Does not own: what anybody does about it.
+"""
+
+from __future__ import annotations
+
+from kazoo.exceptions import (
+    AuthFailedError,
+    BadVersionError,
+    ConnectionLoss,
+    KazooException,
+    NoAuthError,
+    NoChildrenForEphemeralsError,
+    NodeExistsError,
+    NoNodeError,
+    NotEmptyError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    RolledBackError,
+    RuntimeInconsistency,
+    SessionClosedRequireSaslError,
+    SessionExpiredError,
+    SessionMovedError,
+    ThrottledOpError,
+)
+from kazoo.handlers.threading import KazooTimeoutError
+
+from edl.coordination.store import (
+    AccessDenied,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Op,
+    Refused,
+    VersionConflict,
+    parent_of,
+)
+from edl.errors import EdlError, PeerError, StoreUnavailable, UsageError
+
+KAZOO_ERRORS = (KazooException, KazooTimeoutError)
+"""All that a request of kazoo's can end with."""
+
+_REFUSALS: dict[type[KazooException], type[Refused]] = {
+    NodeExistsError: NodeExists,
+    NoNodeError: NoNode,
+    BadVersionError: VersionConflict,
+    NotEmptyError: NotEmpty,
+}
+
+_NO_ACCESS = (NoAuthError, AuthFailedError, SessionClosedRequireSaslError)
+
+# Nothing is known about whether the operation was carried out, or it was not and may be tried again.
+_NO_ANSWER = (
+    ConnectionLoss,
+    KazooTimeoutError,
+    OperationTimeoutError,
+    RequestTimeoutError,
+    SessionExpiredError,  # and ConnectionClosedError, a subclass
+    SessionMovedError,
+    ThrottledOpError,
+)
+
+
+def translate(error: Exception, path: str, op: Op | None = None) -> EdlError:
+    """The port's error for one of kazoo's."""
+    for theirs, ours in _REFUSALS.items():
+        if isinstance(error, theirs):
+            return ours(path, op)
+    if isinstance(error, _NO_ACCESS):
+        return AccessDenied(path)
+    if isinstance(error, NoChildrenForEphemeralsError):
+        return UsageError(f"{parent_of(path)} is ephemeral and can have no children")
+    if isinstance(error, _NO_ANSWER):
+        return StoreUnavailable(f"the connection to the coordinator broke ({type(error).__name__})")
+    return PeerError(f"the coordinator fails at {path}: {error!r}")
+
+
+def is_culprit(result: object) -> bool:
+    """Whether this result of a transaction is why the others did not happen; kazoo returns rather than raises it."""
+    return isinstance(result, Exception) and not isinstance(result, RolledBackError | RuntimeInconsistency)

@@ -1,0 +1,106 @@
+"""A tree of nodes as a value, and transactions on it: ZooKeeper's rules without ZooKeeper.
+
+Owns: what each operation does and when it is refused. Does not own: sessions and watches (`memory`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from edl.coordination.store import (
+    ANY,
+    Check,
+    Create,
+    Delete,
+    Node,
+    NodeExists,
+    NoNode,
+    NotEmpty,
+    Op,
+    VersionConflict,
+    Write,
+    parent_of,
+)
+from edl.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A node and what the tree has to know about its children."""
+
+    node: Node
+    children: frozenset[str] = frozenset()
+    created_children: int = 0  # the next sequence number
+
+
+ROOT = Entry(Node(b"", version=0, created=0, owner=0))
+
+
+class Attempt:
+    """A transaction on a copy of the tree, which is thrown away if an operation fails."""
+
+    def __init__(self, tree: dict[str, Entry], stamp: int, session: int) -> None:
+        self.tree = dict(tree)
+        self.changed: set[str] = set()  # nodes whose value or list of children changed
+        self._stamp = stamp
+        self._session = session
+
+    def apply(self, op: Op) -> str | int | None:
+        match op:
+            case Create():
+                return self._create(op)
+            case Write():
+                entry = self._existing(op)
+                node = replace(entry.node, value=op.value, version=entry.node.version + 1)
+                self._put(op.path, replace(entry, node=node))
+                return node.version
+            case Delete():
+                self._delete(op)
+                return None
+            case Check():
+                self._existing(op)
+                return None
+
+    def _create(self, op: Create) -> str:
+        above = parent_of(op.path)
+        parent = self.tree.get(above)
+        if parent is None:
+            raise NoNode(op.path, op)
+        if parent.node.owner:
+            raise UsageError(f"{above} is ephemeral and can have no children")
+        path = f"{op.path}{parent.created_children:010d}" if op.sequence else op.path
+        if path in self.tree:
+            raise NodeExists(path, op)
+        owner = self._session if op.ephemeral else 0
+        self._put(path, Entry(Node(op.value, version=0, created=self._stamp, owner=owner)))
+        names = parent.children | {path.rpartition("/")[2]}
+        self._put(above, replace(parent, children=names, created_children=parent.created_children + 1))
+        return path
+
+    def _delete(self, op: Delete) -> None:
+        if self._existing(op).children:
+            raise NotEmpty(op.path, op)
+        self._drop(op.path)
+
+    def drop_session(self) -> None:
+        for path in [path for path, entry in self.tree.items() if entry.node.owner == self._session]:
+            self._drop(path)
+
+    def _drop(self, path: str) -> None:
+        above = parent_of(path)
+        parent = self.tree[above]
+        del self.tree[path]
+        self.changed.add(path)
+        self._put(above, replace(parent, children=parent.children - {path.rpartition("/")[2]}))
+
+    def _existing(self, op: Write | Delete | Check) -> Entry:
+        entry = self.tree.get(op.path)
+        if entry is None:
+            raise NoNode(op.path, op)
+        if op.version not in {ANY, entry.node.version}:
+            raise VersionConflict(op.path, op)
+        return entry
+
+    def _put(self, path: str, entry: Entry) -> None:
+        self.tree[path] = entry
+        self.changed.add(path)

@@ -1,0 +1,36 @@
+"""The short form of `benchmarks/election.py`: the election survives chaos, and the check would notice if it did not."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def chaos(service, *flags):
+    command = [sys.executable, "-m", "benchmarks.election", "--only", service, "--json", *flags]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.parametrize("service", ["standalone", "ensemble"])
+def test_the_election_survives_chaos(service):
+    _, result = chaos(service, "--seconds", "12")
+    timing = {name for name in result["held"] if "hand-over" in name}  # a figure of a machine at rest
+    assert [name for name, held in result["held"].items() if not held and name not in timing] == []
+    assert result["writes"]["refused"] > 0, "no stale leader was put to the test"
+    assert result["handover_ms"]["median"] < 1000
+
+
+def test_without_the_fence_the_check_fails():
+    status, result = chaos("standalone", "--seconds", "6", "--unfenced")
+    assert status == 1
+    assert not result["held"]["terms ordered in the log"]
