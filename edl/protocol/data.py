@@ -70,6 +70,9 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
     def __len__(self) -> int:
         return sum(len(piece) for piece in self.ranges)
 
+    def __bool__(self) -> bool:
+        return True  # a lease without samples is a lease all the same: `if lease` must not skip it
+
     @property
     def until_step(self) -> int:
         """The last step that this lease gives a share."""

@@ -83,10 +83,10 @@ class Holdings:
         with self._fetching:
             if self.newest is not newest:
                 return True
-            lease = self._feed.next_lease(newest.number if newest else 0)
+            lease = self._feed.next_lease(0 if newest is None else newest.number)
             if lease is None:
                 return False
-            if newest and (lease.number, lease.after_step) != (newest.number + 1, newest.until_step):
+            if newest is not None and (lease.number, lease.after_step) != (newest.number + 1, newest.until_step):
                 raise InvalidTransition(newest, f"leases of a worker have no gaps (I7), but {lease} came next")
             before = self._feed.step() - 1
             self._leases = (*(one for one in self._leases if one.until_step >= before), lease)

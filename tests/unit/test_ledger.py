@@ -48,6 +48,10 @@ def test_a_lease_says_what_each_step_consumes():
     assert lease.left(14) == ()
 
 
+def test_a_lease_without_samples_is_a_lease():
+    assert Lease(1, 0, 3, 4, ())
+
+
 def test_cutting_ranges_keeps_their_order():
     ranges = (Range(1, 5, 8), Range(0, 0, 2))
     assert cut(ranges, 2, 4) == (Range(1, 7, 8), Range(0, 0, 1))
