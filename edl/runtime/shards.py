@@ -67,7 +67,7 @@ class ShardGenerator:
         self._lock = threading.Lock()  # guards what follows
         self._pass: Pass | None = None
         self._held: _Held | None = None
-        self._next_epoch = 0  # with epochs=None: the one that the next pass is for
+        self._epochs_done = 0  # before the present pass
 
     # ------------------------------------------------------------------------------------------- the script's side
 
@@ -111,6 +111,19 @@ class ShardGenerator:
             if self._held is held:
                 self._held = None
 
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that have come to their end for this script; for a newcomer, those before its time included.
+
+        With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers.
+        """
+        now = self._pass
+        if now is None or now.state is not State.ENDED:
+            return self._epochs_done
+        if self._epochs is not None:
+            return self._epochs
+        return self._epochs_done + 1 if now.epoch is None else max(self._epochs_done, now.epoch + 1)
+
     def __reduce__(self) -> NoReturn:
         raise UsageError(_OTHER_PROCESS)
 
@@ -143,7 +156,7 @@ class ShardGenerator:
         while (batch := now.next()) is not None:
             now.rest()
             yield batch.ids
-        self._end(now)
+        now.end()
 
     def _samples(self, spec: DataSpec) -> Iterator[int]:
         now = self._begin(spec)
@@ -154,17 +167,17 @@ class ShardGenerator:
             yield last
             if batch.ends_pass:
                 break
-        self._end(now)
+        now.end()
 
     def _spec(self, batch: int) -> DataSpec:
         return DataSpec(self._total, self._epochs or 1, batch, self._shuffle, self._seed)
 
     def _begin(self, spec: DataSpec) -> Pass:
         with self._lock:
-            if self._epochs is None:
-                spec = msgspec.structs.replace(spec, epochs=self._next_epoch + 1)
             if self._pass is not None:
                 self._finish(self._pass)
+            if self._epochs is None:
+                spec = msgspec.structs.replace(spec, epochs=self._epochs_done + 1)
             now = self._pass = Pass(spec, self._feed, self._holdings, one_epoch=self._epochs is None)
         self._feed.open(spec)
         return now
@@ -178,12 +191,8 @@ class ShardGenerator:
             time.sleep(0.01)
             now = self._holdings.trained_step or 0
             trained, since = now, (since if now == trained else time.monotonic())
+        self._epochs_done = self.epochs_done
         before.give_up()
-
-    def _end(self, now: Pass) -> None:
-        now.end()
-        with self._lock:
-            self._next_epoch = self._next_epoch + 1 if now.epoch is None else max(self._next_epoch, now.epoch + 1)
 
     def _lease_at(self, step: int) -> Lease:
         lease = self._holdings.at(step)

@@ -40,7 +40,7 @@ class Worker:
                 yield [int(i) for i in ids]
             if self.job.epochs is not None and not passed:
                 return
-            if self.job.epochs is None and self.job.ledger.epoch >= self.job.passes:
+            if self.job.epochs is None and self.shards.epochs_done >= self.job.passes:
                 return
 
     def batches(self) -> Iterator[list[int]]:

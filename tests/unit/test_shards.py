@@ -152,6 +152,23 @@ def test_without_epochs_each_iteration_is_one_more():
     assert feed.ledger.exhausted
 
 
+def test_epochs_are_counted_for_scripts_that_loop_over_them():
+    shards, feed = shards_of(6)
+    while shards.epochs_done < 3:
+        train(shards.batches(4), feed)
+        next(shards.batches(4), None) if shards.epochs_done == 1 else None  # given up: not an epoch
+    assert feed.ledger.spec.epochs == 3
+    assert feed.ledger.exhausted
+
+
+def test_a_newcomer_counts_the_epochs_before_its_time():
+    feed = ListFeed(Lease(1, 70, 1, 2, (Range(4, 0, 2),), epoch=4))
+    shards = ShardGenerator(2, feed)
+    assert shards.epochs_done == 0  # not known before the first lease
+    assert len(list(shards.batches(2))) == 1
+    assert shards.epochs_done == 5
+
+
 def test_once_all_is_trained_an_iteration_is_empty():
     shards, feed = shards_of(4, epochs=1)
     assert train(shards.batches(4), feed) == [[0, 1, 2, 3]]
@@ -291,6 +308,7 @@ def test_by_sample_a_void_last_batch_is_the_next_iteration():
     feed.commit()
     assert next(batches) == [3]
     assert not shards.redeliver()  # the iteration has ended: it cannot go back itself
+    assert shards.epochs_done == 0
     assert train(by_hand(shards, 3), feed) == [[3]]
     assert feed.ledger.exhausted
 
