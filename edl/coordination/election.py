@@ -28,6 +28,9 @@ from dataclasses import dataclass
 from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Refused, Store, Watch, Write
 from edl.errors import StoreUnavailable
 
+_RESIGN_S = 2.0
+"""A server that does not answer must not hold up the end of a process; the end of its session does the same later."""
+
 _NAME = re.compile(r"(?P<uid>[0-9a-f]{32})-(?P<seq>[0-9]{10})(-(?P<term>[0-9]+))?")
 
 
@@ -153,7 +156,9 @@ class Candidate:
         self._task.add_done_callback(self._report_crash)
 
     async def resign(self) -> None:
-        """Step down and let the next one lead at once. Raises nothing when disconnected: the session's end does it."""
+        """Step down and let the next one lead at once; disconnected, or unanswered for two seconds, let it wait for the
+        session's end.
+        """
         task, self._task = self._task, None
         if task is None:
             return
@@ -165,10 +170,11 @@ class Candidate:
             if watch is not None:
                 watch.close()
         self._watch, self._watched = None, ""
-        with contextlib.suppress(StoreUnavailable):
-            if fence is not None:  # at once: others wait for it
-                await self._withdraw([fence.rpartition("/")[2]])
-            await self._withdraw(await self._own_names())
+        with contextlib.suppress(StoreUnavailable, TimeoutError):
+            async with asyncio.timeout(_RESIGN_S):
+                if fence is not None:  # at once: others wait for it
+                    await self._withdraw([fence.rpartition("/")[2]])
+                await self._withdraw(await self._own_names())
 
     # --------------------------------------------------------------------------------------------------- waking
 
