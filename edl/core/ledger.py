@@ -23,14 +23,15 @@ Three ways to cut the samples into rounds, by the spec:
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import pairwise
 
 import msgspec
 
+from edl.core.rounds import deal, evenly, sums, whole_batches
 from edl.core.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
-from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals
+from edl.protocol.data import DataCounts, DataSpec, Lease, Totals
 from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
 
 HISTORY = 32  # events kept for the story of an InvalidTransition
@@ -110,12 +111,7 @@ class Ledger:
         Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
         changes once it is there: later rounds only add steps. So workers may divide by it without asking again.
         """
-        changes: dict[int, int] = {}  # step -> by how much it differs from the step before
-        for lease in self._all_leases():
-            for step, change in _changes(lease):
-                at = max(step, self._step + 1)
-                changes[at] = changes.get(at, 0) + change
-        return _run_lengths(changes, self._covered)
+        return sums(self._all_leases(), self._step, self._covered)
 
     def counts(self) -> DataCounts:
         """The epoch in progress; once all are trained, the last one."""
@@ -251,7 +247,7 @@ class Ledger:
         for beside in example.leases:
             after_step = max(beside.after_step, self._step)
             steps = beside.until_step - after_step
-            counts = _whole_batches(self._pool.count(self._limit(beside.epoch)), steps, newcomers)
+            counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
             self._give(newcomers, counts, Lease(0, after_step, steps, 0, (), beside.epoch, beside.final))
 
     def _grant_round(self, steps: int) -> bool:
@@ -262,7 +258,7 @@ class Ledger:
         steps = self._steps_of_round(steps, available, epoch)
         if steps == 0:
             return False
-        steps, counts = _even(available, steps, members)
+        steps, counts = evenly(available, steps, _batches(members))
         self._closed = sum(counts) == available
         self._epoch = epoch
         self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed))
@@ -284,7 +280,7 @@ class Ledger:
         return epoch if self._spec.whole_epochs else self._spec.epochs - 1
 
     def _steps_of_round(self, steps: int, available: int, epoch: int) -> int:
-        a_step = sum(member.batch for member in self._members.values())
+        a_step = sum(_batches(self._members.values()))
         if not self._spec.whole_epochs:
             # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
             steps = min(steps, -(-self._pool.count(epoch) // a_step))
@@ -295,7 +291,7 @@ class Ledger:
         return min(steps, (available - 1) // a_step)
 
     def _give(self, members: Sequence[_Member], counts: Sequence[int], form: Lease) -> None:
-        hands = _deal(self._pool.take(sum(counts)), counts)
+        hands = deal(self._pool.take(sum(counts)), counts)
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1
             lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
@@ -337,73 +333,11 @@ def _check(spec: DataSpec) -> None:
         raise UsageError(f"epochs is {spec.epochs}: ask elastic_shard_generator() for at least one")
 
 
+def _batches(members: Iterable[_Member]) -> list[int]:
+    return [member.batch for member in members]
+
+
 def _distinct(roster: Sequence[str]) -> Sequence[str]:
     if len(set(roster)) != len(roster):
         raise InvalidTransition("ledger", f"a worker is twice in the roster {list(roster)} (I2)")
     return roster
-
-
-def _even(available: int, steps: int, members: Sequence[_Member]) -> tuple[int, list[int]]:
-    """Steps and everybody's samples: full batches, then in one more step what is left, by the size of the batches."""
-    a_step = sum(member.batch for member in members)
-    full = min(steps, available // a_step)
-    rest = available - full * a_step if full < steps else 0
-    shares = [rest * member.batch // a_step for member in members]
-    for index in range(rest - sum(shares)):  # fewer than there are members; rounding down left room in each batch
-        shares[index] += 1
-    counts = [full * member.batch + share for member, share in zip(members, shares, strict=True)]
-    return full + (rest > 0), counts
-
-
-def _whole_batches(available: int, steps: int, members: Sequence[_Member]) -> list[int]:
-    """Everybody's samples in `steps` steps: as many whole batches as there are, none short."""
-    a_step = sum(member.batch for member in members)
-    full = min(steps, available // a_step)
-    rest = available - full * a_step if full < steps else 0
-    counts = []
-    for member in members:
-        one_more = member.batch if member.batch <= rest else 0
-        counts.append(full * member.batch + one_more)
-        rest -= one_more
-    return counts
-
-
-def _deal(ranges: Iterable[Range], counts: Sequence[int]) -> list[tuple[Range, ...]]:
-    """Cut `ranges` in order into hands of the given numbers of samples."""
-    pieces = deque(ranges)
-    hands = []
-    for count in counts:
-        hand: list[Range] = []
-        missing = count
-        while missing:
-            piece = pieces.popleft()
-            split = min(piece.stop, piece.start + missing)
-            hand.append(Range(piece.epoch, piece.start, split))
-            if split < piece.stop:
-                pieces.appendleft(Range(piece.epoch, split, piece.stop))
-            missing -= split - piece.start
-        hands.append(tuple(hand))
-    return hands
-
-
-def _changes(lease: Lease) -> Iterator[tuple[int, int]]:
-    """Steps at which the lease's share differs from the step before, and by how much; 0 before and after the lease."""
-    full, short = divmod(len(lease), lease.batch)
-    first = lease.after_step + 1
-    yield first, lease.batch if full else short
-    if full:
-        yield first + full, short - lease.batch
-    if short:
-        yield first + full + 1, -short
-
-
-def _run_lengths(changes: Mapping[int, int], covered: int) -> tuple[Totals, ...]:
-    runs: list[Totals] = []
-    samples = 0
-    steps = sorted(step for step in changes if step <= covered)
-    for step, following in zip(steps, [*steps, covered + 1][1:], strict=True):
-        samples += changes[step]
-        if runs and runs[-1].samples == samples:
-            runs.pop()
-        runs.append(Totals(following - 1, samples))
-    return tuple(runs)
