@@ -61,6 +61,7 @@ class Ledger:
         self._epoch = 0  # of the newest round
         self._closed = False  # the newest round was final
         self._ended = 0  # epochs before this one are trained
+        self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
         self._trained_at: dict[int, int] = {}  # epoch -> the step that trains the last of its leased samples
         self._history: deque[object] = deque(maxlen=HISTORY)
 
@@ -111,7 +112,9 @@ class Ledger:
         Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
         changes once it is there: later rounds only add steps. So workers may divide by it without asking again.
         """
-        return sums(self._all_leases(), self._step, self._covered)
+        if self._totals is None:  # asked for by each worker in turn
+            self._totals = sums(self._all_leases(), self._step, self._covered)
+        return self._totals
 
     def counts(self) -> DataCounts:
         """The epoch in progress; once all are trained, the last one."""
@@ -207,7 +210,7 @@ class Ledger:
     def _advance(self, step: int) -> None:
         if not self._step <= step <= self._covered:
             raise self._refused(f"step {step} is outside {self._step}..{self._covered} (I7)")
-        self._step = step
+        self._step, self._totals = step, None
         for member in self._members.values():
             if member.leases and member.leases[0].until_step <= step:
                 member.leases = tuple(lease for lease in member.leases if lease.until_step > step)
@@ -215,6 +218,7 @@ class Ledger:
     def _recount(self) -> None:
         """What is derived from the leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
+        self._totals = None
         self._trained_at = {}
         for lease in self._all_leases():
             self._note(lease)
@@ -291,6 +295,7 @@ class Ledger:
         return min(steps, (available - 1) // a_step)
 
     def _give(self, members: Sequence[_Member], counts: Sequence[int], form: Lease) -> None:
+        self._totals = None
         hands = deal(self._pool.take(sum(counts)), counts)
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1

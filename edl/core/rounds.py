@@ -78,7 +78,7 @@ def _run_lengths(changes: Mapping[int, int], until_step: int) -> tuple[Totals, .
     runs: list[Totals] = []
     samples = 0
     steps = sorted(step for step in changes if step <= until_step)
-    for step, following in zip(steps, [*steps[1:], until_step + 1], strict=True):
+    for step, following in zip(steps, [*steps, until_step + 1][1:], strict=True):
         samples += changes[step]
         if runs and runs[-1].samples == samples:
             runs.pop()
