@@ -27,10 +27,10 @@ class Target(msgspec.Struct, frozen=True):
     secret: bytes
 
     def client(self) -> JobClient:
-        """A connection to the job. Raises ConfigError when all that is left of it is its record."""
+        """A connection to the job. Raises ConfigError when there is none, or none yet."""
         if self.coordinator is None:
-            state = self.record.state if self.record else "unknown"
-            raise ConfigError(f"job {self.job} is over ({state}): there is nobody to ask")
+            why = "is just being started" if self.record is not None and self.record.alive else "is over"
+            raise ConfigError(f"job {self.job} {why}: there is nobody to ask")
         return JobClient(self.coordinator, self.job, self.secret)
 
 
@@ -64,7 +64,9 @@ def _coordinator(settings: Settings, record: Record) -> Coordinator | None:
     """A coordinator of the launcher's own is gone with it; another can be asked after the job's end, too."""
     if not record.own_coordinator:
         return coordinator_of(settings)
-    return with_secret(Coordinator(record.coordinator), settings.secret()) if record.alive else None
+    if not record.alive or not record.coordinator:
+        return None
+    return with_secret(Coordinator(record.coordinator), settings.secret())
 
 
 async def read_status(target: Target) -> Status:
@@ -76,17 +78,17 @@ async def read_status(target: Target) -> Status:
         except EdlError:
             if target.record is None:
                 raise
-    assert target.folder is not None and target.record is not None  # noqa: S101, PT018 - else there is a coordinator
+    assert target.folder is not None and target.record is not None
     return recorded_status(target.folder, target.record)
 
 
 def recorded_status(folder: Folder, record: Record) -> Status:
-    """What the launcher has kept, brought up to its own end."""
+    """What the launcher has kept. How the launch ended counts more than what the last leader made of its end."""
     try:
         status = msgspec.json.decode(folder.status.read_bytes(), type=Status)
     except (OSError, msgspec.MsgspecError):
         status = _blank(record)
-    if status.state.value in OVER or record.alive:
+    if record.alive:
         return status
     state, reason = (record.state, record.reason) if record.state in OVER else ("failed", "edl run was killed")
     return msgspec.structs.replace(status, state=JobState(state), reason=reason)

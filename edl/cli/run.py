@@ -57,7 +57,7 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
 
 def new_record(settings: Settings, command: Sequence[str]) -> Record:
     started = process_start_time(os.getpid())
-    assert started is not None  # noqa: S101 - this process is there
+    assert started is not None
     return Record(
         job=settings.job_home.name,
         launcher_pid=os.getpid(),

@@ -178,7 +178,7 @@ class Launch:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
                 self._carry_out(command)
-        assert supervisor.verdict is not None  # noqa: S101 - a machine that has ended has one
+        assert supervisor.verdict is not None
         return supervisor.verdict
 
     async def _next_happening(self, deadline: float | None) -> Happening:
@@ -203,7 +203,7 @@ class Launch:
 
     async def _wait_last_word(self) -> None:
         """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
-        assert self._watch is not None  # noqa: S101 - it runs before any worker can end
+        assert self._watch is not None
         if self._watch.heard:  # else there are no daemons, and what runs is the command's own
             await asyncio.to_thread(wait_marked_gone, self._record.mark, self._settings.session_timeout_s, self._hurry)
         self._waited = True

@@ -85,48 +85,6 @@ class TestFailure:
         assert "worker 0 was killed by SIGKILL" in done.stderr
 
 
-@pytest.mark.parametrize(
-    ("arguments", "line"),
-    [
-        ("run", "COMMAND is missing, such as `python train.py`; see 'edl run --help'"),
-        ("run -np 0 true", "-np 0: must be a whole number of at least 1"),
-        ("run -np -1 true", "-np -1: must be a whole number of at least 1"),
-        ("run -np two true", "-np two: must be a whole number of at least 1"),
-        ("run -np", "-np/--num-proc: expected one argument; see 'edl run --help'"),
-        ("run --colour red true", "unknown flag or argument --colour; see 'edl run --help'"),
-        ("run -np 2 --min-np 3 true", "-np 2 is less than --min-np 3"),
-        ("run -np 4 --max-np 3 true", "-np 4 is more than --max-np 3"),
-        ("run --min-np 0 true", "--min-np 0: must be a whole number of at least 1"),
-        ("run --job a/b true", "--job a/b: must be 1 to 64 letters, digits, '.', '_' or '-'"),
-        ("run nosuchcommand", "command not found: nosuchcommand"),
-        ("run -np 2 train.py --lr 1", "train.py is not executable: did you mean `python train.py --lr 1`?"),
-        ("run ./train.py", "./train.py is not executable: did you mean `python ./train.py`?"),
-        ("run home", "home is a folder, not a command"),
-        (
-            "run --coordinator zk true",
-            "--coordinator zk: must be HOST:PORT, more of them after commas, and perhaps a /path",
-        ),
-        ("run --coordinator nohost.invalid:2181 true", "cannot use the coordinator nohost.invalid:2181: "),
-        ("run --secret-file none true", "cannot be read: No such file or directory"),
-        ("status nosuch", "no job nosuch was started on this machine"),
-        ("events nosuch", "no job nosuch was started on this machine"),
-        ("stop nosuch", "no job nosuch was started on this machine"),
-        ("scale nosuch 0", "0: the number of workers must be a whole number of at least 1"),
-        ("frobnicate", "COMMAND: invalid choice: 'frobnicate'"),
-        ("", "missing: COMMAND; see 'edl --help'"),
-    ],
-)
-def test_wrong_input_is_one_clear_line_and_exit_code_2(edl, tmp_path, arguments, line):
-    (tmp_path / "train.py").touch()
-    edl.home.mkdir()
-    done = edl(*arguments.split())
-    assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.count("\n") == 1
-    assert done.stderr.startswith("edl: ")
-    assert line in done.stderr
-    assert edl.processes() == {}
-
-
 class TestBeforeAnyWorkerStarts:
     """Each of these is found out before the command runs even once."""
 
