@@ -126,5 +126,6 @@ def _share(worker: str, generation: int, after_step: int, ledger: Ledger) -> Sha
         leases=ledger.leases(worker),
         totals=ledger.totals(),
         covered_step=ledger.covered_step,
+        epochs=ledger.spec.epochs,
         last=ledger.fully_leased,
     )

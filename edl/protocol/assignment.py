@@ -27,7 +27,8 @@ class Share(msgspec.Struct, frozen=True):
     leases: tuple[Lease, ...]
     totals: tuple[Totals, ...]
     covered_step: int
-    last: bool  # nothing of the wanted epochs is left to be leased
+    epochs: int  # that were wanted when this share was made
+    last: bool  # nothing of them is left to be leased
 
 
 class Verdict(StrEnum):

@@ -23,6 +23,7 @@ class LeaseFeed:
         self._leases: dict[int, Lease] = {}
         self._share: Share | None = None
         self._newest = (0, 0)
+        self._epochs = 0  # wanted here
         self._closed = False
 
     def adopt(self, share: Share, stamp: tuple[int, int]) -> None:
@@ -34,6 +35,10 @@ class LeaseFeed:
             for lease in share.leases:
                 self._leases.setdefault(lease.number, lease)
             self._changed.notify_all()
+
+    def want(self, epochs: int) -> None:
+        """This worker wants so many epochs: a share that was made for fewer says nothing about the end."""
+        self._epochs = epochs
 
     def forget_before(self, step: int) -> None:
         """Drop leases that end before `step`."""
@@ -66,7 +71,9 @@ class LeaseFeed:
     def ends_before(self, step: int) -> bool:
         """There is no data for `step`, and will be none."""
         share = self._share
-        return self._closed or (share is not None and share.last and step > share.covered_step)
+        if share is None or share.epochs < self._epochs:
+            return self._closed
+        return self._closed or (share.last and step > share.covered_step)
 
     def weight(self, step: int) -> float:
         """This worker's samples in `step` over all workers' samples. Only for a covered step."""

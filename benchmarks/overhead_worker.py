@@ -1,0 +1,184 @@
+"""One worker of benchmarks/overhead.py: blocks of steps on plain Horovod and under edl in turn, in one process and ring.
+
+During a block of plain Horovod this worker's daemon is stopped (SIGSTOP), so that all that edl costs, in this process
+and beside it, falls on edl's blocks. Both variants have a model and an optimizer of their own, equal at the beginning.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import signal
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SAMPLES, FEATURES, CLASSES, WIDTH, LAYERS = 4096, 256, 10, 512, 4
+
+
+def data() -> tuple[np.ndarray, np.ndarray]:
+    source = np.random.default_rng(0)
+    inputs = source.normal(size=(SAMPLES, FEATURES)).astype(np.float32)
+    return inputs, source.integers(0, CLASSES, SAMPLES)
+
+
+def torch_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """One step on plain Horovod, and one under edl."""
+    import horovod.torch as hvd
+    import torch
+
+    torch.set_num_threads(1)
+    inputs, labels = (torch.from_numpy(array) for array in data())
+
+    def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+        torch.manual_seed(0)
+        sizes = [FEATURES, *[WIDTH] * LAYERS]
+        layers = [layer for i in range(LAYERS) for layer in (torch.nn.Linear(sizes[i], sizes[i + 1]), torch.nn.ReLU())]
+        model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
+        return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+    def stepping(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
+        def step(ids: Any) -> None:
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+            optimizer.step()
+
+        return step
+
+    plain, plain_optimizer = build()
+    ours, our_optimizer = build()
+    named = [(f"plain.{name}", parameter) for name, parameter in plain.named_parameters()]
+    wrapped = hvd.DistributedOptimizer(plain_optimizer, named_parameters=named)
+    return stepping(plain, wrapped), stepping(ours, edl.Optimizer(our_optimizer, model=ours))
+
+
+def tensorflow_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """The same in TensorFlow: each step is a tf.function."""
+    import horovod.tensorflow as hvd
+    import keras
+    import tensorflow as tf
+
+    inputs, labels = (tf.constant(array) for array in data())
+
+    def build() -> tuple[Any, Any]:
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
+        model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
+        return model, keras.optimizers.SGD(0.01, momentum=0.9)
+
+    def stepping(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -> Callable[[Any], None]:
+        variables = model.trainable_variables
+        optimizer.build(variables)
+
+        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+        def step(ids: Any) -> None:
+            with reduced(tf.GradientTape()) as tape:
+                logits = model(tf.gather(inputs, ids), training=True)
+                loss = tf.reduce_mean(
+                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.gather(labels, ids), logits=logits)
+                )
+            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+        return lambda ids: step(tf.constant(ids))
+
+    plain, plain_optimizer = build()
+    ours, our_optimizer = build()
+    return (
+        stepping(plain, plain_optimizer, hvd.DistributedGradientTape),
+        stepping(ours, edl.Optimizer(our_optimizer, model=ours), lambda tape: tape),
+    )
+
+
+def plain_batches(batch: int, rank: int, size: int) -> Iterator[np.ndarray]:
+    """What a Horovod user's sampler gives: a shuffled share of this rank, epoch after epoch."""
+    epoch = 0
+    while True:
+        order = np.random.default_rng(epoch).permutation(SAMPLES)[rank::size]
+        yield from (order[at : at + batch] for at in range(0, len(order) - batch + 1, batch))
+        epoch += 1
+
+
+def daemon_of_this_process() -> int:
+    """edl's daemon, by its command line: it names its trainer."""
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            try:
+                words = (entry / "cmdline").read_bytes().split(b"\0")
+            except OSError:
+                continue
+            if b"edl.runtime.daemon" in words and str(os.getpid()).encode() in words:
+                return int(entry.name)
+    raise LookupError("no daemon of this process")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("framework", choices=["torch", "tensorflow"])
+    parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--steps", type=int, required=True)
+    parser.add_argument("--batch", type=int, required=True)
+    options = parser.parse_args()
+    if options.framework == "torch":
+        import edl.torch as edl
+    else:
+        import tensorflow as tf
+
+        tf.config.threading.set_intra_op_parallelism_threads(1)
+        import edl.tensorflow as edl
+    edl.init()
+    plain_step, our_step = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework](edl)
+    daemon = daemon_of_this_process()
+    theirs = plain_batches(options.batch, edl.rank(), edl.size())
+    ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
+    times: dict[str, list[float]] = {"plain": [], "edl": []}
+    calls: list[int] = []
+
+    def plain_block(keep: bool) -> None:
+        os.kill(daemon, signal.SIGSTOP)
+        try:
+            for _ in range(options.steps):
+                began = time.perf_counter()
+                plain_step(next(theirs))
+                if keep:
+                    times["plain"].append(time.perf_counter() - began)
+        finally:
+            os.kill(daemon, signal.SIGCONT)
+
+    def our_block(keep: bool) -> None:
+        for _ in range(options.steps):
+            began = time.perf_counter()
+            our_step(next(ours))
+            called = time.perf_counter_ns()
+            edl.notify_batch_end()
+            if keep:
+                calls.append(time.perf_counter_ns() - called)
+                times["edl"].append(time.perf_counter() - began)
+
+    for number in range(options.rounds + 1):  # the first round warms up
+        for block in (plain_block, our_block) if number % 2 else (our_block, plain_block):
+            block(number > 0)
+    if edl.rank() == 0:
+        each = {name: np.array(values).reshape(options.rounds, options.steps) for name, values in times.items()}
+        ratios = np.median(each["edl"], axis=1) / np.median(each["plain"], axis=1)
+        result = {
+            "framework": options.framework,
+            "plain_ms": 1000 * statistics.median(times["plain"]),
+            "edl_ms": 1000 * statistics.median(times["edl"]),
+            "ratio_of_medians": statistics.median(times["edl"]) / statistics.median(times["plain"]),
+            "round_ratios": [round(float(ratio), 4) for ratio in sorted(ratios)],
+            "median_round_ratio": float(np.median(ratios)),
+            "notify_us": statistics.median(calls) / 1000,
+            "notify_p99_us": float(np.percentile(calls, 99)) / 1000,
+            "rounds": options.rounds,
+            "steps": options.steps,
+        }
+        print("RESULT " + json.dumps(result), flush=True)
+
+
+if __name__ == "__main__":
+    main()
