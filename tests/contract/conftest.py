@@ -1,0 +1,158 @@
+"""The worlds in which the store's contract is checked: the twin in memory, and a real server behind cuttable wires."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import uuid
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from typing import Any, Protocol
+
+import pytest
+
+from edl.coordination import zookeeper
+from edl.coordination.chaos import expire_session
+from edl.coordination.memory import MemoryServer
+from edl.coordination.server import LocalServer
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Store
+
+SESSION_TIMEOUT_S = 4.0
+
+
+class World(Protocol):
+    """A store to check, and the faults of its surroundings."""
+
+    async def connect(self) -> Any: ...
+    async def suspend(self, store: Any) -> None: ...
+    async def resume(self, store: Any) -> None: ...
+    async def expire(self, store: Any) -> None: ...
+
+
+class MemoryWorld:
+    def __init__(self) -> None:
+        self._server = MemoryServer()
+
+    async def connect(self) -> Store:
+        return self._server.connect()
+
+    async def suspend(self, store: Store) -> None:
+        self._server.suspend(store.session)
+
+    async def resume(self, store: Store) -> None:
+        self._server.resume(store.session)
+
+    async def expire(self, store: Store) -> None:
+        self._server.expire(store.session)
+
+
+class Wire:
+    """A TCP connection to the server that can be cut and mended."""
+
+    def __init__(self, port: int) -> None:
+        self._target = port
+        self._server: asyncio.Server | None = None
+        self._pairs: set[asyncio.StreamWriter] = set()
+        self.port = 0
+
+    async def mend(self) -> None:
+        self._server = await asyncio.start_server(self._pump_both, "127.0.0.1", self.port)
+        self.port = self._server.sockets[0].getsockname()[1]
+
+    async def cut(self) -> None:
+        if self._server is not None:
+            self._server.close()
+            self._server = None
+        for writer in self._pairs:
+            writer.transport.abort()
+
+    async def _pump_both(self, near_reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        far_reader, far = await asyncio.open_connection("127.0.0.1", self._target)
+        self._pairs |= {near, far}
+        await asyncio.gather(self._pump(near_reader, far), self._pump(far_reader, near))
+        self._pairs -= {near, far}
+
+    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(ConnectionError):
+            while data := await reader.read(65536):
+                writer.write(data)
+                await writer.drain()
+        writer.close()
+
+
+class ZookeeperWorld:
+    """Each test has a root of its own on a server that all of them share."""
+
+    def __init__(self, server: LocalServer) -> None:
+        self._server = server
+        self._root = f"/contract/{uuid.uuid4().hex}"
+        self._wires: dict[Any, Wire] = {}
+
+    async def connect(self) -> zookeeper.ZookeeperStore:
+        wire = Wire(self._server.port)
+        await wire.mend()
+        store = await zookeeper.connect(Coordinator(f"127.0.0.1:{wire.port}{self._root}"), SESSION_TIMEOUT_S)
+        self._wires[store] = wire
+        return store
+
+    async def suspend(self, store: zookeeper.ZookeeperStore) -> None:
+        await self._wires[store].cut()
+
+    async def resume(self, store: zookeeper.ZookeeperStore) -> None:
+        await self._wires[store].mend()
+
+    async def expire(self, store: zookeeper.ZookeeperStore) -> None:
+        direct = Coordinator(f"127.0.0.1:{self._server.port}")
+        await expire_session(store, direct)
+
+    async def close(self) -> None:
+        await asyncio.gather(*(store.close() for store in self._wires))
+        await asyncio.gather(*(wire.cut() for wire in self._wires.values()))
+
+
+@pytest.fixture(scope="session")
+def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalServer]:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        server = runner.run(LocalServer.start(tmp_path_factory.mktemp("zookeeper")))
+        yield server
+        runner.run(server.stop())
+
+
+@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
+def server(request: pytest.FixtureRequest) -> LocalServer | None:
+    return request.getfixturevalue("zookeeper_server") if request.param == "zookeeper" else None
+
+
+@pytest.fixture
+async def world(server: LocalServer | None) -> AsyncIterator[World]:
+    if server is None:
+        yield MemoryWorld()
+    else:
+        real = ZookeeperWorld(server)
+        yield real
+        await real.close()
+
+
+@pytest.fixture
+async def store(world: World) -> Any:
+    return await world.connect()
+
+
+@pytest.fixture
+async def other(world: World) -> Any:
+    return await world.connect()
+
+
+@pytest.fixture
+def until() -> Callable[[Callable[[], Any]], Awaitable[None]]:
+    """Wait for a condition, which may be a coroutine function."""
+
+    async def wait(condition: Callable[[], Any]) -> None:
+        async with asyncio.timeout(20):
+            while True:
+                holds = condition()
+                if await holds if asyncio.iscoroutine(holds) else holds:
+                    return
+                await asyncio.sleep(0.005)
+
+    return wait
