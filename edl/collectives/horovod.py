@@ -17,7 +17,7 @@ import importlib
 import math
 import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
 from edl.collectives.forming import Forming
@@ -43,12 +43,12 @@ class Bytes(Protocol):
 class HorovodRing:
     """`edl.collectives.ring.Ring` on one of Horovod's libraries."""
 
-    def __init__(self, module: str, tensors: Bytes, failures: tuple[type[BaseException], ...]) -> None:
-        """`module` is Horovod's, `tensors` moves bytes with it, `failures` is what its broken collectives raise."""
+    def __init__(self, module: str, tensors: Bytes, failed: Callable[[BaseException], bool]) -> None:
+        """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
         self._horovod: Any = importlib.import_module(module)
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
         self._tensors = tensors
-        self._failures = failures
+        self._failed = failed
         self._place: Place | None = None
         self._broken = False
         self._timeout_s = LEAVE_TIMEOUT_S
@@ -126,13 +126,14 @@ class HorovodRing:
         """Inside, whatever the framework raises for a failed collective becomes RingBroken."""
         try:
             yield
-        except self._failures as error:
-            self._broken = True
+        except Exception as error:
+            if isinstance(error, RingBroken) or not self.is_failure(error):
+                raise
             raise RingBroken(f"a collective of generation {self._generation()} failed: {error}") from error
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""
-        failed = isinstance(error, (RingBroken, *self._failures))
+        failed = isinstance(error, RingBroken) or self._failed(error)
         self._broken = self._broken or failed
         return failed
 

@@ -12,7 +12,8 @@ from typing import TypeVar
 import torch
 
 from edl import errors
-from edl.runtime.trainer import Leaving, Trainer
+from edl.runtime.endings import Leaving
+from edl.runtime.trainer import Trainer
 from edl.torch.framework import TorchFramework
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
@@ -35,7 +36,7 @@ register = _trainer.register
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
-def Optimizer(  # noqa: N802 - the contract's name: it stands where a class would
+def Optimizer(  # noqa: N802 - stands where a class would
     optimizer: AnyOptimizer,
     model: torch.nn.Module | None = None,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,

@@ -32,6 +32,10 @@ class TorchBytes:
         return int(hvd.allreduce_(torch.tensor([value], dtype=torch.int64), op=hvd.Max, name=name).item())
 
 
+def _failed(error: BaseException) -> bool:
+    return isinstance(error, hvd.HorovodInternalError)
+
+
 class TorchFramework:
     """`edl.runtime.framework.Framework`, once per process."""
 
@@ -39,7 +43,7 @@ class TorchFramework:
 
     def __init__(self) -> None:
         prepare_environment()
-        self.ring = HorovodRing("horovod.torch", TorchBytes(), (hvd.HorovodInternalError,))
+        self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
         self._share = Share()
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []

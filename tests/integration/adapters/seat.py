@@ -22,7 +22,7 @@ class FakeTrainer:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.before = 0
+        self.before = self.begun = self.ended = 0
 
     @property
     def voided(self) -> bool:
@@ -33,6 +33,13 @@ class FakeTrainer:
 
     def void(self, error: BaseException) -> None:
         self.error = self.error or error
+
+    def begin_batch(self) -> None:
+        self.begun += 1
+
+    def notify_batch_end(self, samples: int | None = None) -> bool:
+        self.ended += 1
+        return not self.voided
 
     def take_error(self) -> str:
         error, self.error = self.error, None

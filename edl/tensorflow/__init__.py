@@ -1,0 +1,79 @@
+"""edl for TensorFlow and Keras: `import edl.tensorflow as edl`.
+
+The names here and in `edl.torch` are the same, with the same meaning and the same signatures. A script uses one of the
+two; a process has one seat in one job.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+from edl import errors
+from edl.runtime.endings import Leaving
+from edl.runtime.trainer import Trainer
+from edl.tensorflow.callback import ElasticFit
+from edl.tensorflow.framework import TensorFlowFramework
+
+AnyOptimizer = TypeVar("AnyOptimizer")
+
+_framework = TensorFlowFramework()
+_trainer = Trainer(_framework)
+
+init = _trainer.init
+shutdown = _trainer.shutdown
+rank = _trainer.rank
+size = _trainer.size
+local_rank = _trainer.local_rank
+step = _trainer.step
+epoch = _trainer.epoch
+generation = _trainer.generation
+rehearsing = _trainer.rehearsing
+notify_batch_end = _trainer.notify_batch_end
+on_resize = _trainer.on_resize
+register = _trainer.register
+elastic_shard_generator = _trainer.elastic_shard_generator
+
+
+def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # noqa: N802 - stands where a class would
+    """Make `optimizer` average gradients over all workers, weighted by their samples, before it applies them.
+
+    Returns the same object, still an instance of its class.
+
+    Args:
+        optimizer: any optimizer of Keras 3, for `fit` and for loops with `tf.GradientTape`, eagerly or inside a
+            `tf.function`; or one of `tf.compat.v1.train`, for graphs.
+        model: the Keras model or `tf.Module` that it trains. All its weights (batch-norm statistics, ...) then reach
+            newcomers; without it only the variables that the optimizer updates do. Not needed in graphs.
+
+    When a peer is lost in the middle of a step, the variables are left alone. Eagerly and in `fit` the step then just
+    returns and `notify_batch_end()` returns False; a `tf.function` or a session of your own raises what TensorFlow
+    raises.
+    """
+    _framework.wrap(_trainer, optimizer, model)
+    return optimizer
+
+
+def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
+    """For `model.fit(..., callbacks=[edl.KerasCallback()])`: calls `notify_batch_end()` after each batch."""
+    return ElasticFit(_trainer, _framework.ring)
+
+
+__all__ = [
+    "KerasCallback",
+    "Leaving",
+    "Optimizer",
+    "elastic_shard_generator",
+    "epoch",
+    "errors",
+    "generation",
+    "init",
+    "local_rank",
+    "notify_batch_end",
+    "on_resize",
+    "rank",
+    "register",
+    "rehearsing",
+    "shutdown",
+    "size",
+    "step",
+]

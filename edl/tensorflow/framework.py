@@ -1,0 +1,143 @@
+"""TensorFlow behind the runtime's port.
+
+Owns: what the script has wrapped, and TensorFlow's ring. Does not own: the steps (`edl.tensorflow.reducer`), nor moving
+state (`edl.tensorflow.state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import horovod.tensorflow as hvd
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from edl.collectives.horovod import HorovodRing, prepare_environment
+from edl.errors import UsageError
+from edl.runtime.framework import StepPort
+from edl.tensorflow import keras_optimizer, v1_optimizer
+from edl.tensorflow.reducer import Reducer
+from edl.tensorflow.share import TensorShare
+from edl.tensorflow.state import EagerVariables, SessionVariables, Variables, broadcast_bytes, synchronize
+
+WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
+
+
+class TensorFlowBytes:
+    """`edl.collectives.horovod.Bytes` with TensorFlow's tensors."""
+
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
+        return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
+
+    def largest(self, value: int, name: str) -> int:
+        with context.eager_mode(), tf.device("CPU:0"):
+            return int(hvd._allreduce(tf.constant([value], tf.int64), op=hvd.Max, name=name.replace(".", "_"))[0])
+
+
+def _failed(error: BaseException) -> bool:
+    """Horovod reports a failed collective as one of TensorFlow's errors, which say little; the message says more."""
+    kinds = (
+        tf.errors.UnknownError,
+        tf.errors.AbortedError,
+        tf.errors.FailedPreconditionError,
+        tf.errors.CancelledError,
+    )
+    return isinstance(error, kinds) and any(word in str(error) for word in WORDS_OF_HOROVOD)
+
+
+class TensorFlowFramework:
+    """`edl.runtime.framework.Framework`, once per process."""
+
+    name = "tensorflow"
+
+    def __init__(self) -> None:
+        prepare_environment()
+        self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
+        self._share = TensorShare()
+        self._models: list[Any] = []
+        self._optimizers: list[Any] = []
+
+    def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
+        """Carries out `edl.tensorflow.Optimizer`."""
+        if isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic)):
+            raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
+        reducer = Reducer(trainer, self.ring, self._share, len(self._optimizers))
+        if keras_optimizer.is_keras(optimizer):
+            keras_optimizer.attach(optimizer, reducer)
+        elif v1_optimizer.is_v1(optimizer):
+            v1_optimizer.attach(optimizer, reducer)
+        else:
+            raise UsageError(
+                "edl.Optimizer: optimizer must be a keras.optimizers.Optimizer of Keras 3 or a "
+                f"tf.compat.v1.train.Optimizer, not a {type(optimizer).__name__}"
+            )
+        self._optimizers.append(optimizer)
+        if model is not None:
+            self._add_model(model)
+
+    def _add_model(self, model: Any) -> None:
+        if not hasattr(model, "trainable_variables"):
+            raise UsageError(f"edl.Optimizer: model must be a Keras model or a tf.Module, not a {type(model).__name__}")
+        if not any(model is known for known in self._models):
+            self._models.append(model)
+        if hasattr(model, "supports_jit"):
+            model.supports_jit = False  # compile(jit_compile="auto") would choose XLA, which knows nothing of Horovod's
+
+    # ------------------------------------------------------------------------------------- the runtime's port
+
+    @property
+    def built(self) -> bool:
+        """Whether the state can be synchronized yet: models and optimizers may make their variables late."""
+        if not tf.executing_eagerly():
+            return tf.compat.v1.get_default_session() is not None
+        return all(getattr(model, "built", True) for model in self._models)
+
+    def synchronize(self, root: int) -> int:
+        return synchronize(self._variables(), self.ring, root)
+
+    def set_weight(self, weight: float) -> None:
+        self._share.set(weight)
+
+    def discard(self) -> None:
+        """Nothing is pending here: a call of TensorFlow returns with its collectives done, or failed."""
+
+    # -------------------------------------------------------------------------------------- what is the state
+
+    def _variables(self) -> Variables:
+        if not tf.executing_eagerly():
+            return SessionVariables()
+        if not self.built:
+            raise UsageError("edl.Optimizer(model=...): this model has no variables yet; call model.build(...) first")
+        known: dict[Any, tuple[str, Any]] = {}
+        for name, variable in (*self._of_models(), *self._of_optimizers()):
+            known.setdefault(variable.ref(), (name, variable))
+        return EagerVariables(list(known.values()))
+
+    def _of_models(self) -> Iterable[tuple[str, Any]]:
+        """Weights and statistics; not the state of random numbers and of metrics, which is each worker's own."""
+        for model in self._models:
+            for variable in getattr(model, "weights", None) or model.variables:
+                yield _named(variable)
+
+    def _of_optimizers(self) -> Iterable[tuple[str, Any]]:
+        for optimizer in self._optimizers:
+            if keras_optimizer.is_keras(optimizer):
+                self._build(optimizer)
+                trained = optimizer._trainable_variables
+                yield from map(_named, (*trained, *optimizer.variables))
+            else:
+                yield from map(_named, (*optimizer._edl_variables.values(), *optimizer.variables()))
+
+    def _build(self, optimizer: Any) -> None:
+        """Slots come into being with the first update; a newcomer's rehearsal had it, and the root may not yet."""
+        variables = [variable for model in self._models for variable in model.trainable_variables]
+        if not optimizer.built and variables and len(self._optimizers) == 1:
+            optimizer.build(variables)
+
+
+def _named(variable: Any) -> tuple[str, Any]:
+    """The variable of TensorFlow behind one of Keras."""
+    tensor = variable.value if hasattr(variable, "path") else variable
+    return getattr(variable, "path", variable.name), tensor

@@ -1,0 +1,69 @@
+"""Any Keras optimizer, with gradients averaged over the ring before it applies them.
+
+Owns: what `edl.tensorflow.Optimizer` does to a Keras optimizer.
+Does not own: the collectives (`edl.tensorflow.reducer`).
+
+Horovod's own wrapper for Keras runs without error under Keras 3 and reduces nothing. All ways into a Keras 3 optimizer
+(`apply_gradients`, `minimize`, `fit`) lead through `apply`. The optimizer stays the same object and gets a class that
+inherits from its own, under the same name, so that saved models know it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import keras
+
+from edl.errors import UsageError
+from edl.tensorflow.reducer import Reducer
+
+
+class Elastic:
+    """Mixed into the class of a wrapped optimizer, in front of it."""
+
+    _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        """Average the gradients, then apply them, unless the mini-batch is void."""
+        gradients: list[Any] | None = list(grads)
+        if self._edl is not None and gradients:
+            gradients = self._edl.average(gradients)
+        if gradients is not None:
+            super().apply(gradients, trainable_variables)  # type: ignore[misc]
+
+
+def attach(optimizer: Any, reducer: Reducer) -> None:
+    """Makes `optimizer` average its gradients through `reducer`."""
+    kind = type(optimizer)
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
+    # Past Keras's own __setattr__, which would track what is set as part of the optimizer's state.
+    object.__setattr__(optimizer, "__class__", type(kind.__name__, (Elastic, kind), members))
+    object.__setattr__(optimizer, "_edl", reducer)
+
+
+def check_fit(model: Any) -> None:
+    """Raises UsageError for a compiled model that cannot be trained elastically."""
+    optimizer = model.optimizer
+    inner = getattr(optimizer, "inner_optimizer", None)
+    if isinstance(inner, Elastic):
+        # Its cond on finite gradients would be taken by some workers and not by others, and they would wait for ever.
+        raise UsageError(
+            "model.compile(optimizer=...): Keras put a LossScaleOptimizer around edl.Optimizer; wrap it the other way "
+            "round: edl.Optimizer(keras.optimizers.LossScaleOptimizer(optimizer), model=model)"
+        )
+    if not isinstance(optimizer, Elastic):
+        raise UsageError("model.compile(optimizer=...) was not given what edl.Optimizer returned: nothing is averaged")
+    if getattr(model, "steps_per_execution", 1) != 1:
+        raise UsageError(
+            f"model.compile(steps_per_execution={model.steps_per_execution}): edl must be told after each batch; "
+            "leave it at 1"
+        )
+    if model.jit_compile and not model.run_eagerly:
+        raise UsageError(
+            "model.compile(jit_compile=True): XLA knows no all-reduce of Horovod's; pass jit_compile=False"
+        )
+
+
+def is_keras(optimizer: object) -> bool:
+    return isinstance(optimizer, keras.optimizers.Optimizer)

@@ -1,0 +1,142 @@
+"""Gradients of one optimizer, summed over the ring with each worker's share.
+
+Owns: the collectives of a step. Does not own: applying the update (`edl.tensorflow.keras_optimizer`,
+`edl.tensorflow.v1_optimizer`), nor what a failure leads to (`edl.runtime.trainer`).
+
+Eagerly, all gradients are there before the first is reduced: one grouped all-reduce does it, and a failed one voids the
+mini-batch (I8).
+
+Inside a graph or a `tf.function`, each gradient is reduced as soon as backward has it, as with Horovod's own tape. Four
+things make that survive changes of the ring:
+
+- No variable may be touched before all gradients are reduced: a gate holds them back, so that a peer's death leaves
+  either the old state or the new one, never a mixture (I5).
+- What depends on the ring (its size, this worker's share) is read when a step runs, never when it is traced.
+- A gradient is multiplied with the share, which is no constant. So TensorFlow cannot fold a gradient that is constant,
+  together with its reduction, into a constant, as it otherwise would: Horovod's operations are not marked as stateful.
+- Names are our own, by position: a newcomer that traced in another order must find its peers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import horovod.tensorflow as hvd
+import tensorflow as tf
+
+from edl.collectives.horovod import HorovodRing
+from edl.errors import RingBroken, UsageError
+from edl.runtime.framework import StepPort
+from edl.tensorflow.share import TensorShare
+
+Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
+
+
+class Reducer:
+    """One per optimizer; `number` tells their collectives apart."""
+
+    def __init__(self, trainer: StepPort, ring: HorovodRing, share: TensorShare, number: int) -> None:
+        self._trainer = trainer
+        self._ring = ring
+        self._share = share
+        self._prefix = f"edl_{number}"
+
+    @property
+    def voided(self) -> bool:
+        return self._trainer.voided
+
+    def average(self, gradients: Sequence[Gradient]) -> list[Gradient] | None:
+        """The gradients of the global batch. None: the mini-batch is void (only when executing eagerly)."""
+        if not tf.executing_eagerly():
+            return _each_present(gradients, self._average_in_graph)
+        self._trainer.before_reduce()
+        if self._trainer.voided:
+            return None
+        if self._ring.size == 0:
+            raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
+        try:
+            return _each_present(gradients, self._average_now)
+        except Exception as error:
+            if not self._ring.is_failure(error):
+                raise
+            self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+            return None
+
+    # -------------------------------------------------------------------------------------------------- eagerly
+
+    def _average_now(self, gradients: list[Gradient]) -> list[Gradient]:
+        size = self._ring.size
+        factor = self._share.factor(size)
+        if factor != 1.0:
+            gradients = [_scaled(gradient, tf.constant(factor)) for gradient in gradients]
+        if size == 1:
+            return gradients
+        averaged = list(gradients)
+        for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
+            dense = [
+                position
+                for position, gradient in enumerate(gradients)
+                if gradient.dtype == kind and not isinstance(gradient, tf.IndexedSlices)
+            ]
+            if dense:
+                together = hvd._grouped_allreduce([gradients[position] for position in dense], op=hvd.Average)
+                for position, tensor in zip(dense, together, strict=True):
+                    averaged[position] = tensor
+        for position, gradient in enumerate(gradients):
+            if isinstance(gradient, tf.IndexedSlices):
+                averaged[position] = self._gathered(gradient, 1.0 / size, f"{self._prefix}_{position}")
+        return averaged
+
+    # ------------------------------------------------------------------------------------------------ in a graph
+
+    def _average_in_graph(self, gradients: list[Gradient]) -> list[Gradient]:
+        weight = self._share.tensor(self._trainer.before_reduce)
+        return _behind_gate(
+            [
+                self._summed(gradient, weight, f"{self._prefix}_{position}")
+                for position, gradient in enumerate(gradients)
+            ]
+        )
+
+    def _summed(self, gradient: Gradient, weight: Any, name: str) -> Gradient:
+        if isinstance(gradient, tf.IndexedSlices):
+            return self._gathered(gradient, weight, name)
+        return hvd._allreduce(_scaled(gradient, weight), op=hvd.Sum, name=name, ignore_name_scope=True)
+
+    def _gathered(self, gradient: Any, weight: Any, name: str) -> Any:
+        """Sparse gradients: all ranks' rows, one behind the other, which is a sum."""
+        values = _scaled(gradient, weight).values
+        return tf.IndexedSlices(
+            hvd.allgather(values, name=f"{name}_values", ignore_name_scope=True),
+            hvd.allgather(gradient.indices, name=f"{name}_indices", ignore_name_scope=True),
+            dense_shape=gradient.dense_shape,
+        )
+
+
+def _each_present(gradients: Sequence[Gradient], average: Callable[[list[Gradient]], list[Gradient]]) -> list[Gradient]:
+    """Variables that the loss does not depend on have no gradient, on any rank."""
+    present = [gradient for gradient in gradients if gradient is not None]
+    averaged = iter(average([tf.convert_to_tensor(g) if _is_dense(g) else g for g in present]) if present else ())
+    return [None if gradient is None else next(averaged) for gradient in gradients]
+
+
+def _is_dense(gradient: Gradient) -> bool:
+    return not isinstance(gradient, tf.IndexedSlices)
+
+
+def _scaled(gradient: Gradient, weight: Any) -> Gradient:
+    """Zero where the weight is: a worker without samples computed on something else, perhaps nan."""
+    if isinstance(gradient, tf.IndexedSlices):
+        return tf.IndexedSlices(_scaled(gradient.values, weight), gradient.indices, gradient.dense_shape)
+    return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
+
+
+def _behind_gate(gradients: list[Gradient]) -> list[Gradient]:
+    """The same gradients, none before all are there."""
+    with tf.control_dependencies([tf.group(*(_tensors(gradient) for gradient in gradients))]):
+        return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients]
+
+
+def _tensors(gradient: Gradient) -> list[Any]:
+    return list(tf.nest.flatten(gradient, expand_composites=True))

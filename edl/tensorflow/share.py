@@ -1,0 +1,49 @@
+"""This worker's share of the samples, where TensorFlow can read it.
+
+Owns: the share as a value of TensorFlow. Does not own: what it is (`edl.collectives.share`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from edl.collectives.share import Share
+
+
+class TensorShare(Share):
+    """A share that traced functions and graphs read anew in each step."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._variable: Any = None
+        self._value = 1.0
+
+    def set(self, weight: float) -> None:
+        super().set(weight)
+        self._value = weight
+        if self._variable is not None:
+            self._variable.assign(weight)
+
+    def tensor(self, before: Callable[[], None]) -> Any:
+        """The weight as a scalar of the graph that is being built.
+
+        A traced function captures a variable of ours. A graph of TensorFlow 1 cannot: a variable in it would be the
+        script's to initialize, and would turn up in its checkpoints. It calls back instead, and `before` with it.
+        """
+        if not tf.compat.v1.executing_eagerly_outside_functions():
+            weight = tf.numpy_function(lambda: self._told(before), [], tf.float32, stateful=True)
+            weight.set_shape(())
+            return weight
+        before()
+        if self._variable is None:
+            with tf.init_scope():
+                self._variable = tf.Variable(self._value, trainable=False, dtype=tf.float32, name="edl_share")
+        return self._variable.read_value()
+
+    def _told(self, before: Callable[[], None]) -> np.float32:
+        before()
+        return np.float32(self._value)

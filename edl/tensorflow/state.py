@@ -1,0 +1,166 @@
+"""The values of variables, from one rank to all others.
+
+Owns: moving them. Does not own: which variables make up the state (`edl.tensorflow.framework`), nor when they move.
+
+Variables of TensorFlow 2 are read and written one by one. Those of a graph of TensorFlow 1 live in a session: all are
+read in one run and written in one, through their initializers, so that a finalized graph needs no new operation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Protocol
+
+import horovod.tensorflow as hvd
+import msgspec
+import numpy as np
+import tensorflow as tf
+from tensorflow.python.eager import context
+
+from edl.collectives.horovod import HorovodRing
+from edl.errors import RingBroken, UsageError
+
+LARGE_BYTES = 4 * 1024 * 1024  # from here on a variable travels alone; smaller ones share a message
+
+
+class Described(msgspec.Struct, frozen=True, array_like=True):
+    """A variable without its contents."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class Variables(Protocol):
+    """Values of variables, in the same order on all workers."""
+
+    def describe(self) -> list[Described]:
+        """What there is."""
+
+    def read(self) -> list[np.ndarray[Any, Any]]:
+        """All values."""
+
+    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        """All values anew."""
+
+
+class EagerVariables:
+    """Variables of TensorFlow 2."""
+
+    def __init__(self, variables: Sequence[tuple[str, Any]]) -> None:
+        self._variables = variables
+
+    def describe(self) -> list[Described]:
+        return [_describe(name, variable) for name, variable in self._variables]
+
+    def read(self) -> list[np.ndarray[Any, Any]]:
+        return [variable.numpy() for _, variable in self._variables]
+
+    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        for (_, variable), value in zip(self._variables, values, strict=True):
+            variable.assign(value)
+
+
+class SessionVariables:
+    """Variables of a graph, by the session that is the default one where the script calls edl."""
+
+    def __init__(self) -> None:
+        self._session = tf.compat.v1.get_default_session()
+        if self._session is None:
+            raise UsageError(
+                "in graph mode edl reads and writes variables: call it inside `with session.as_default():`"
+            )
+        self._variables = self._session.graph.get_collection(tf.compat.v1.GraphKeys.GLOBAL_VARIABLES)
+
+    def describe(self) -> list[Described]:
+        return [_describe(variable.name, variable) for variable in self._variables]
+
+    def read(self) -> list[np.ndarray[Any, Any]]:
+        try:
+            values: list[np.ndarray[Any, Any]] = self._session.run(self._variables)
+        except tf.errors.FailedPreconditionError as error:
+            raise UsageError(
+                "the variables of the graph have no values yet: run tf.compat.v1.global_variables_initializer() before "
+                f"the first batch ({error.message.splitlines()[0]})"
+            ) from error
+        return values
+
+    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._session.run(
+            [variable.initializer for variable in self._variables],
+            {variable.initializer.inputs[1]: value for variable, value in zip(self._variables, values, strict=True)},
+        )
+
+
+def synchronize(variables: Variables, ring: HorovodRing, root: int) -> int:
+    """Carries out `Framework.synchronize`."""
+    place = ring.place
+    if place is None:
+        raise RingBroken("this process is in no ring")
+    if place.size == 1:
+        return 0
+    mine = variables.describe()
+    if place.rank == root:
+        head = msgspec.msgpack.encode(mine)
+        ring.broadcast(head, root)
+    else:
+        head = ring.broadcast(None, root)
+        _check_same(mine, msgspec.msgpack.decode(head, type=list[Described]), place.rank, root)
+    with ring.failing():
+        values = broadcast_arrays(variables.read(), root)
+    if place.rank != root:
+        variables.write(values)
+    return len(head) + sum(value.nbytes for value in values)
+
+
+def broadcast_arrays(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> list[np.ndarray[Any, Any]]:
+    """The arrays of rank `root`, everywhere."""
+    small = [index for index, array in enumerate(arrays) if array.nbytes < LARGE_BYTES]
+    received = list(arrays)
+    packed = np.concatenate([_as_bytes(arrays[index]) for index in small] or [np.zeros(0, np.uint8)])
+    packed = broadcast_bytes(packed, root, "edl_state_small")
+    ends = np.cumsum([arrays[index].nbytes for index in small])
+    for index, end in zip(small, ends, strict=True):
+        like = arrays[index]
+        received[index] = np.frombuffer(packed[end - like.nbytes : end].tobytes(), like.dtype).reshape(like.shape)
+    for index, like in enumerate(arrays):
+        if like.nbytes >= LARGE_BYTES:
+            whole = broadcast_bytes(_as_bytes(like), root, f"edl_state_{index}")
+            received[index] = whole.view(like.dtype).reshape(like.shape)
+    return received
+
+
+def broadcast_bytes(array: np.ndarray[Any, Any], root: int, name: str) -> np.ndarray[Any, Any]:
+    """Bytes of rank `root`, everywhere; works in scripts without eager execution too."""
+    if not array.size:
+        return array
+    with context.eager_mode(), tf.device("CPU:0"):
+        received: np.ndarray[Any, Any] = hvd.broadcast(tf.convert_to_tensor(array), root, name=name).numpy()
+    return received
+
+
+def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+
+
+def _describe(name: str, variable: Any) -> Described:
+    return Described(name, tf.as_dtype(variable.dtype).name, tuple(variable.shape))
+
+
+def _check_same(mine: list[Described], theirs: list[Described], rank: int, root: int) -> None:
+    for here, there in zip(mine, theirs, strict=False):
+        if (here.dtype, here.shape) != (there.dtype, there.shape):  # names are numbered by what else a script builds
+            raise _different(_shown(here), _shown(there), rank, root)
+    if len(mine) != len(theirs):
+        raise _different(f"{len(mine)} variables", f"{len(theirs)}", rank, root)
+
+
+def _shown(variable: Described) -> str:
+    return f"{variable.name} ({variable.dtype}{list(variable.shape)})"
+
+
+def _different(mine: str, theirs: str, rank: int, root: int) -> UsageError:
+    return UsageError(
+        f"the model of rank {rank} is not that of rank {root}: {mine} here, {theirs} there. "
+        "All workers must build the same model and wrap the same optimizers, in the same order"
+    )

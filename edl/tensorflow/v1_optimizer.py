@@ -1,0 +1,57 @@
+"""An optimizer of TensorFlow 1 (`tf.compat.v1.train`), in a graph or eagerly.
+
+Owns: what `edl.tensorflow.Optimizer` does to it. Does not own: the collectives (`edl.tensorflow.reducer`).
+
+As with Horovod, gradients are averaged in `compute_gradients`, so that a script may clip them before `apply_gradients`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.tensorflow.reducer import Reducer
+
+
+class Elastic:
+    """Mixed into the class of a wrapped optimizer, in front of it."""
+
+    _edl: Reducer
+    _edl_computed: bool
+    _edl_variables: dict[Any, Any]
+
+    def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, Any]]:
+        """Gradients, averaged, with their variables."""
+        self._edl_computed = True
+        pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
+        self._edl_variables.update((variable.ref(), variable) for _, variable in pairs)
+        averaged = self._edl.average([gradient for gradient, _ in pairs])
+        if averaged is None:  # void: apply_gradients will leave the variables alone
+            return list(pairs)
+        return [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
+
+    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+        """The update, unless the mini-batch is void."""
+        if not self._edl_computed:
+            raise UsageError(
+                "edl.Optimizer: apply_gradients() got gradients that nobody averaged; "
+                "take them from compute_gradients() of the same optimizer, or call minimize()"
+            )
+        if tf.executing_eagerly() and self._edl.voided:
+            return None
+        return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+
+
+def attach(optimizer: Any, reducer: Reducer) -> None:
+    """Makes `optimizer` average its gradients through `reducer`."""
+    kind = type(optimizer)
+    optimizer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    optimizer._edl = reducer
+    optimizer._edl_computed = False
+    optimizer._edl_variables = {}
+
+
+def is_v1(optimizer: object) -> bool:
+    return isinstance(optimizer, tf.compat.v1.train.Optimizer)

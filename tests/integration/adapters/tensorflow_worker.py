@@ -1,0 +1,138 @@
+"""A TensorFlow worker for `tests/integration/test_ring_tensorflow.py`. Arguments: worker id, way, optimizer."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from seat import FakeTrainer, serve
+
+from edl.tensorflow.callback import ElasticFit
+from edl.tensorflow.framework import TensorFlowFramework
+
+WAY, KIND = sys.argv[2:4]
+tf.config.threading.set_intra_op_parallelism_threads(1)
+tf.config.threading.set_inter_op_parallelism_threads(1)
+
+trainer = FakeTrainer()
+framework = TensorFlowFramework()
+
+
+class Keras:
+    """A Keras model, trained eagerly, in a `tf.function` or by `fit`."""
+
+    def __init__(self) -> None:
+        import keras
+
+        keras.utils.set_random_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
+        self.model = keras.Sequential(
+            [
+                keras.Input((6,)),
+                keras.layers.Dense(8, activation="tanh"),
+                keras.layers.BatchNormalization(trainable=False),  # its statistics are state all the same
+                keras.layers.Dense(1),
+            ]
+        )
+        if KIND == "sgd":
+            self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        else:
+            self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
+        framework.wrap(trainer, self.optimizer, self.model)
+        self.model.compile(optimizer=self.optimizer, loss="mse")
+        self.fit_calls = ElasticFit(trainer, framework.ring)
+        self.traced = tf.function(self.step) if WAY == "function" else self.step
+
+    def step(self, x: Any, y: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(x, training=True)[:, 0] - y))
+        variables = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def train(self, x: Any, y: Any) -> None:
+        if WAY == "fit":
+            self.model.fit(x, y, batch_size=len(y), shuffle=False, verbose=0, callbacks=[self.fit_calls])
+        else:
+            self.traced(tf.constant(x), tf.constant(y))
+
+    def weights(self) -> list[Any]:
+        return self.model.get_weights()
+
+    def slots(self) -> list[Any]:
+        return [variable.numpy() for variable in self.optimizer.variables]
+
+    def disturb(self) -> None:
+        self.optimizer.learning_rate.assign(123.0)
+        self.model.layers[1].moving_mean.assign_add(tf.ones(8))
+
+
+class Graph:
+    """A graph of TensorFlow 1 in a session."""
+
+    def __init__(self) -> None:
+        v1 = tf.compat.v1
+        v1.disable_v2_behavior()
+        v1.set_random_seed(int(sys.argv[1][1:]))
+        self.x, self.y = v1.placeholder(tf.float32, (None, 6)), v1.placeholder(tf.float32, (None,))
+        first = v1.get_variable("first", (6, 8), initializer=v1.random_normal_initializer(0.1))
+        second = v1.get_variable("second", (8, 1), initializer=v1.random_normal_initializer(0.1))
+        self.trained = [first, second]
+        loss = tf.reduce_mean(tf.square((tf.tanh(self.x @ first) @ second)[:, 0] - self.y))
+        optimizer = v1.train.MomentumOptimizer(0.05, 0.9) if KIND == "sgd" else v1.train.AdamOptimizer(0.01)
+        framework.wrap(trainer, optimizer, None)
+        self.operation = optimizer.minimize(loss)
+        self.session = v1.Session(config=v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
+        self.session.__enter__()
+        self.session.run(v1.global_variables_initializer())
+        self.session.graph.finalize()
+
+    def train(self, x: Any, y: Any) -> None:
+        self.session.run(self.operation, {self.x: x, self.y: y})
+
+    def weights(self) -> list[Any]:
+        return self.session.run(self.trained)
+
+    def slots(self) -> list[Any]:
+        return self.session.run(self.session.graph.get_collection("variables"))
+
+    def disturb(self) -> None:
+        self.train(np.ones((1, 6), np.float32), np.ones(1, np.float32))
+
+
+job = Graph() if WAY == "graph" else Keras()
+
+
+def train(x: list[list[float]], y: list[float]) -> str:
+    """One step. The loss is the mean over this worker's samples, as in any script. An empty share computes on junk."""
+    samples = np.array(x or [[np.nan] * 6], np.float32), np.array(y or [1.0], np.float32)
+    try:
+        job.train(*samples)
+    except tf.errors.OpError as error:
+        if not framework.ring.is_failure(error):
+            raise
+        trainer.void(error)
+    return trainer.take_error()
+
+
+def flat(arrays: list[Any]) -> list[float]:
+    return np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays]).tolist()
+
+
+def disturb() -> None:
+    """What a rehearsal leaves behind."""
+    job.disturb()
+    train([[1.0] * 6], [1.0])
+
+
+commands = {
+    "train": train,
+    "weights": lambda: flat(job.weights()),
+    "slots": lambda: flat(job.slots()),
+    "disturb": disturb,
+}
+serve(framework, commands)
