@@ -145,7 +145,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how many crashed workers are replaced in all (default: 0)",
+        "how many crashed workers are replaced in all (only 0 in this version)",
     ),
     Setting(
         "output_filename",

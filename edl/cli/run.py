@@ -26,6 +26,8 @@ from edl.runtime.processes import process_start_time
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
+    if settings.max_restarts:
+        raise UsageError("--max-restarts: this version replaces no crashed worker yet; the job goes on with the others")
     command = checked_command(arguments.line)
     settings = msgspec.structs.replace(settings, job=settings.job or _new_name(settings.home))
     outcome = asyncio.run(_launch(settings, new_record(settings, command)))

@@ -64,9 +64,9 @@ class Edl:
                     continue
         return found
 
-    def wait(self, condition: Callable[[], Any], what: str) -> Any:
+    def wait(self, condition: Callable[[], Any], what: str, timeout_s: float = WAIT_S) -> Any:
         """The first true value of a condition."""
-        deadline = time.monotonic() + WAIT_S
+        deadline = time.monotonic() + timeout_s
         while not (value := condition()):
             assert time.monotonic() < deadline, f"never: {what}; processes: {self.processes()}"
             time.sleep(0.01)

@@ -1,0 +1,124 @@
+"""`edl run` with a real training job: daemons, a leader, a ring; how it ends, and that nothing is left of it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+DIGITS = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py")]
+ENDLESS = [*DIGITS, "--epochs", "100000"]
+
+
+@pytest.fixture
+def training(edl):
+    """A job of two workers that trains: its launcher and its status."""
+    launcher = edl.start("run", "-np", "2", "--job", "x", *ENDLESS)
+    edl.wait((edl.home / "jobs" / "x" / "record.json").exists, "record")
+
+    def trains():
+        assert launcher.poll() is None, launcher.communicate()
+        status = edl.json("status", "x")
+        return status if status["state"] == "running" and status["step"] > 5 else None
+
+    return launcher, edl.wait(trains, "training", timeout_s=120)
+
+
+def ended(launcher) -> tuple[int, list[str]]:
+    _, err = launcher.communicate(timeout=60)
+    return launcher.returncode, [line for line in err.splitlines() if line.startswith("edl: ")]
+
+
+def test_a_job_that_finishes_is_told_of_afterwards(edl):
+    launcher = edl.start("run", "-np", "2", "--job", "x", *DIGITS, "--epochs", "2")
+    out, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 0, err
+    assert "[0]<stdout>:" in out
+    assert "[1]<stdout>:" in out
+    assert [line for line in err.splitlines() if line.startswith("edl: ")] == [
+        "edl: job x is running with 2 workers; see `edl status x`",
+        "edl: job x finished",
+    ]
+    status = edl.json("status", "x")
+    assert (status["state"], status["size"], status["epoch"]) == ("finished", 2, 1)
+    assert status["data"]["trained"] == status["data"]["total"] == 1797
+    kinds = [json.loads(line)["kind"] for line in edl("events", "x", "--json").stdout.splitlines()]
+    assert kinds[0] == "leader_elected"
+    assert kinds[-1] == "job_finished"
+    assert len(kinds) == len(edl("events", "x").stdout.splitlines())
+
+
+def test_a_status_names_the_processes(edl, training):
+    launcher, status = training
+    processes = edl.processes()
+    for rank, worker in enumerate(status["workers"]):
+        assert worker["rank"] == rank
+        assert "torch_digits" in processes[worker["pid"]]
+        assert worker["daemon_pid"] in processes
+    launcher.send_signal(signal.SIGINT)
+    assert ended(launcher) == (
+        1,
+        ["edl: job x is running with 2 workers; see `edl status x`", "edl: job x interrupted"],
+    )
+    assert edl.processes() == {}
+    assert edl.json("status", "x")["reason"] == "interrupted"
+
+
+def test_a_second_interrupt_ends_it_at_once(edl, training):
+    launcher, _ = training
+    launcher.send_signal(signal.SIGTERM)
+    time.sleep(0.1)  # two at once are one to the kernel
+    launcher.send_signal(signal.SIGINT)
+    assert ended(launcher)[0] == 1
+    assert edl.processes() == {}
+
+
+def test_nothing_outlives_a_killed_launcher_by_more_than_10_seconds(edl, training):
+    launcher, _ = training
+    launcher.kill()
+    begun = time.monotonic()
+    edl.wait_nothing_left()
+    assert time.monotonic() - begun < 10
+    assert edl.json("status", "x")["reason"] == "edl run was killed"
+
+
+def test_a_stopped_job_ends_and_followers_of_its_events_with_it(edl, training):
+    launcher, _ = training
+    follower = edl.start("events", "x", "--follow", "--json")
+    stopped = edl("stop", "x")
+    assert (stopped.returncode, stopped.stdout) == (0, "job x has ended\n")
+    code, lines = ended(launcher)
+    assert code == 1
+    assert "stopped by `edl stop`" in lines[-1]
+    told, _ = follower.communicate(timeout=30)
+    assert follower.returncode == 0
+    assert json.loads(told.splitlines()[-1])["kind"] in {"job_failed", "job_finished"}
+
+
+def test_a_job_that_cannot_go_on_says_why_and_where_to_look(edl, training):
+    launcher, status = training
+    for worker in status["workers"]:
+        os.kill(worker["pid"], signal.SIGKILL)
+    code, lines = ended(launcher)
+    assert code == 1
+    assert lines[-1].startswith("edl: job x failed: ")
+    assert "last events: " in lines[-1]
+    assert f"logs: {edl.home}/jobs/x/logs" in lines[-1]
+    assert edl.processes() == {}
+
+
+def test_the_zookeeper_of_the_job_comes_back_when_it_dies(edl, training):
+    launcher, status = training
+    (server,) = edl.wait_process("QuorumPeerMain")
+    os.kill(server, signal.SIGKILL)
+    edl.wait(lambda: set(edl.wait_process("QuorumPeerMain")) - {server}, "another ZooKeeper")
+    edl.wait(lambda: edl.json("status", "x")["step"] > status["step"] + 20, "steps")
+    launcher.send_signal(signal.SIGINT)
+    assert ended(launcher)[0] == 1
