@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.config import Settings
 from edl.core.seat import Enter
-from edl.errors import RingBroken, UsageError
+from edl.errors import JobFailed, RingBroken, UsageError
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
@@ -192,6 +192,7 @@ class Trainer:
             seed=seed,
             format=format,
             default_batch=self._started().batch_size,
+            step_timeout_s=self._timeout_s,
         )
         return self._shards
 
@@ -216,7 +217,13 @@ class Trainer:
     def next_lease(self, after: int = 0) -> Lease | None:
         """The lease after number `after`, None when all is leased and trained."""
         self.begin_batch()
-        return self._feed.next_after(after, lambda: self._seat.step, self._while_waiting)
+        seat = self._seat
+        lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)
+        if lease is not None and lease.after_step <= seat.step and seat.step >= seat.even_until:
+            # A pipeline's thread asks for the first samples of the coming step, whose weight could not be known when
+            # the training thread passed by. That one cannot begin the step before it has them: set the weight first.
+            seat.weigh(seat.step + 1)
+        return lease
 
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:
@@ -295,15 +302,18 @@ class Trainer:
             return False
         if seat.step > before:
             return True  # a peer had applied it: with that peer's state it is committed here too (I5)
-        if self._shards is not None:
-            self._shards.redeliver()  # before the script asks for the next batch
+        if self._shards is not None and not self._shards.redeliver():  # before the script asks for the next batch
+            raise JobFailed(
+                f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
+                "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
+            )
         return False
 
     def _check_samples(self, samples: int) -> None:
         shards, step = self._shards, self._seat.step + 1
         if shards is None or self._rehearsing or not self._feed.covers(step):
             return
-        if samples != (share := shards.share(step)):
+        if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
             raise UsageError(
                 f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {self._seat.rank}; "
                 f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"

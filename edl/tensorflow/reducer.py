@@ -25,6 +25,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
+from edl.collectives.forming import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken, UsageError
 from edl.runtime.framework import StepPort
@@ -60,7 +61,7 @@ class Reducer:
         except Exception as error:
             if not self._ring.is_failure(error):
                 raise
-            self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+            self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
             return None
 
     # -------------------------------------------------------------------------------------------------- eagerly
@@ -91,7 +92,10 @@ class Reducer:
     # ------------------------------------------------------------------------------------------------ in a graph
 
     def _average_in_graph(self, gradients: list[Gradient]) -> list[Gradient]:
-        weight = self._share.tensor(self._trainer.before_reduce)
+        # TensorFlow orders only what depends on each other. The weight may be set by the very thread that fetches this
+        # step's samples, so it is read after a gradient, which cannot be there before them.
+        with tf.control_dependencies(list(_tensors(gradients[-1]))):
+            weight = self._share.tensor(self._trainer.before_reduce)
         return _behind_gate(
             [
                 self._summed(gradient, weight, f"{self._prefix}_{position}")
