@@ -10,6 +10,7 @@ the thread that started it.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 import os
 import secrets
@@ -24,7 +25,7 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
-from edl.errors import EdlError
+from edl.errors import ConfigError
 from edl.events import Event
 from edl.launch.coordinator import coordinator_of
 from edl.launch.guard import Guard
@@ -53,6 +54,7 @@ from edl.runtime.client import JobClient
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
+LAST_LOOK_S = 2.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = Verdict(1, "failed", "interrupted")
 
@@ -92,7 +94,8 @@ class Launch:
     async def run(self) -> Outcome:
         """Raises ConfigError when the job cannot even start. No process is left behind in any case."""
         for signum in SIGNALS:
-            asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+            if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup edl run ...
+                asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = Guard(self._folder, self._record.mark)
@@ -106,7 +109,7 @@ class Launch:
                     await self._clean_up()
         except InterruptedStart:
             pass
-        except EdlError as error:
+        except Exception as error:
             verdict = Verdict(1, "failed", str(error))
             raise
         finally:
@@ -166,7 +169,10 @@ class Launch:
         if self._settings.output_filename is None:
             return None
         folder = rank_folder(self._settings.output_filename, slot, self._settings.max_workers or self._settings.np)
-        folder.mkdir(parents=True, exist_ok=True)
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"--output-filename: cannot make {folder}: {error.strerror}") from None
         return folder
 
     # ---------------------------------------------------------------------------------------------- supervising
@@ -241,7 +247,9 @@ class Launch:
                 task.cancel()
                 await asyncio.wait({task})
         if self._watch is not None and not self._watch.over:
-            await self._watch.look()
+            with contextlib.suppress(TimeoutError):  # the coordinator is gone: what was seen last has to do
+                async with asyncio.timeout(LAST_LOOK_S):
+                    await self._watch.look()
 
     def _write_record(self, **changes: Any) -> None:
         self._record = msgspec.structs.replace(self._record, **changes)

@@ -10,6 +10,7 @@ import contextlib
 import math
 import os
 import queue
+import select
 import threading
 from pathlib import Path
 
@@ -57,6 +58,8 @@ class Sink:
         while data and self._open:
             try:
                 data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:  # somebody we share it with has made it non-blocking
+                select.select([], [self._descriptor], [])
             except OSError:  # broken pipe, full disk: training goes on without this output
                 self._open = False
 

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +35,10 @@ class Edl:
         out, err = process.communicate(timeout=WAIT_S)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
-    def start(self, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+    def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
+        """`under`: a command that starts it, such as nohup."""
         process = subprocess.Popen(
-            [*MAIN, *arguments],
+            [*under, *MAIN, *arguments],
             env={**self.environ, **environ},
             cwd=self.cwd,
             stdin=subprocess.DEVNULL,

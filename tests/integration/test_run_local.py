@@ -119,6 +119,16 @@ class TestBeforeAnyWorkerStarts:
         words = self.failing(edl, PATH=str(tmp_path / "bin"), JAVA_HOME="")
         assert "needs Java and there is none: run `apt-get install" in words
 
+    def test_a_place_for_output_that_is_none(self, edl, tmp_path):
+        (tmp_path / "file").touch()
+        assert "--output-filename: cannot make" in self.failing(edl, "--output-filename", "file")
+
+    def test_a_host_that_does_not_exist(self, edl):
+        assert "does not resolve" in self.failing(edl, "--coordinator", "nohost.invalid:2181")
+
+    def test_a_secret_that_cannot_be_read(self, edl):
+        assert "none: cannot be read: No such file" in self.failing(edl, "--secret-file", "none")
+
     def test_a_wrong_java(self, edl):
         assert "EDL_JAVA=/none is no program" in self.failing(edl, EDL_JAVA="/none")
 
@@ -192,6 +202,14 @@ class TestInterrupt:
         launcher = edl.start("run", "-np", "5", "--job", "x", *SLEEP)
         edl.wait_process("time.sleep", started)
         assert self.end(edl, launcher, signal.SIGINT) < 10
+
+    def test_nohup_is_respected(self, edl):
+        launcher = edl.start("run", "--job", "x", *SLEEP, under=["nohup"])
+        edl.wait_process("time.sleep")
+        launcher.send_signal(signal.SIGHUP)
+        assert edl.json("status", "x")["state"] == "starting"
+        assert edl.wait_process("time.sleep")
+        self.end(edl, launcher, signal.SIGTERM)
 
 
 class TestKilledLauncher:
