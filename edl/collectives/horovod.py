@@ -20,8 +20,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from edl.collectives.forming import Forming
-from edl.collectives.sockets import connections, cut
+from edl.collectives.forming import Forming, Watch, plain
+from edl.collectives.sockets import cut, tcp_sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -47,13 +47,14 @@ class HorovodRing:
         """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
         self._horovod: Any = importlib.import_module(module)
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
+        self._watch = Watch(self._basics.MPI_LIB_CTYPES._name)
+        self._forming: Forming | None = None
         self._tensors = tensors
         self._failed = failed
         self._place: Place | None = None
         self._broken = False
         self._timeout_s = LEAVE_TIMEOUT_S
-        self._others: frozenset[int] = frozenset()  # connections older than the ring: not ours to cut
-        self._own: frozenset[int] | None = frozenset()  # the ring's; None while it forms
+        self._own: frozenset[int] = frozenset()  # the ring's sockets
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         atexit.register(self.leave)
 
@@ -63,18 +64,16 @@ class HorovodRing:
 
     def enter(self, place: Place, timeout_s: float) -> None:
         self.leave()
-        self._others, self._own, self._broken = connections(), None, False
-        self._timeout_s = timeout_s
+        if self._forming is not None and not self._forming.ended:
+            raise RingBroken("Horovod still holds on to a ring that did not form")
+        others = tcp_sockets()
+        self._broken, self._timeout_s = False, timeout_s
         with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
-            try:
-                Forming(self._basics, timeout_s, self.abort).wait()
-            except RingBroken:
-                self.abort()  # so that peers which have connected to us learn of it at once
-                self._own = frozenset()
-                raise
+            self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._watch)
+            self._forming.wait(timeout_s, lambda: cut(tcp_sockets() - others))
         self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
         atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
-        self._own = connections() - self._others
+        self._own = tcp_sockets() - others
         self._place, self.size = place, place.size
 
     def leave(self) -> None:
@@ -118,8 +117,9 @@ class HorovodRing:
             return self._tensors.largest(value, "edl.agree")
 
     def abort(self) -> None:
-        own = self._own
-        cut(connections() - self._others if own is None else own)
+        if self._forming is not None:
+            self._forming.give_up()
+        cut(self._own)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -129,7 +129,7 @@ class HorovodRing:
         except Exception as error:
             if isinstance(error, RingBroken) or not self.is_failure(error):
                 raise
-            raise RingBroken(f"a collective of generation {self._generation()} failed: {error}") from error
+            raise RingBroken(f"a collective of generation {self._generation()} failed: {plain(str(error))}") from error
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""
@@ -161,6 +161,7 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
     optimizers keep their hooks in a ring of one: a solo ring would freeze both.
     """
     environ.setdefault("HOROVOD_ELASTIC", "1")
+    environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # a broken ring is reported once, by us
 
 
 def variables(place: Place, timeout_s: float) -> dict[str, str | None]:

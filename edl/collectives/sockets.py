@@ -19,22 +19,19 @@ from pathlib import Path
 OWN_DESCRIPTORS = Path("/proc/self/fd")
 
 
-def connections() -> frozenset[int]:
-    """All connected TCP sockets of this process: what a ring is made of, and a daemon's link is not."""
-    return frozenset(inode for number, inode in _open_sockets() if _is_connection(number))
+def tcp_sockets() -> frozenset[int]:
+    """All TCP sockets of this process, listening ones too: what a ring is made of, and a daemon's link is not."""
+    return frozenset(inode for number, inode in _open_sockets() if _is_tcp(number))
 
 
 def cut(inodes: frozenset[int]) -> int:
-    """Shut down those connections, from any thread; those who read or write them see the end. Returns how many."""
+    """Shut down those sockets, from any thread; whoever uses them sees the end. Returns how many."""
     return sum(_shut_down(number, inode) for number, inode in _open_sockets() if inode in inodes)
 
 
-def _is_connection(number: int) -> bool:
+def _is_tcp(number: int) -> bool:
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(number)) as duplicate:
-        if duplicate.family not in {socket.AF_INET, socket.AF_INET6} or duplicate.type != socket.SOCK_STREAM:
-            return False
-        duplicate.getpeername()
-        return True
+        return duplicate.family in {socket.AF_INET, socket.AF_INET6} and duplicate.type == socket.SOCK_STREAM
     return False
 
 

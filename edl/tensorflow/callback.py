@@ -11,6 +11,7 @@ from typing import Any, Protocol
 
 import keras
 
+from edl.collectives.forming import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
 from edl.tensorflow.keras_optimizer import check_fit
@@ -63,7 +64,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             except Exception as error:
                 if not self._ring.is_failure(error):
                     raise
-                self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+                self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
                 return self.model.get_metrics_result()
 
         guarded.__wrapped__ = train  # type: ignore[attr-defined]

@@ -144,7 +144,7 @@ def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _describe(name: str, variable: Any) -> Described:
-    return Described(name, tf.as_dtype(variable.dtype).name, tuple(variable.shape))
+    return Described(name, tf.as_dtype(variable.dtype).base_dtype.name, tuple(variable.shape.as_list()))
 
 
 def _check_same(mine: list[Described], theirs: list[Described], rank: int, root: int) -> None:

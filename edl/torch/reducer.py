@@ -17,6 +17,7 @@ from typing import Any
 import horovod.torch as hvd
 import torch
 
+from edl.collectives.forming import plain
 from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Share
 from edl.errors import RingBroken, UsageError
@@ -157,7 +158,7 @@ class Reducer:
 
     def _fail(self, error: BaseException) -> None:
         self._reducing = False
-        self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+        self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
 
 
 def _scale(gradient: torch.Tensor, factor: float) -> None:

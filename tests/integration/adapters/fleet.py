@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import selectors
 import signal
 import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import msgspec
 
@@ -18,6 +19,7 @@ from edl.collectives.rendezvous import Rendezvous
 from edl.protocol.ring import Place
 
 HERE = Path(__file__).parent
+STUCK_S = 15.0
 
 
 class WorkerFailed(Exception):
@@ -47,9 +49,13 @@ class Worker:
         self.process.stdin.write(json.dumps([command, arguments]) + "\n")
         self.process.stdin.flush()
 
-    def answer(self) -> Any:
+    @property
+    def output(self) -> IO[str]:
         assert self.process.stdout is not None
-        line = self.process.stdout.readline()
+        return self.process.stdout
+
+    def answer(self) -> Any:
+        line = self.output.readline()
         if not line:
             raise WorkerFailed(f"{self.name} ended with {self.process.wait()}")
         reply = json.loads(line)
@@ -120,14 +126,22 @@ class Fleet:
         return self._collect(members)
 
     def _collect(self, members: list[int]) -> list[Any]:
-        """Waits for all answers before it raises the first error."""
-        answers: list[Any] = []
-        failure: WorkerFailed | None = None
-        for member in members:
-            try:
-                answers.append(self.workers[member].answer())
-            except WorkerFailed as error:
-                failure = failure or error
-        if failure is not None:
-            raise failure
-        return answers
+        """All answers, in the order of `members`. After an error the others get a moment more: they may be stuck."""
+        answers: dict[int, Any] = {}
+        failures: list[WorkerFailed] = []
+        with selectors.DefaultSelector() as selector:
+            for member in members:
+                selector.register(self.workers[member].output, selectors.EVENT_READ, member)
+            while len(answers) + len(failures) < len(members):
+                ready = selector.select(STUCK_S if failures else None)
+                if not ready:
+                    break
+                for key, _ in ready:
+                    selector.unregister(key.fileobj)
+                    try:
+                        answers[key.data] = self.workers[key.data].answer()
+                    except WorkerFailed as error:
+                        failures.append(error)
+        if failures:
+            raise failures[0]
+        return [answers[member] for member in members]
