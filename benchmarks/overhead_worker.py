@@ -104,7 +104,7 @@ def plain_batches(batch: int, rank: int, size: int) -> Iterator[np.ndarray]:
 
 
 def daemon_of_this_process() -> int:
-    """edl's daemon, by its command line: it names its trainer."""
+    """Edl's daemon, by its command line: it names its trainer."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
             try:

@@ -6,6 +6,7 @@ edl run -np 2 python examples/torch_digits.py
 from __future__ import annotations
 
 import argparse
+import time
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +21,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--epochs", type=int, default=5)
     parser.add_argument("--batch", type=int, default=32)
-    parser.add_argument("--save", type=Path, help="write the final weights here, one file per rank")
+    parser.add_argument("--step-time", type=float, default=0.0, help="seconds that a step takes at least, to watch it")
     options = parser.parse_args()
     torch.manual_seed(0)
     torch.set_num_threads(1)
@@ -38,6 +39,7 @@ def main() -> None:
         loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
         loss.backward()
         optimizer.step()
+        time.sleep(options.step_time)
         if edl.notify_batch_end():
             seen.samples += len(ids)
             if edl.rank() == 0 and edl.step() % 20 == 0:
@@ -45,9 +47,6 @@ def main() -> None:
 
     accuracy = (model(images).argmax(dim=1) == labels).float().mean().item()
     print(f"rank {edl.rank()} of {edl.size()}: accuracy {accuracy:.3f}, {seen.samples} samples here", flush=True)
-    if options.save:
-        options.save.mkdir(parents=True, exist_ok=True)
-        torch.save(model.state_dict(), options.save / f"rank{edl.rank()}.pt")
 
 
 if __name__ == "__main__":

@@ -204,7 +204,7 @@ class Trainer:
         seat, opened = self._seat, self._seat.opened
         if opened is not None and (differences := spec.differences(opened)):
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
-        if opened is None:
+        if opened is None and not self._rehearsing:
             seat.even_until = seat.step  # from here on steps may be uneven
         seat.opened = spec
         self._feed.want(spec.epochs)
