@@ -3,8 +3,8 @@
     python -m benchmarks.overhead [--rounds 40] [--steps 50] [--json]
 
 Blocks of steps on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) take turns with
-blocks under edl, in the same two processes and the same ring, so that both see the same noise. edl's daemons are stopped
-during the plain blocks. Printed: the medians, and the median over rounds of the ratio of medians (goal <= 1.003; above
+blocks under edl, in the same two processes and the same ring, so that both see the same noise. edl's daemons are
+stopped during the plain blocks. Printed: the medians, and the median over rounds of the ratio of medians (goal <= 1.003; above
 1.01 is not done); exit code 1 beyond 1.01, or when `notify_batch_end()` takes more than 5 us.
 """
 
@@ -57,7 +57,8 @@ def main() -> int:
             continue
         print(
             f"{framework:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
-            f"ratio {result['median_round_ratio']:.4f} (median of {result['rounds']} rounds of {result['steps']} steps, "
+            f"ratio {result['median_round_ratio']:.4f} "
+            f"(median of {result['rounds']} rounds of {result['steps']} steps, "
             f"quartiles {_quartiles(result['round_ratios'])})  "
             f"notify_batch_end {result['notify_us']:.2f} us median, {result['notify_p99_us']:.1f} us p99"
         )

@@ -1,4 +1,4 @@
-"""One worker of benchmarks/overhead.py: blocks of steps on plain Horovod and under edl in turn, in one process and ring.
+"""One worker of benchmarks/overhead.py: blocks of steps on plain Horovod and under edl in turn, in the same ring.
 
 During a block of plain Horovod this worker's daemon is stopped (SIGSTOP), so that all that edl costs, in this process
 and beside it, falls on edl's blocks. Both variants have a model and an optimizer of their own, equal at the beginning.

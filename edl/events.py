@@ -18,6 +18,7 @@ class Kind(StrEnum):
 
     JOB_STARTED = "job_started"
     LEADER_ELECTED = "leader_elected"
+    SCALE_ASKED = "scale_asked"
     WORKER_JOINING = "worker_joining"
     WORKER_READY = "worker_ready"
     SWITCH_SCHEDULED = "switch_scheduled"

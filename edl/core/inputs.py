@@ -50,7 +50,14 @@ class StopAsked:
     reason: str
 
 
-Input = TookOver | Registered | Reported | Vanished | StopAsked
+@dataclass(frozen=True, slots=True)
+class ScaleAsked:
+    """Somebody wants the job to have another size."""
+
+    size: int
+
+
+Input = TookOver | Registered | Reported | Vanished | StopAsked | ScaleAsked
 
 
 @dataclass(frozen=True, slots=True)

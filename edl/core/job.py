@@ -23,6 +23,7 @@ from edl.core.inputs import (
     Refuse,
     Registered,
     Reported,
+    ScaleAsked,
     StopAsked,
     Tell,
     TookOver,
@@ -100,6 +101,8 @@ class JobMachine:
                 self._lose(happened.worker, happened.reason)
             case StopAsked():
                 self._end(JobState.FAILED, happened.reason)
+            case ScaleAsked():
+                self._on_scale_asked(happened.size)
         self._advance(now)
         return self._commands
 
@@ -148,6 +151,30 @@ class JobMachine:
         else:
             self.seen[worker] = Sighting(observation, now)
             self._follow(member, observation)
+
+    def _on_scale_asked(self, size: int) -> None:
+        """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. Never lost: it is kept."""
+        minimum, maximum = self.record.limits.minimum, self.record.limits.maximum
+        if self.record.state in OVER:
+            self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
+        elif size < max(minimum, 1):
+            self._commands.append(Refuse(f"the job needs at least {max(minimum, 1)} workers, so not {size}"))
+        elif maximum and size > maximum:
+            self._commands.append(Refuse(f"the job may have at most {maximum} workers, so not {size}"))
+        elif size != self.record.target:
+            self._tell(Kind.SCALE_ASKED, size=size, before=self.record.target)
+            self._change(target=size)
+        if self.record.target == size and self.record.generation:
+            for member in self._surplus(size):
+                self._move(member.identity.id, Cause.TOLD_TO_LEAVE)
+
+    def _surplus(self, size: int) -> list[Member]:
+        """Who has to go: those who cannot train yet first, then those who came last, so that ranks stay."""
+        booting = (WorkerState.JOINING, WorkerState.WARMING)
+        order = sorted(
+            self._staying(), key=lambda m: (m.state not in booting, -m.number if m.state not in booting else 0)
+        )
+        return order[: max(0, len(order) - size)]
 
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""

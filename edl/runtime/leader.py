@@ -29,6 +29,7 @@ from edl.core.inputs import (
     Refuse,
     Registered,
     Reported,
+    ScaleAsked,
     StopAsked,
     Tell,
     TookOver,
@@ -244,8 +245,8 @@ class Leader:
                 return self._status()
             case say.AskStop(reason):
                 return await self._ask(StopAsked(reason))
-            case say.AskScale():
-                return say.Rejected("this version cannot change the size of a running job")
+            case say.AskScale(size):
+                return await self._ask(ScaleAsked(size))
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)
 

@@ -5,7 +5,17 @@ from __future__ import annotations
 import pytest
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import HostRing, Refuse, Registered, Reported, StopAsked, Tell, TookOver, Vanished
+from edl.core.inputs import (
+    HostRing,
+    Refuse,
+    Registered,
+    Reported,
+    ScaleAsked,
+    StopAsked,
+    Tell,
+    TookOver,
+    Vanished,
+)
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.events import Kind
@@ -39,7 +49,14 @@ class Job:
         return self.feed(Registered(identity, self.np, self.minimum, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int = 0, step: int = 0, **more: object) -> list[object]:
-        values = dict(leases_of=generation, step_time_s=0.01, data=None, pause=None, leaving=False, reason="") | more
+        values = {
+            "leases_of": generation,
+            "step_time_s": 0.01,
+            "data": None,
+            "pause": None,
+            "leaving": False,
+            "reason": "",
+        } | more
         observation = Observation(phase=phase, generation=generation, step=step, **values)  # type: ignore[arg-type]
         self.last[worker] = observation
         return self.feed(Reported(worker, observation))
@@ -67,7 +84,8 @@ def test_the_first_generation_waits_for_all() -> None:
     job = Job(np=2)
     job.join("w0")
     assert job.machine.record.plan is None
-    assert job.orders("w0").wanted == 2 and job.orders("w0").present == 1
+    assert job.orders("w0").wanted == 2
+    assert job.orders("w0").present == 1
     commands = job.join("w1")
     assert HostRing(1, ("w0", "w1")) in commands
     assignment = job.orders("w1").assignment
@@ -108,9 +126,12 @@ def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
     commands = job.see("w2", Phase.READY, data=SPEC)
     assert HostRing(2, ("w0", "w1", "w2")) in commands
     plan = job.machine.record.plan
-    assert plan is not None and plan.after_step is not None and plan.after_step > 10
+    assert plan is not None
+    assert plan.after_step is not None
+    assert plan.after_step > 10
     newcomer = job.orders("w2")
-    assert newcomer.assignment is not None and newcomer.assignment.newcomers == 1
+    assert newcomer.assignment is not None
+    assert newcomer.assignment.newcomers == 1
     assert [share.generation for share in newcomer.shares] == [2]
     assert [share.generation for share in job.orders("w0").shares] == [1, 2]
     for worker in ("w0", "w1", "w2"):
@@ -118,14 +139,16 @@ def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
     assert job.machine.record.roster == ("w0", "w1", "w2")
     assert job.machine.record.began_step == plan.after_step
     scaled = job.told[-1]
-    assert scaled.kind is Kind.SCALED and (scaled.details["from"], scaled.details["to"]) == (2, 3)
+    assert scaled.kind is Kind.SCALED
+    assert (scaled.details["from"], scaled.details["to"]) == (2, 3)
 
 
 def test_a_leaver_goes_after_the_switch() -> None:
     job = running()
     job.see("w1", Phase.TRAINING, generation=1, step=5, leaving=True)
     plan = job.machine.record.plan
-    assert plan is not None and plan.roster == ("w0",)
+    assert plan is not None
+    assert plan.roster == ("w0",)
     orders = job.orders("w1")
     assert (orders.verdict, orders.leave_after_step) == (Verdict.LEAVE, plan.after_step)
     job.see("w0", Phase.TRAINING, generation=2, step=plan.after_step)
@@ -139,10 +162,12 @@ def test_a_death_makes_the_survivors_switch_at_once() -> None:
     job = running(3)
     job.feed(Vanished("w1", "gone"))
     plan = job.machine.record.plan
-    assert plan is not None and plan.roster == ("w0", "w2")
+    assert plan is not None
+    assert plan.roster == ("w0", "w2")
     job.see("w0", Phase.BROKEN, generation=1, step=7)
     plan = job.machine.record.plan
-    assert plan is not None and plan.after_step is None
+    assert plan is not None
+    assert plan.after_step is None
     job.see("w0", Phase.TRAINING, generation=plan.generation, step=8)
     job.see("w2", Phase.TRAINING, generation=plan.generation, step=8)
     assert job.machine.record.began_step == 8
@@ -222,4 +247,44 @@ def test_stop_ends_the_job_for_all() -> None:
 def test_every_state_of_a_worker_is_drawn(state: WorkerState) -> None:
     from edl.core import members
 
-    assert members.__doc__ is not None and state.name in members.__doc__
+    assert members.__doc__ is not None
+    assert state.name in members.__doc__
+
+
+def test_shrinking_tells_the_latest_comers_to_leave() -> None:
+    job = running(3)
+    job.feed(ScaleAsked(1))
+    states = {member.identity.id: member.state for member in job.machine.record.members}
+    assert states == {"w0": WorkerState.SWITCHING, "w1": WorkerState.LEAVING, "w2": WorkerState.LEAVING}
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.roster == ("w0",)
+    assert job.machine.record.target == 1
+
+
+def test_growing_changes_the_target_and_waits_for_workers() -> None:
+    job = running()
+    job.feed(ScaleAsked(4))
+    assert (job.machine.record.target, job.machine.record.plan) == (4, None)
+
+
+@pytest.mark.parametrize(("size", "why"), [(0, "at least 1"), (9, "at most 4")])
+def test_a_size_outside_the_limits_is_refused_with_the_limit(size: int, why: str) -> None:
+    job = Job(np=2, minimum=1, maximum=4)
+    job.join("w0")
+    (refusal,) = [command for command in job.feed(ScaleAsked(size)) if isinstance(command, Refuse)]
+    assert why in refusal.reason
+
+
+def test_a_second_request_during_a_scaling_is_not_lost() -> None:
+    job = running(3)
+    job.feed(ScaleAsked(2))
+    job.feed(ScaleAsked(1))
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.roster == ("w0", "w1")  # announced already: the second follows it
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.roster == ("w0",)

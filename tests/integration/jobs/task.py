@@ -41,4 +41,4 @@ def global_batches(folder: Path) -> list[list[int]]:
     """What all workers of a job trained in each step."""
     shares = [json.loads(path.read_text()) for path in sorted(folder.glob("steps*.json"))]
     assert len({len(share) for share in shares}) == 1, "workers made different numbers of steps"
-    return [sum(parts, []) for parts in zip(*shares, strict=True)]
+    return [[sample for part in parts for sample in part] for parts in zip(*shares, strict=True)]

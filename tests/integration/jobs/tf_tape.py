@@ -17,7 +17,7 @@ def train(ids) -> None:
     with tf.GradientTape() as tape:
         hidden = tf.tanh(tf.gather(inputs, ids) @ weights[0] + weights[1])
         loss = tf.reduce_mean(tf.square(hidden @ weights[2] + weights[3] - tf.gather(targets, ids)))
-    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights))
+    optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
 
 
 if options.replay:
