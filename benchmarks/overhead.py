@@ -4,8 +4,8 @@
 
 Blocks of steps on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) take turns with
 blocks under edl, in the same two processes and the same ring, so that both see the same noise. edl's daemons are
-stopped during the plain blocks. Printed: the medians, and the median over rounds of the ratio of medians (goal <= 1.003; above
-1.01 is not done); exit code 1 beyond 1.01, or when `notify_batch_end()` takes more than 5 us.
+stopped during the plain blocks. Printed: the medians, and the median over rounds of the ratio of medians (goal: 1.003
+at most; above 1.01 is not done). Exit code 1 beyond 1.01, or when `notify_batch_end()` takes more than 5 us.
 """
 
 from __future__ import annotations

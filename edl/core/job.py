@@ -153,7 +153,7 @@ class JobMachine:
             self._follow(member, observation)
 
     def _on_scale_asked(self, size: int) -> None:
-        """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. Never lost: it is kept."""
+        """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. The request is kept."""
         minimum, maximum = self.record.limits.minimum, self.record.limits.maximum
         if self.record.state in OVER:
             self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
@@ -171,9 +171,7 @@ class JobMachine:
     def _surplus(self, size: int) -> list[Member]:
         """Who has to go: those who cannot train yet first, then those who came last, so that ranks stay."""
         booting = (WorkerState.JOINING, WorkerState.WARMING)
-        order = sorted(
-            self._staying(), key=lambda m: (m.state not in booting, -m.number if m.state not in booting else 0)
-        )
+        order = sorted(self._staying(), key=lambda member: (member.state not in booting, -member.number))
         return order[: max(0, len(order) - size)]
 
     def _follow(self, member: Member, observation: Observation) -> None:
