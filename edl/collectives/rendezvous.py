@@ -69,8 +69,7 @@ class Rendezvous:
     async def stop(self) -> None:
         """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
 
-        Stock Horovod does not survive that: what `init()` throws while it builds its meshes ends the process. So stop
-        only once all have entered the ring, or have been given up.
+        Without the guard of `edl.collectives.forming` that ends their processes.
         """
         if self._acceptor is None:
             return
