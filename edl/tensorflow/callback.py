@@ -40,13 +40,15 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         super().__init__()
         self._trainer = trainer
         self._ring = ring
+        self._unguarded: Callable[[Any], Any]
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
         check_fit(self.model)
-        self.model.train_function = self._guarded(self.model.train_function)
+        self._unguarded = self.model.train_function
+        self.model.train_function = self._guarded(self._unguarded)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        self.model.train_function = getattr(self.model.train_function, "__wrapped__", self.model.train_function)
+        self.model.train_function = self._unguarded
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
         self._trainer.begin_batch()
@@ -67,5 +69,4 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
                 self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
                 return self.model.get_metrics_result()
 
-        guarded.__wrapped__ = train  # type: ignore[attr-defined]
         return guarded

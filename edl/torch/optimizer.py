@@ -80,6 +80,7 @@ def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
     with torch.enable_grad():
         loss = closure()
     reducer.finish()
+    loss = reducer.mean(loss)
     if reducer.voided:
         raise _Void
     return loss

@@ -71,6 +71,17 @@ class Reducer:
             self._fail(error)
         self.discard()
 
+    def mean(self, loss: Any) -> Any:
+        """The loss of the global batch: an optimizer that looks at its closure's loss must see the same everywhere."""
+        if not isinstance(loss, torch.Tensor) or self._ring.size <= 1 or self._trainer.voided:
+            return loss
+        try:
+            share = loss.detach() * self._factor if self._factor else torch.zeros_like(loss)
+            return hvd.allreduce(share, name="edl.loss", op=hvd.Average)
+        except hvd.HorovodInternalError as error:
+            self._fail(error)
+            return loss
+
     def settle(self) -> None:
         """The script drops gradients that are on their way: let them arrive first, as they do on all other ranks."""
         if self._handles:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -55,7 +56,12 @@ def serve(framework: Any, commands: dict[str, Callable[..., Any]]) -> None:
         framework.ring.enter(msgspec.convert(place, Place), timeout_s)
         return framework.ring.size
 
+    def abort_after(seconds: float) -> None:
+        threading.Timer(seconds, framework.ring.abort).start()
+
     known = {
+        "abort": framework.ring.abort,
+        "abort_after": abort_after,
         "enter": enter,
         "leave": framework.ring.leave,
         "agree": framework.ring.agree,

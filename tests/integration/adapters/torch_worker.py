@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import torch
@@ -16,7 +17,9 @@ from edl.torch.framework import TorchFramework
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
 
-KINDS = {
+KINDS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "clipped": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+    "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=5),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True),
@@ -48,10 +51,22 @@ framework.wrap(trainer, optimizer, model, None)
 
 def train(x: list[list[float]], y: list[float], use_branch: bool = True) -> str:
     """One step. The loss is the mean over this worker's samples, as in any script."""
-    optimizer.zero_grad()
-    if x:
+
+    def compute() -> torch.Tensor:
+        optimizer.zero_grad()
+        if not x:
+            return torch.tensor(float("nan"))
         loss = (model(torch.tensor(x), use_branch).squeeze(1) - torch.tensor(y)).pow(2).mean()
         loss.backward()
+        return loss.detach()
+
+    if sys.argv[2] == "lbfgs":
+        optimizer.step(compute)
+        return trainer.take_error()
+    compute()
+    if sys.argv[2] == "clipped":
+        optimizer.synchronize()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
     optimizer.step()
     return trainer.take_error()
 

@@ -1,0 +1,180 @@
+"""`edl.torch.Optimizer` in a ring of one: it stays the optimizer it was, and says what is wrong with a call."""
+
+from __future__ import annotations
+
+import copy
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+sys.path.insert(0, str(Path(__file__).parent / "adapters"))
+
+
+from seat import FakeTrainer
+
+from edl.errors import RingBroken, UsageError
+from edl.protocol.ring import solo
+
+pytestmark = pytest.mark.integration
+
+
+@pytest.fixture(scope="module")
+def framework() -> Iterator[Any]:
+    from edl.torch.framework import TorchFramework
+
+    framework = TorchFramework()
+    framework.ring.enter(solo("w0"), 10.0)
+    yield framework
+    framework.ring.leave()
+
+
+class Job:
+    """A model, its optimizer, a trainer."""
+
+    def __init__(self, framework: Any, wrapped: bool = True, **hyper: Any) -> None:
+        torch.manual_seed(0)
+        self.trainer = FakeTrainer()
+        self.model = torch.nn.Linear(3, 1)
+        self.optimizer = torch.optim.SGD(self.model.parameters(), **{"lr": 0.1, "momentum": 0.9, **hyper})
+        self.framework = framework
+        if wrapped:
+            self.wrap()
+
+    def wrap(self) -> None:
+        self.framework.wrap(self.trainer, self.optimizer, self.model, None)
+
+    def backward(self) -> None:
+        self.model(torch.ones(2, 3)).pow(2).mean().backward()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        self.backward()
+        self.optimizer.step()
+
+    def weights(self) -> Any:
+        return self.model.weight.detach().clone()
+
+
+def test_it_stays_the_optimizer_it_was(framework: Any) -> None:
+    ours, plain = Job(framework), Job(framework, wrapped=False)
+    assert isinstance(ours.optimizer, torch.optim.SGD)
+    assert type(ours.optimizer).__name__ == "SGD"
+    for _ in range(3):
+        ours.step()
+        plain.step()
+    assert torch.equal(ours.weights(), plain.weights())
+    assert ours.trainer.before == 3
+    assert str(ours.optimizer.state_dict()) == str(plain.optimizer.state_dict())
+    ours.optimizer.load_state_dict(copy.deepcopy(plain.optimizer.state_dict()))
+    ours.step()
+    plain.step()
+    assert torch.equal(ours.weights(), plain.weights())
+
+
+def test_step_hooks_run_once(framework: Any) -> None:
+    job, calls = Job(framework), []
+    job.optimizer.register_step_pre_hook(lambda *_: calls.append("before"))
+    job.optimizer.register_step_post_hook(lambda *_: calls.append("after"))
+    job.optimizer.load_state_dict(job.optimizer.state_dict())  # torch looks at the hooks anew
+    job.step()
+    assert calls == ["before", "after"]
+
+
+@pytest.mark.parametrize("scheduler_first", [True, False])
+def test_a_scheduler_works_in_either_order(framework: Any, scheduler_first: bool) -> None:
+    job = Job(framework, wrapped=False)
+    if not scheduler_first:
+        job.wrap()
+    scheduler = torch.optim.lr_scheduler.StepLR(job.optimizer, step_size=1, gamma=0.5)
+    if scheduler_first:
+        job.wrap()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # such as: the scheduler was called before the optimizer
+        for _ in range(2):
+            job.step()
+            scheduler.step()
+    assert job.trainer.before == 2
+    assert scheduler.get_last_lr() == [0.025]
+
+
+def test_a_void_step_changes_nothing(framework: Any) -> None:
+    job = Job(framework)
+    job.step()
+    before, state = job.weights(), str(job.optimizer.state_dict())
+    job.optimizer.zero_grad()
+    job.trainer.void(RingBroken("a peer is gone"))
+    job.backward()
+    assert job.optimizer.step() is None
+    assert torch.equal(job.weights(), before)
+    assert str(job.optimizer.state_dict()) == state
+    job.trainer.take_error()
+    job.step()
+    assert not torch.equal(job.weights(), before)
+
+
+def test_gradients_add_up_without_a_sync(framework: Any) -> None:
+    job, plain = Job(framework), Job(framework, wrapped=False)
+    with job.optimizer.no_sync():
+        job.backward()
+    assert job.trainer.before == 0
+    job.backward()
+    job.optimizer.step()
+    plain.backward()
+    plain.backward()
+    plain.optimizer.step()
+    assert torch.equal(job.weights(), plain.weights())
+
+
+def test_a_step_after_synchronize_reduces_once(framework: Any) -> None:
+    job = Job(framework)
+    for _ in range(2):
+        job.optimizer.zero_grad()
+        job.backward()
+        job.optimizer.synchronize()
+        with job.optimizer.skip_synchronize():
+            job.optimizer.step()
+    assert job.trainer.before == 2
+
+
+def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
+    job = Job(framework)
+    more = torch.nn.Parameter(torch.ones(1))
+    job.optimizer.add_param_group({"params": [more]})
+    job.step()
+    assert torch.equal(more.grad, torch.zeros(1))  # it had no gradient here; another rank might have had one
+
+
+def test_a_copy_is_a_plain_optimizer(framework: Any) -> None:
+    job = Job(framework)
+    other = copy.deepcopy(job.optimizer)
+    job.backward()
+    other.step()
+    assert job.trainer.before == 1  # by backward, not by the copy
+
+
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        (lambda job: (job.optimizer, None, None), "wrapped already"),
+        (lambda job: (job.model, None, None), "must be a torch.optim.Optimizer, not a Linear"),
+        (lambda job: (fresh(), "model", None), "model must be a torch.nn.Module, not a str"),
+        (lambda job: (fresh(), None, [torch.ones(1)]), "has a Tensor in it"),
+        (lambda job: (fresh(2), None, [("a", FIRST), ("a", SECOND)]), "two parameters called"),
+    ],
+)
+def test_a_wrong_call_says_so(framework: Any, arguments: Any, complaint: str) -> None:
+    job = Job(framework)
+    with pytest.raises(UsageError, match=complaint):
+        framework.wrap(job.trainer, *arguments(job))
+
+
+FIRST, SECOND = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
+
+
+def fresh(parameters: int = 1) -> Any:
+    return torch.optim.SGD([FIRST, SECOND][:parameters], lr=0.1)
