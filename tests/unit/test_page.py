@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 import subprocess
 import sys
 import timeit
@@ -93,7 +92,7 @@ def test_a_page_of_another_version_is_told_from_ours(page: Page, path: Path) -> 
 
 
 @pytest.mark.parametrize("statement", ["page.step = 5", "page.attention_step"])
-def test_a_word_costs_far_less_than_a_microsecond(page: Page, statement: str) -> None:
-    """Measured 0.35 us on a slow machine where an empty statement takes 0.06; the bound leaves room for busy ones."""
-    runs = timeit.repeat(statement, globals={"page": page}, number=2000, repeat=50)
-    assert min(runs) / 2000 < 1e-6, statistics.median(runs)
+def test_a_word_costs_no_system_call(page: Page, statement: str) -> None:
+    """0.35 us where an empty statement takes 0.06: six times as much. The bound is in such units, as machines differ."""
+    nothing = min(timeit.repeat("pass", number=2000, repeat=50))
+    assert min(timeit.repeat(statement, globals={"page": page}, number=2000, repeat=50)) < 30 * nothing
