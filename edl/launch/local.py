@@ -218,6 +218,9 @@ class Launch:
 
     def _seen(self, job: JobSeen) -> None:
         self._inbox.put_nowait(job)
+        for worker in self._workers:
+            if worker.pid in job.ranks:
+                worker.take_rank(job.ranks[worker.pid])
         if job.state != self._record.state and job.state not in {"finished", "failed"}:
             self._write_record(state=job.state)
         if job.state == "running" and not self._announced:

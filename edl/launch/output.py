@@ -12,6 +12,7 @@ import os
 import queue
 import select
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
@@ -21,7 +22,7 @@ class LinePrefixer:
     """Puts a prefix in front of each line of a stream that comes in pieces. A carriage return ends a line too."""
 
     def __init__(self, prefix: str) -> None:
-        self._prefix = prefix.encode()
+        self.prefix = prefix  # may be changed at any time, for the lines to come
         self._rest = b""
         self._after_return = False
 
@@ -39,12 +40,12 @@ class LinePrefixer:
         while len(self._rest) >= LONGEST_LINE:
             lines.append(self._rest[:LONGEST_LINE] + b"\n")
             self._rest = self._rest[LONGEST_LINE:]
-        return head + b"".join(self._prefix + line for line in lines)
+        return head + b"".join(self.prefix.encode() + line for line in lines)
 
     def finish(self) -> bytes:
         """The last line, if the stream ended in the middle of it."""
         rest, self._rest = self._rest, b""
-        return self._prefix + rest + b"\n" if rest else b""
+        return self.prefix.encode() + rest + b"\n" if rest else b""
 
 
 class Sink:
@@ -113,9 +114,8 @@ def _set_done(done: asyncio.Future[None]) -> None:
         done.set_result(None)
 
 
-async def forward(reader: asyncio.StreamReader, prefix: str, printer: Printer, sinks: tuple[Sink, ...]) -> None:
+async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
     """Everything from one worker's stream to the sinks, line by line, until the stream ends."""
-    lines = LinePrefixer(prefix)
     while piece := await reader.read(LONGEST_LINE):
         await printer.write(lines.feed(piece), *sinks)
     await printer.write(lines.finish(), *sinks)

@@ -38,7 +38,7 @@ class JobSeen(msgspec.Struct, frozen=True):
 
     state: str
     reason: str = ""
-    pids: frozenset[int] = frozenset()  # of the trainers in the roster that run on this machine
+    ranks: dict[int, int] = {}  # pid of each trainer of this machine in the roster -> its rank
     size: int = 0
 
 
@@ -164,7 +164,7 @@ class Supervisor:
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
         if self.phase is Phase.SETTLING:
             return self._end(Verdict(0, "finished")) if job.state == "finished" else []
-        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and not job.pids & self._gone:
+        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and self._gone.isdisjoint(job.ranks):
             self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
@@ -205,7 +205,7 @@ class Supervisor:
             return Verdict(1, "failed", self._doubt)
         if job.state == "starting":
             return Verdict(0, "finished", note="its workers ended without calling edl.init()")
-        if job.size and not job.pids:
+        if job.size and not job.ranks:
             return Verdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
         return Verdict(1, "failed", f"all workers exited, but the job was still {job.state}")
 

@@ -16,6 +16,7 @@ from edl.launch.supervision import JobSeen
 from edl.protocol.job import Status
 
 INTERVAL_S = 0.5
+START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 
 
 class Job(Protocol):
@@ -52,7 +53,8 @@ class Watch:
         """Until cancelled."""
         while True:
             await self.look()
-            await asyncio.sleep(INTERVAL_S)
+            started = self._status is not None and self._status.generation > 0
+            await asyncio.sleep(INTERVAL_S if started else START_INTERVAL_S)
 
     async def look(self) -> None:
         """Once. A job that does not answer is looked at again the next time: its launcher can do nothing else."""
@@ -74,5 +76,5 @@ class Watch:
 def job_seen(status: Status) -> JobSeen:
     """What the launcher's decisions need of a status."""
     here = socket.gethostname()
-    pids = frozenset(worker.pid for worker in status.workers if worker.rank is not None and worker.host == here)
-    return JobSeen(state=status.state.value, reason=status.reason, pids=pids, size=status.size)
+    ranks = {worker.pid: worker.rank for worker in status.workers if worker.rank is not None and worker.host == here}
+    return JobSeen(state=status.state.value, reason=status.reason, ranks=ranks, size=status.size)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
 
-from edl.launch.output import Printer, Sink, forward
+from edl.launch.output import LinePrefixer, Printer, Sink, forward
 from edl.runtime.processes import watch_exit
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -24,13 +24,22 @@ class Worker:
         self.slot = slot
         self.pid = process.pid
         self._process = process
+        self._ranked = False
         self._files = [] if folder is None else [_file(folder / "stdout"), _file(folder / "stderr")]
+        self._lines = {name: LinePrefixer(_prefix(slot, name)) for name in ("stdout", "stderr")}
         streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
         self._forwards = [
-            asyncio.create_task(_forward(stream, f"[{slot}]<{name}>:", printer, (ours, *self._files[i : i + 1])))
+            asyncio.create_task(_forward(stream, self._lines[name], printer, [ours, *self._files[i : i + 1]]))
             for i, (stream, name, ours) in enumerate(streams)
             if stream is not None
         ]
+
+    def take_rank(self, rank: int) -> None:
+        """Its lines begin with its first rank, for good: with a later one two workers would look like one."""
+        if not self._ranked:
+            self._ranked = True
+            for name, lines in self._lines.items():
+                lines.prefix = _prefix(rank, name)
 
     def when_exited(self, tell: Callable[[int, int], None]) -> None:
         """Call `tell` with slot and exit status, once."""
@@ -69,11 +78,16 @@ def start_worker(
     return Worker(slot, process, printer, folder)
 
 
-async def _forward(stream: IO[bytes], prefix: str, printer: Printer, sinks: tuple[Sink, ...]) -> None:
+def _prefix(number: int, stream: str) -> str:
+    """As horovodrun has it."""
+    return f"[{number}]<{stream}>:"
+
+
+async def _forward(stream: IO[bytes], lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
     reader = asyncio.StreamReader()
     pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
     try:
-        await forward(reader, prefix, printer, sinks)
+        await forward(reader, lines, printer, sinks)
     finally:
         pipe.close()
 

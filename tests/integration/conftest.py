@@ -50,7 +50,9 @@ class Edl:
         return process
 
     def json(self, *arguments: str) -> Any:
-        return json.loads(self(*arguments, "--json").stdout)
+        done = self(*arguments, "--json")
+        assert done.returncode == 0, done.stderr
+        return json.loads(done.stdout)
 
     def processes(self) -> dict[int, str]:
         """All living processes that came from here: pid to command line."""

@@ -40,8 +40,8 @@ def test_a_job_that_finishes_is_told_of_afterwards(edl):
     launcher = edl.start("run", "-np", "2", "--job", "x", *DIGITS, "--epochs", "2")
     out, err = launcher.communicate(timeout=200)
     assert launcher.returncode == 0, err
-    assert "[0]<stdout>:" in out
-    assert "[1]<stdout>:" in out
+    assert "[0]<stdout>:rank 0 of 2: " in out
+    assert "[1]<stdout>:rank 1 of 2: " in out
     assert [line for line in err.splitlines() if line.startswith("edl: ")] == [
         "edl: job x is running with 2 workers; see `edl status x`",
         "edl: job x finished",

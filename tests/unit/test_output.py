@@ -43,6 +43,13 @@ def test_a_line_shows_as_soon_as_it_ends():
     assert lines.feed(b"e\ntw") == b">one\n"
 
 
+def test_a_prefix_that_changes_is_that_of_the_lines_to_come():
+    lines = LinePrefixer("[1]")
+    lines.feed(b"one\ntw")
+    lines.prefix = "[0]"
+    assert lines.feed(b"o\n") == b"[0]two\n"
+
+
 def test_a_stream_without_line_ends_takes_no_memory_without_bound():
     lines = LinePrefixer(">")
     assert lines.feed(b"x" * (LONGEST_LINE + 1)) == b">" + b"x" * LONGEST_LINE + b"\n"

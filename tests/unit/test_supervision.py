@@ -27,8 +27,8 @@ from edl.launch.supervision import (
 )
 
 LIMITS = Limits(doubt_s=10, settle_s=60)
-RUNNING = JobSeen("running", pids=frozenset({100, 101}), size=2)
-FINISHED = JobSeen("finished", pids=frozenset({100, 101}), size=2)
+RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2)
+FINISHED = JobSeen("finished", ranks={100: 0, 101: 1}, size=2)
 
 
 def two_workers() -> Supervisor:
@@ -78,7 +78,7 @@ class TestCrashWhileTheJobRuns:
         supervisor = self.crashed()
         play(supervisor, RUNNING)  # not noticed yet
         assert supervisor.phase is Phase.DOUBTING
-        play(supervisor, JobSeen("running", pids=frozenset({100}), size=1))
+        play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
         assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
         play(supervisor, WorkerExited(0, 0), JobSeen("finished"))
         assert supervisor.verdict == Verdict(0, "finished")
@@ -187,7 +187,7 @@ def test_exits_in_words(code, words):
 SEEN = st.builds(
     JobSeen,
     st.sampled_from(["starting", "running", "scaling", "finished", "failed"]),
-    pids=st.frozensets(st.sampled_from([100, 101, 102])),
+    ranks=st.dictionaries(st.sampled_from([100, 101, 102]), st.integers(0, 2)),
     size=st.integers(0, 3),
 )
 ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()))
