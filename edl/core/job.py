@@ -301,6 +301,8 @@ class JobMachine:
             return
         if self.record.generation == 0:
             self._plan_first(roster, now)
+        elif not any(worker in self.record.roster for worker in roster):
+            self._end(JobState.FAILED, f"nobody is left who has the model's state{self._last_loss}")
         elif len(roster) < self.record.limits.minimum:
             self._end(JobState.FAILED, self._too_few(roster))
         elif plan is not None or broken or self._lacks_member(self.record.roster):
@@ -323,6 +325,9 @@ class JobMachine:
         if not self._broken() and not self._lacks_member(base):
             # Who is done keeps its seat, until the ring must be made anew for those who are not.
             staying |= {m.identity.id for m in self._in_ring() if m.state is WorkerState.DONE}
+        if self._staying() and not any(worker in staying for worker in self.record.roster):
+            # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
+            staying |= {m.identity.id for m in self._in_ring() if m.state is WorkerState.LEAVING}
         kept = tuple(worker for worker in base if worker in staying)
         new = sorted((m for m in self.record.members if m.identity.id in staying - set(base)), key=lambda m: m.number)
         return kept + tuple(m.identity.id for m in new)
@@ -336,8 +341,9 @@ class JobMachine:
         generation = self.record.planned + 1
         if self.record.plan is not None:
             self._drop_plan(self.record.plan, roster)
-        for worker in roster:
-            self._move(worker, Cause.PLANNED)
+        for member in self.record.members:
+            if member.identity.id in roster and member.state is not WorkerState.LEAVING:
+                self._move(member.identity.id, Cause.PLANNED)
         plan = Plan(generation, roster, after_step, self._planned_ledger(roster, after_step), now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
         self._change(plan=plan, planned=generation, state=state)
@@ -379,9 +385,10 @@ class JobMachine:
         return min(step, self.ledger.covered_step) if self.ledger.covered_step > newest else None
 
     def _grant(self) -> None:
-        ledger, roster = self.ledger, self.record.roster
-        if ledger is None or not roster or self.record.plan is not None:
-            return
+        ledger, roster, plan = self.ledger, self.record.roster, self.record.plan
+        if ledger is None or not roster or (plan is not None and plan.after_step is not None):
+            return  # up to a planned switch all are covered
+        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
         newest, ahead = self.newest_step, self.horizon.lease_steps(self._step_time())
         if ledger.covered_step - newest <= ahead // 2 and ledger.grant(newest + ahead):
             self._keep_ledger()

@@ -213,7 +213,10 @@ class SimJob:
                 self._train(ring, seated)
             elif self.random.random() < 0.5:
                 for worker in seated:  # a peer is gone: the mini-batch fails, and is void (I8)
-                    worker.phase = Phase.BROKEN
+                    if (
+                        worker.share is not None and worker.share.covered_step > worker.step
+                    ):  # else it waits for samples
+                        worker.phase = Phase.BROKEN
 
     def _train(self, ring: SimRing, members: list[SimWorker]) -> None:
         for worker in members:

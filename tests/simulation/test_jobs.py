@@ -49,8 +49,7 @@ def test_random_faults_lose_and_repeat_nothing(seed: int) -> None:
 
     job.run(plan)
     if job.durable.state is JobState.FAILED:  # it may: all who were left died or left before a newcomer was ready
-        assert "workers are left" in job.durable.reason or "before their data" in job.durable.reason, job.story(
-            "odd end"
-        )
+        reasons = "workers are left", "before their data", "nobody is left who has the model's state"
+        assert any(reason in job.durable.reason for reason in reasons), job.story("odd end")
         return
     expect_every_sample_once(job)

@@ -1,0 +1,50 @@
+"""A PyTorch loop that writes down what each committed step trained."""
+
+
+import argparse
+import json
+import os
+import time
+from pathlib import Path
+
+import task
+import torch
+
+import edl.torch as edl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--epochs", type=int, default=60)
+parser.add_argument("--step-time", type=float, default=0.01)
+options = parser.parse_args()
+torch.set_num_threads(1)
+options.out.mkdir(parents=True, exist_ok=True)
+inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
+edl.init()
+torch.manual_seed(os.getpid())  # every worker begins with another model, and must be given the job's
+model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+extra = edl.register(batches=0)
+resizes: list[tuple[int, int]] = []
+edl.on_resize(lambda old, new: resizes.append((old, new)))
+
+with (options.out / f"audit-{os.getpid()}.jsonl").open("w") as audit:
+    for ids in edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True).batches(4):
+        step, epoch = edl.step(), edl.epoch()
+        optimizer.zero_grad()
+        torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
+        optimizer.step()
+        time.sleep(options.step_time)
+        extra.batches += 1
+        line = json.dumps({"step": step, "epoch": epoch, "ids": ids.tolist()}) + "\n"
+        try:
+            committed = edl.notify_batch_end()
+        except edl.Leaving:
+            audit.write(line)  # it leaves after a committed step
+            raise
+        if committed:
+            audit.write(line)
+
+state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
+result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
+(options.out / f"result-{os.getpid()}.json").write_text(json.dumps(result))

@@ -1,0 +1,117 @@
+"""A job that grows and shrinks while it trains: nothing lost, nothing repeated, equal models at the end."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
+SAMPLES, EPOCHS = 203, 40
+
+
+def trained(out: Path) -> Counter[tuple[int, int]]:
+    lines = [json.loads(line) for path in out.glob("audit-*.jsonl") for line in path.read_text().splitlines()]
+    return Counter((line["epoch"], sample) for line in lines for sample in line["ids"])
+
+
+def results(out: Path) -> list[dict]:
+    return [json.loads(path.read_text()) for path in out.glob("result-*.json")]
+
+
+class Job:
+    """One job under `edl run`, and workers that join it from outside."""
+
+    def __init__(self, edl, out: Path, workers: int) -> None:
+        self.edl, self.out = edl, out
+        self.command = [sys.executable, str(SCRIPT), "--out", str(out), "--epochs", str(EPOCHS)]
+        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, TF_CPP_MIN_LOG_LEVEL="3")
+
+    def status(self) -> dict:
+        shown = self.edl("status", "s", "--json")
+        return json.loads(shown.stdout) if shown.returncode == 0 and shown.stdout else {"state": "none", "size": 0}
+
+    def join(self) -> subprocess.Popen[str]:
+        environ = {**self.edl.environ, "EDL_JOB": "s", "TF_CPP_MIN_LOG_LEVEL": "3"}
+        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+
+    def wait_size(self, size: int) -> dict:
+        def there() -> dict | None:
+            status = self.status()
+            assert status["state"] not in {"failed", "finished"}, f"{status}: {self.launcher.communicate()}"
+            return status if status["size"] == size and status["state"] == "running" else None
+
+        return self.edl.wait(there, f"{size} workers", timeout_s=90)
+
+    def finish(self) -> list[dict]:
+        out, err = self.launcher.communicate(timeout=150)
+        assert self.launcher.returncode == 0, out + err
+        shown = self.edl("events", "s", "--json").stdout
+        return [json.loads(line) for line in shown.splitlines()]
+
+
+def expect_exactly_once(out: Path) -> None:
+    seen = trained(out)
+    assert [item for item, count in seen.items() if count > 1] == []
+    assert len(seen) == EPOCHS * SAMPLES
+
+
+def expect_equal_models(out: Path) -> None:
+    found = results(out)
+    assert all(result["state"] == found[0]["state"] for result in found)
+    assert {result["batches"] for result in found} == {found[0]["batches"]}
+
+
+def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2)
+    job.wait_size(2)
+    newcomer = job.join()
+    job.wait_size(3)
+    leaver = next(worker for worker in job.status()["workers"] if worker["rank"] == 1)
+    os.kill(leaver["pid"], signal.SIGTERM)
+    job.wait_size(2)
+    events = job.finish()
+    assert newcomer.wait(30) == 0
+    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+    assert sizes == [(2, 3), (3, 2)]
+    assert not any(event["forced"] for event in events if event["kind"] == "scaled")
+    assert "batch_voided" not in {event["kind"] for event in events}
+    assert len(results(job.out)) == 2
+    expect_equal_models(job.out)
+    expect_exactly_once(job.out)
+
+
+def test_a_killed_worker_costs_the_survivors_one_batch(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=3)
+    status = job.wait_size(3)
+    victim = next(worker for worker in status["workers"] if worker["rank"] == 1)
+    os.kill(victim["pid"], signal.SIGKILL)
+    job.wait_size(2)
+    events = job.finish()
+    assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(3, 2)]
+    assert len(results(job.out)) == 2
+    expect_equal_models(job.out)
+    seen = trained(job.out)
+    assert [item for item, count in seen.items() if count > 1] == []
+    # What the victim had trained in its last step it may not have written down any more.
+    assert EPOCHS * SAMPLES - len(seen) <= 4
+
+
+def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2)
+    job.wait_size(2)
+    scaled = edl("scale", "s", "1", "--wait")
+    assert scaled.returncode == 0, scaled.stderr
+    assert "pause" in scaled.stdout
+    refused = edl("scale", "s", "0")
+    assert refused.returncode != 0
+    job.finish()
+    expect_exactly_once(job.out)
