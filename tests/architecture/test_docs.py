@@ -1,0 +1,213 @@
+"""What the documentation shows is what the code has: links, listings, commands, tables and quoted messages."""
+
+from __future__ import annotations
+
+import ast
+import re
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from edl.core import members
+from edl.core.members import TRANSITIONS
+from edl.events import Kind
+from edl.protocol import tree
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+PICTURE = re.compile(r"^ +\(new\) .*?(?=\n\n|\n```)", re.DOTALL | re.MULTILINE)  # with the line above it left out
+FILES = re.compile(r"(?:\.?[\w-]+/)*[\w-]+\.(?:py|md|toml|cpp)\b|(?:scripts|\.ci)/[\w-]+")
+OF_USERS = {"train.py", "hosts.py"}  # stand for the reader's own script
+NAMES = re.compile(r"(?<![\w./~-])(?:edl|tests|scripts|examples|benchmarks|data|docs)/[\w/.-]*\w")
+MODULES = re.compile(r"python -m (benchmarks\.\w+)")
+VARIABLE = "…"
+
+
+def named(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+every_page = pytest.mark.parametrize("page", PAGES, ids=named)
+
+
+def section(page: Path, title: str) -> str:
+    """The text under a heading, up to the next heading of the same level or above."""
+    found = re.search(rf"^(#+) {re.escape(title)}\n", page.read_text(), re.MULTILINE)
+    assert found, f"{named(page)} has no section {title}"
+    rest = page.read_text()[found.end() :]
+    return re.split(rf"^#{{1,{len(found[1])}}} ", rest, maxsplit=1, flags=re.MULTILINE)[0]
+
+
+def rows(text: str) -> Iterator[list[str]]:
+    """The cells of all tables' rows, without the heads."""
+    for table in re.findall(r"^\|.*\n\|[ |:-]+\|\n((?:\|.*(?:\n|$))*)", text, re.MULTILINE):
+        for row in table.splitlines():
+            yield [cell.strip() for cell in row.strip().strip("|").split(" | ")]
+
+
+def fenced(page: Path, language: str) -> list[str]:
+    blocks = re.findall(r"^ *```(\w*)\n(.*?)^ *```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [block for name, block in blocks if name == language]
+
+
+def anchor(heading: str) -> str:
+    """As the pages' readers make it of a heading."""
+    return re.sub(r"[^\w -]", "", heading.lower()).replace(" ", "-")
+
+
+# ------------------------------------------------------------------------------------------------- links and files
+
+
+@every_page
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.DOTALL)
+    for target, fragment in re.findall(r"\]\((?!https?:|mailto:)([^)#]*)#?([^)]*)\)", text):
+        file = page.parent / target if target else page
+        assert file.exists(), f"{named(page)} links to {target}"
+        if fragment:
+            headings = re.findall(r"^#+ (.*)$", file.read_text(), re.MULTILINE)
+            assert fragment in map(anchor, headings), f"{named(page)} links to #{fragment} of {target}"
+
+
+def test_every_page_is_reached_from_the_index() -> None:
+    for index in (DOCS / "README.md", DOCS / "decisions" / "README.md"):
+        listed = set(re.findall(r"\]\(([\w-]+\.md)\)", index.read_text()))
+        assert listed == {page.name for page in index.parent.glob("*.md")} - {"README.md"}
+
+
+@every_page
+def test_files_that_are_named_exist(page: Path) -> None:
+    for name in NAMES.findall(page.read_text()):
+        assert (ROOT / name).exists(), f"{named(page)} names {name}"
+
+
+@every_page
+def test_commands_name_files_that_exist(page: Path) -> None:
+    for block in fenced(page, ""):
+        for name in FILES.findall(block):
+            assert name in OF_USERS or (ROOT / name).exists() or (page.parent / name).exists(), f"{block}: {name}"
+        for module in MODULES.findall(block):
+            assert (ROOT / f"{module.replace('.', '/')}.py").exists(), f"{block}: {module}"
+
+
+@every_page
+def test_python_listings_compile(page: Path) -> None:
+    for block in fenced(page, "python"):
+        margin = len(block) - len(block.lstrip(" "))
+        lines = [line[margin:] for line in block.splitlines()]
+        if lines[-1].endswith(":"):  # the head of a loop, to show how it begins
+            lines.append("    ...")
+        ast.parse("\n".join(lines))
+
+
+# ------------------------------------------------------------------------------------------------ what the code has
+
+
+def test_transitions_are_those_of_the_code() -> None:
+    shown = [tuple(row) for row in rows(section(DOCS / "architecture.md", "States of a member"))]
+    assert len(set(shown)) == len(shown)
+    assert set(shown) == {(state.value, cause.value, to.value) for (state, cause), to in TRANSITIONS.items()}
+
+
+def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
+    pictures = [PICTURE.search(text) for text in (members.__doc__ or "", (DOCS / "architecture.md").read_text())]
+    drawn = [[line.strip() for line in picture[0].splitlines()] for picture in pictures if picture]
+    assert len(drawn) == 2
+    assert drawn[0] == drawn[1]
+
+
+def test_every_kind_of_event_is_told_of() -> None:
+    shown = [row[0].strip("`") for row in rows(section(DOCS / "architecture.md", "Events"))]
+    assert sorted(shown) == sorted(kind.value for kind in Kind)
+
+
+def test_the_tree_in_zookeeper_is_that_of_the_code() -> None:
+    shown = {
+        path for row in rows(section(DOCS / "architecture.md", "What lies in ZooKeeper")) for path in quoted(row[0])
+    }
+    job = "<job>"
+    paths = {
+        tree.record(job),
+        tree.secret(job),
+        tree.leader(job),
+        tree.worker(job, "<id>"),
+        f"{tree.events(job)}/e-<n>",
+    }
+    assert paths <= shown
+    assert all(path.startswith(tree.root(job)) for path in shown)
+
+
+@pytest.mark.parametrize("face", ["torch", "tensorflow"])
+def test_every_public_name_is_told_of(face: str) -> None:
+    """Read, not imported: a framework takes seconds."""
+    shown = {
+        re.match(r"\w+", name)[0] for row in rows(section(DOCS / "quickstart.md", "Names")) for name in quoted(row[0])
+    }
+    has = public_names(ROOT / "edl" / face / "__init__.py")
+    assert shown - {"KerasCallback"} == has - {"KerasCallback"}
+    assert has <= shown
+
+
+@pytest.mark.parametrize("row", list(rows(section(DOCS / "architecture.md", "Layers"))), ids=lambda row: row[0])
+def test_every_package_is_in_its_layer(row: list[str]) -> None:
+    for path in quoted(row[0]):
+        assert (ROOT / path).exists()
+
+
+def test_no_package_is_missing_among_the_layers() -> None:
+    shown = {path.strip("/") for row in rows(section(DOCS / "architecture.md", "Layers")) for path in quoted(row[0])}
+    packages = {f"edl/{path.parent.name}" for path in (ROOT / "edl").glob("*/__init__.py")}
+    modules = {f"edl/{path.name}" for path in (ROOT / "edl").glob("*.py")} - {"edl/__init__.py"}
+    assert shown == packages | modules
+
+
+def test_every_invariant_is_in_the_table() -> None:
+    shown = [row[0] for row in rows(section(DOCS / "architecture.md", "Where the invariants live"))]
+    cited = {name for file in sources() for name in re.findall(r"\bI(?:1[0-2]|[1-9])\b", file.read_text())}
+    assert shown == [f"I{number}" for number in range(1, 13)]
+    assert cited <= set(shown)
+
+
+@pytest.mark.parametrize("message", [row[0] for row in rows((DOCS / "troubleshooting.md").read_text())])
+def test_quoted_messages_are_what_the_code_says(message: str) -> None:
+    for line in quoted(message):
+        parts = [part for part in line.split(VARIABLE) if part.strip()]
+        if len(line.split()) < 4 or line.startswith("No module"):  # a name, or what Python itself says
+            continue
+        assert any(all(part in said for part in parts) for said in all_said()), line
+
+
+# ------------------------------------------------------------------------------------------------------ small parts
+
+
+def quoted(cell: str) -> list[str]:
+    return re.findall(r"`([^`]+)`", cell)
+
+
+def sources() -> list[Path]:
+    return [*(ROOT / "edl").rglob("*.py"), ROOT / "horovod_edl.py"]
+
+
+def public_names(file: Path) -> set[str]:
+    for statement in ast.parse(file.read_text()).body:
+        match statement:
+            case ast.Assign(targets=[ast.Name(id="__all__")], value=value):
+                return set(ast.literal_eval(value))
+    raise AssertionError(f"{file} has no __all__")
+
+
+@cache
+def all_said() -> frozenset[str]:
+    """Every string of the code, with what is put in later as `VARIABLE`."""
+    trees = (ast.parse(file.read_text()) for file in sources())
+    return frozenset(text for one in trees for node in ast.walk(one) for text in _strings(node))
+
+
+def _strings(node: ast.AST) -> Iterator[str]:
+    if isinstance(node, ast.JoinedStr):
+        yield "".join(part.value if isinstance(part, ast.Constant) else VARIABLE for part in node.values)
+    elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+        yield re.sub(r"%[dsr]", VARIABLE, node.value)
