@@ -24,6 +24,7 @@ from edl.runtime.processes import watch_exit
 POLL_S = 0.25
 STOP_TIMEOUT_S = 90.0
 STOP_ANSWER_S = 5.0
+ENDED = "has ended"
 STOP_REASON = "stopped by `edl stop`"
 
 
@@ -146,22 +147,21 @@ def stop(arguments: argparse.Namespace) -> int:
     if target.coordinator is None and record is not None and not record.alive:
         show.say(f"job {target.job} is over already ({show.state_of(record)})")
         return 0
-    asyncio.run(_stop(target))
-    show.say(f"job {target.job} has ended")
+    show.say(f"job {target.job} {asyncio.run(_stop(target))}")
     return 0
 
 
-async def _stop(target: Target) -> None:
+async def _stop(target: Target) -> str:
     launcher = target.record if target.record is not None and target.record.alive else None
     try:
         async with asyncio.timeout(STOP_TIMEOUT_S):
-            await (_stop_here(target, launcher) if launcher else _stop_elsewhere(target))
+            return await (_stop_here(target, launcher) if launcher else _stop_elsewhere(target))
     except TimeoutError:
         who = f": `edl run` (pid {launcher.launcher_pid}) still runs" if launcher else ""
         raise PeerError(f"job {target.job} was told to stop, and has not within {STOP_TIMEOUT_S:g} s{who}") from None
 
 
-async def _stop_here(target: Target, launcher: Record) -> None:
+async def _stop_here(target: Target, launcher: Record) -> str:
     try:
         async with target.client() as job:
             await job.stop(STOP_REASON, timeout_s=STOP_ANSWER_S)
@@ -170,13 +170,18 @@ async def _stop_here(target: Target, launcher: Record) -> None:
     ended = asyncio.Event()
     watch_exit(launcher.launcher_pid, lambda _: ended.set(), started=launcher.launcher_start)
     await ended.wait()
+    return ENDED
 
 
-async def _stop_elsewhere(target: Target) -> None:
+async def _stop_elsewhere(target: Target) -> str:
     async with target.client() as job:
+        state = (await job.status()).state.value
+        if state in OVER:
+            return f"is over already ({state})"
         await job.stop(STOP_REASON)
         while (await job.status()).state.value not in OVER:  # noqa: ASYNC110 - nothing tells of it but asking
             await asyncio.sleep(POLL_S)
+    return ENDED
 
 
 # -------------------------------------------------------------------------------------------------------- doctor

@@ -25,13 +25,13 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
-from edl.errors import ConfigError
+from edl.errors import ConfigError, JobFailed
 from edl.events import Event
 from edl.launch.coordinator import coordinator_of
 from edl.launch.guard import Guard
 from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
-from edl.launch.records import Folder, Record, claim
+from edl.launch.records import OVER, Folder, Record, claim
 from edl.launch.supervision import (
     AskForLastWord,
     Command,
@@ -129,11 +129,24 @@ class Launch:
         self._write_record(coordinator=coordinator.hosts)
         client = JobClient(coordinator, self._record.job, self._settings.secret())
         job = await self._unless_interrupted(stack.enter_async_context(client))
+        await self._unless_interrupted(self._check_joinable(job))
         for slot in range(self._settings.np):
             await self._unless_interrupted(asyncio.sleep(0))
             self._start_worker(slot)
         self._watch = Watch(job, self._folder, self._seen)
         self._following = asyncio.create_task(self._watch.run())
+
+    async def _check_joinable(self, job: JobClient) -> None:
+        """A coordinator that outlives its jobs remembers those that are over: none of our workers would be let in."""
+        try:
+            state = (await job.status()).state.value
+        except JobFailed:  # it knows no such job: we start it
+            return
+        if state in OVER:
+            raise ConfigError(
+                f"job {self._record.job} is over already ({state}) at {self._settings.coordinator}: "
+                "give this one another name by --job"
+            )
 
     def _keep_secret(self) -> None:
         """Beside the record, where the other commands find it. In an outside coordinator the job may have its own."""

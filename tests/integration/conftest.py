@@ -29,10 +29,10 @@ class Edl:
         self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT)}
         self._started: list[subprocess.Popen[str]] = []
 
-    def __call__(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    def __call__(self, *arguments: str, timeout_s: float = WAIT_S, **environ: str) -> subprocess.CompletedProcess[str]:
         """To its end."""
         process = self.start(*arguments, **environ)
-        out, err = process.communicate(timeout=WAIT_S)
+        out, err = process.communicate(timeout=timeout_s)
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:

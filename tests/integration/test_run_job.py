@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import signal
@@ -10,6 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
+
+from edl.coordination.server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -122,3 +125,26 @@ def test_the_zookeeper_of_the_job_comes_back_when_it_dies(edl, training):
     edl.wait(lambda: edl.json("status", "x")["step"] > status["step"] + 20, "steps")
     launcher.send_signal(signal.SIGINT)
     assert ended(launcher)[0] == 1
+
+
+async def test_a_coordinator_of_ones_own_remembers_a_job_that_is_over(edl, tmp_path):
+    server = await LocalServer.start(tmp_path / "zookeeper")
+    outside = ["--coordinator", server.coordinator.hosts]
+    try:
+        once = [*outside, "--job", "x", *DIGITS, "--epochs", "1"]
+        done = await asyncio.to_thread(edl, "run", *once, timeout_s=200)
+        assert done.returncode == 0, done.stderr
+        again = await asyncio.to_thread(edl, "run", *once)
+        assert again.returncode == 2
+        assert again.stderr.startswith("edl: job x is over already (finished) at ")
+        elsewhere = {"EDL_HOME": str(tmp_path / "another machine")}
+        shown = await asyncio.to_thread(edl, "status", "x", *outside, "--json", **elsewhere)
+        assert json.loads(shown.stdout)["state"] == "finished"
+        told = await asyncio.to_thread(edl, "events", "x", *outside, "--json", "--follow", **elsewhere)
+        assert json.loads(told.stdout.splitlines()[-1])["kind"] == "job_finished"
+        stopped = await asyncio.to_thread(edl, "stop", "x", *outside, **elsewhere)
+        assert stopped.stdout == "job x is over already (finished)\n"
+        unknown = await asyncio.to_thread(edl, "status", "y", *outside)
+        assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
+    finally:
+        await server.stop()
