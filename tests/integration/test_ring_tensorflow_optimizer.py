@@ -1,0 +1,171 @@
+"""`edl.tensorflow.Optimizer` in a ring of one: it stays the optimizer it was, and says what is wrong with a call."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import keras
+import pytest
+import tensorflow as tf
+
+sys.path.insert(0, str(Path(__file__).parent / "adapters"))
+
+
+from seat import FakeTrainer
+
+from edl.errors import RingBroken, UsageError
+from edl.protocol.ring import solo
+
+pytestmark = [pytest.mark.integration, pytest.mark.slow]
+
+
+@pytest.fixture(scope="module")
+def framework() -> Iterator[Any]:
+    from edl.tensorflow.framework import TensorFlowFramework
+
+    framework = TensorFlowFramework()
+    framework.ring.enter(solo("w0"), 10.0)
+    yield framework
+    framework.ring.leave()
+
+
+class Job:
+    """A model, its optimizer, a trainer."""
+
+    def __init__(self, framework: Any, wrapped: bool = True, optimizer: Any = None) -> None:
+        from edl.tensorflow.callback import ElasticFit
+
+        keras.utils.set_random_seed(0)
+        self.trainer = FakeTrainer()
+        self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
+        self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
+        self.callback = ElasticFit(self.trainer, framework.ring)
+        if wrapped:
+            framework.wrap(self.trainer, self.optimizer, self.model)
+
+    def step(self) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(tf.square(self.model(tf.ones((2, 3)))))
+        variables = self.model.trainable_variables
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+
+    def fit(self, **compiled: Any) -> None:
+        self.model.compile(optimizer=self.optimizer, loss="mse", **compiled)
+        self.model.fit(tf.ones((4, 3)), tf.ones((4, 1)), batch_size=2, verbose=0, callbacks=[self.callback])
+
+    def weights(self) -> list[Any]:
+        return [weight.tolist() for weight in self.model.get_weights()]
+
+
+def test_it_stays_the_optimizer_it_was(framework: Any) -> None:
+    ours, plain = Job(framework), Job(framework, wrapped=False)
+    assert isinstance(ours.optimizer, keras.optimizers.SGD)
+    for _ in range(3):
+        ours.step()
+        plain.step()
+    assert ours.weights() == plain.weights()
+    assert ours.trainer.before == 3
+    assert ours.optimizer.get_config() | {"name": ""} == plain.optimizer.get_config() | {"name": ""}  # numbered
+
+
+def test_a_saved_model_knows_the_plain_optimizer(framework: Any, tmp_path: Path) -> None:
+    job = Job(framework)
+    job.fit()
+    job.model.save(tmp_path / "model.keras")
+    loaded = keras.models.load_model(tmp_path / "model.keras")
+    assert type(loaded.optimizer) is keras.optimizers.SGD
+    assert int(loaded.optimizer.iterations) == 2
+    assert [weight.tolist() for weight in loaded.get_weights()] == job.weights()
+
+
+def test_fit_tells_of_each_batch(framework: Any) -> None:
+    job = Job(framework)
+    job.fit()
+    job.fit()
+    assert (job.trainer.begun, job.trainer.ended) == (4, 4)
+
+
+def test_a_void_step_changes_nothing(framework: Any) -> None:
+    job = Job(framework)
+    job.step()
+    before, iterations = job.weights(), int(job.optimizer.iterations)
+    job.trainer.void(RingBroken("a peer is gone"))
+    job.step()
+    assert (job.weights(), int(job.optimizer.iterations)) == (before, iterations)
+    job.trainer.take_error()
+    job.step()
+    assert job.weights() != before
+
+
+def test_variables_without_gradient_stay_without(framework: Any) -> None:
+    job = Job(framework)
+    job.optimizer.build(job.model.trainable_variables)
+    with pytest.warns(UserWarning, match="Gradients do not exist"):
+        job.optimizer.apply_gradients(
+            [(tf.ones((3, 1)), job.model.trainable_variables[0]), (None, job.model.trainable_variables[1])]
+        )
+    assert job.trainer.before == 1
+
+
+def test_sparse_gradients_are_averaged_in_every_way(framework: Any) -> None:
+    """An embedding; in a ring of one the values must come out as they went in."""
+    table = tf.Variable(tf.ones((5, 2)))
+    optimizer = keras.optimizers.SGD(1.0)
+    framework.wrap(FakeTrainer(), optimizer, None)
+
+    def step(rows: Any) -> None:
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_sum(tf.gather(table, rows))
+        gradient = tape.gradient(loss, table)
+        assert isinstance(gradient, tf.IndexedSlices)
+        optimizer.apply_gradients([(gradient, table)])
+
+    step(tf.constant([1]))
+    tf.function(step)(tf.constant([3]))
+    assert table.numpy()[:, 0].tolist() == [1.0, 0.0, 1.0, 0.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    ("compiled", "complaint"),
+    [
+        ({"steps_per_execution": 2}, r"steps_per_execution=2"),
+        ({"jit_compile": True}, r"jit_compile"),
+    ],
+)
+def test_fit_refuses_what_cannot_work(framework: Any, compiled: dict[str, Any], complaint: str) -> None:
+    job = Job(framework)
+    job.model.supports_jit = True  # as a script could that insists
+    with pytest.raises(UsageError, match=complaint):
+        job.fit(**compiled)
+
+
+def test_fit_refuses_a_loss_scale_around_the_wrapper(framework: Any) -> None:
+    job = Job(framework)
+    job.optimizer = keras.optimizers.LossScaleOptimizer(job.optimizer)
+    with pytest.raises(UsageError, match="the other way"):
+        job.fit()
+
+
+def test_fit_refuses_a_plain_optimizer(framework: Any) -> None:
+    with pytest.raises(UsageError, match="nothing is averaged"):
+        Job(framework, wrapped=False).fit()
+
+
+def test_a_loss_scale_inside_works(framework: Any) -> None:
+    job = Job(framework, optimizer=keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD(0.1)))
+    before = job.weights()
+    job.fit()
+    assert job.weights() != before
+
+
+def test_a_wrong_call_says_so(framework: Any) -> None:
+    job = Job(framework)
+    with pytest.raises(UsageError, match="wrapped already"):
+        framework.wrap(job.trainer, job.optimizer, None)
+    with pytest.raises(UsageError, match=r"not a object"):
+        framework.wrap(job.trainer, object(), None)
+    with pytest.raises(UsageError, match=r"model must be a Keras model or a tf.Module, not a str"):
+        framework.wrap(job.trainer, keras.optimizers.SGD(0.1), "model")
