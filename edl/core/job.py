@@ -280,8 +280,9 @@ class JobMachine:
         Not worth a write of its own: a new leader learns the step from the workers.
         """
         living = [member.identity.id for member in self._in_ring()]
-        if self.ledger is None or not living or self.record.plan is not None:
-            return
+        plan = self.record.plan
+        if self.ledger is None or not living or self.record.superseded or (plan and plan.after_step is not None):
+            return  # some may train by the leases of a plan already
         if any(worker not in self.seen for worker in living):
             return
         stable = min(self._seen_step(worker) for worker in living)
@@ -385,12 +386,15 @@ class JobMachine:
         return min(step, self.ledger.covered_step) if self.ledger.covered_step > newest else None
 
     def _grant(self) -> None:
-        ledger, roster, plan = self.ledger, self.record.roster, self.record.plan
-        if ledger is None or not roster or (plan is not None and plan.after_step is not None):
-            return  # up to a planned switch all are covered
-        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
+        ledger, plan = self.ledger, self.record.plan
+        if ledger is None or not self.record.roster:
+            return
         newest, ahead = self.newest_step, self.horizon.lease_steps(self._step_time())
-        if ledger.covered_step - newest <= ahead // 2 and ledger.grant(newest + ahead):
+        until, least = newest + ahead, newest + ahead // 2
+        if plan is not None and plan.after_step is not None:
+            until = least = plan.after_step  # what comes after was leased with the plan
+        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
+        if ledger.covered_step <= least and ledger.grant(until):
             self._keep_ledger()
 
     def _finish(self) -> None:

@@ -115,6 +115,8 @@ class Sitting:
         """Leave this ring, enter the assigned one, take over the state of its most advanced member (I5)."""
         ring, place = self._framework.ring, assignment.place
         moments = [began, time.monotonic()]
+        if assignment.after_step is None:
+            ring.abort()  # a member is gone: do not negotiate the end with it, and free those who wait for it
         ring.leave()
         self._framework.discard()
         moments.append(time.monotonic())

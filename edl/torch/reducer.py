@@ -169,6 +169,7 @@ class Reducer:
 
     def _fail(self, error: BaseException) -> None:
         self._reducing = False
+        self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
 
 

@@ -18,9 +18,10 @@ SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
 SAMPLES, EPOCHS = 203, 40
 
 
-def trained(out: Path) -> Counter[tuple[int, int]]:
+def trained(out: Path) -> Counter[int]:
+    """How often each sample was trained. (What is returned late may be trained in the pass after its own.)"""
     lines = [json.loads(line) for path in out.glob("audit-*.jsonl") for line in path.read_text().splitlines()]
-    return Counter((line["epoch"], sample) for line in lines for sample in line["ids"])
+    return Counter(sample for line in lines for sample in line["ids"])
 
 
 def results(out: Path) -> list[dict]:
@@ -39,9 +40,9 @@ class Job:
         shown = self.edl("status", "s", "--json")
         return json.loads(shown.stdout) if shown.returncode == 0 and shown.stdout else {"state": "none", "size": 0}
 
-    def join(self) -> subprocess.Popen[str]:
+    def join(self) -> subprocess.Popen[bytes]:
         environ = {**self.edl.environ, "EDL_JOB": "s", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
 
     def wait_size(self, size: int) -> dict:
         def there() -> dict | None:
@@ -59,9 +60,7 @@ class Job:
 
 
 def expect_exactly_once(out: Path) -> None:
-    seen = trained(out)
-    assert [item for item, count in seen.items() if count > 1] == []
-    assert len(seen) == EPOCHS * SAMPLES
+    assert trained(out) == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
 
 
 def expect_equal_models(out: Path) -> None:
@@ -100,9 +99,9 @@ def test_a_killed_worker_costs_the_survivors_one_batch(edl, tmp_path):
     assert len(results(job.out)) == 2
     expect_equal_models(job.out)
     seen = trained(job.out)
-    assert [item for item, count in seen.items() if count > 1] == []
+    assert max(seen.values()) <= EPOCHS
     # What the victim had trained in its last step it may not have written down any more.
-    assert EPOCHS * SAMPLES - len(seen) <= 4
+    assert EPOCHS * SAMPLES - seen.total() <= 4
 
 
 def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):

@@ -1,6 +1,5 @@
 """A PyTorch loop that writes down what each committed step trained."""
 
-
 import argparse
 import json
 import os
@@ -22,21 +21,39 @@ options.out.mkdir(parents=True, exist_ok=True)
 inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 edl.init()
 torch.manual_seed(os.getpid())  # every worker begins with another model, and must be given the job's
-model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+
+
+class Net(torch.nn.Sequential):
+    """With a buffer that counts batches: a newcomer must receive it too."""
+
+    def __init__(self) -> None:
+        super().__init__(torch.nn.Linear(8, 6), torch.nn.LayerNorm(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+        self.register_buffer("batches", torch.zeros(1))
+
+    def forward(self, rows: torch.Tensor) -> torch.Tensor:
+        self.batches += 1
+        return super().forward(rows)
+
+
+model = Net()
 optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
 extra = edl.register(batches=0)
 resizes: list[tuple[int, int]] = []
 edl.on_resize(lambda old, new: resizes.append((old, new)))
 
 with (options.out / f"audit-{os.getpid()}.jsonl").open("w") as audit:
-    for ids in edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True).batches(4):
+    shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
+    for ids in shards.batches(4):
         step, epoch = edl.step(), edl.epoch()
         optimizer.zero_grad()
         torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
         optimizer.step()
         time.sleep(options.step_time)
         extra.batches += 1
-        line = json.dumps({"step": step, "epoch": epoch, "ids": ids.tolist()}) + "\n"
+        own = (
+            [] if edl.rehearsing() else ids[: shards.share(step)].tolist()
+        )  # without a share: stand-ins of weight zero
+        line = json.dumps({"step": step, "epoch": epoch, "ids": own}) + "\n"
         try:
             committed = edl.notify_batch_end()
         except edl.Leaving:
