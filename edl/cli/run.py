@@ -21,6 +21,7 @@ from edl.errors import ConfigError, UsageError
 from edl.launch.local import Launch, Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, Record, find
+from edl.launch.workers import search_path
 from edl.runtime.processes import process_start_time
 
 
@@ -45,7 +46,7 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     if not command:
         raise UsageError("COMMAND is missing, such as `python train.py`; see 'edl run --help'")
     program = command[0]
-    if shutil.which(program) is not None:
+    if shutil.which(program, path=search_path(os.environ)) is not None:
         _find_setpriv()
         return command
     if program.endswith(".py") and Path(program).is_file():

@@ -49,7 +49,7 @@ from edl.launch.supervision import (
     WorkerExited,
 )
 from edl.launch.watch import Watch
-from edl.launch.workers import Worker, start_worker
+from edl.launch.workers import Worker, search_path, start_worker
 from edl.runtime.client import JobClient
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
@@ -173,7 +173,7 @@ class Launch:
         settings = msgspec.structs.replace(self._settings, slot=slot, output_filename=None, zookeeper_port=None)
         ours = {MARK: self._record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self._record.own_coordinator)
-        environ = {**inherited, **settings.to_environment(), **ours}
+        environ = {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}
         worker = start_worker(slot, self._record.command, environ, self._printer, self._output_folder(slot))
         worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
         self._workers.append(worker)

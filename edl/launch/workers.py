@@ -7,6 +7,7 @@ import contextlib
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import IO
@@ -58,6 +59,11 @@ class Worker:
             task.cancel()
         for file in self._files:
             file.close()
+
+
+def search_path(environ: Mapping[str, str]) -> str:
+    """Where a worker's programs are looked for: beside this Python first, so that `python` means the one edl is in."""
+    return os.pathsep.join(filter(None, (str(Path(sys.executable).parent), environ.get("PATH", os.defpath))))
 
 
 def start_worker(

@@ -135,7 +135,7 @@ class Daemon:
             candidate.stand()
             about = Candidacy(self._job, secret, self._register(address), self._settings.session_timeout_s)
             self._membership = Membership(about, store, self._observer, self._command)
-            await self._membership.run()  # ends once the worker's end is known to the job
+            await self._until_the_end_is_known(self._membership)
             self._send(say.Noted())
             await self._trainer_gone.wait()
         finally:
@@ -143,6 +143,21 @@ class Daemon:
             await candidate.resign()
             await self._end_reign()
             await server.stop()
+
+    async def _until_the_end_is_known(self, membership: Membership) -> None:
+        """Known to the job, that is; or until there is nobody left to tell, long after the trainer is gone (I12)."""
+        telling = asyncio.ensure_future(membership.run())
+        gone = asyncio.ensure_future(self._trainer_gone.wait())
+        try:
+            await asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait({telling}, timeout=2 * self._settings.session_timeout_s)
+            if not telling.done():
+                logger.warning("nobody takes the news that the trainer is gone: giving up")
+        finally:
+            gone.cancel()
+            telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await telling
 
     def _register(self, address: str) -> messages.Register:
         self._interface = interface_of(address)
