@@ -43,10 +43,12 @@ from edl.launch.supervision import (
     KillWorkers,
     Limits,
     Phase,
+    StartWorkers,
     Supervisor,
     TimePassed,
     Verdict,
     WorkerExited,
+    WorkerStarted,
 )
 from edl.launch.watch import Watch
 from edl.launch.workers import Worker, search_path, start_worker
@@ -213,6 +215,11 @@ class Launch:
                 self._signal_workers(signal.SIGTERM)
             case KillWorkers():
                 self._signal_workers(signal.SIGKILL)
+            case StartWorkers(number):
+                for _ in range(number):
+                    self._start_worker(slot=len(self._workers))
+                    started = self._workers[-1]
+                    self._inbox.put_nowait(WorkerStarted(started.slot, started.pid))
             case AskForLastWord():
                 self._last_word = asyncio.create_task(self._wait_last_word())
 

@@ -33,6 +33,13 @@ class WorkerExited(msgspec.Struct, frozen=True):
     code: int  # as of subprocess: negative for a signal
 
 
+class WorkerStarted(msgspec.Struct, frozen=True):
+    """One more worker runs, as `StartWorkers` said."""
+
+    slot: int
+    pid: int
+
+
 class JobSeen(msgspec.Struct, frozen=True):
     """The job as its leader shows it. Comes again and again; only the last one counts."""
 
@@ -40,6 +47,9 @@ class JobSeen(msgspec.Struct, frozen=True):
     reason: str = ""
     ranks: dict[int, int] = {}  # pid of each trainer of this machine in the roster -> its rank
     size: int = 0
+    target: int = 0  # workers asked for
+    members: int = 0  # workers that are in the job to stay, booting ones too
+    pids: frozenset[int] = frozenset()  # trainers of this machine that the job knows
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -54,7 +64,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """The deadline of the machine is reached."""
 
 
-Happening = WorkerExited | JobSeen | JobSilent | Interrupted | TimePassed
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Interrupted | TimePassed
 
 
 # ---------------------------------------------------------------------------------------------------- what to do
@@ -68,11 +78,17 @@ class KillWorkers(msgspec.Struct, frozen=True):
     """End them at once."""
 
 
+class StartWorkers(msgspec.Struct, frozen=True):
+    """Start so many more: the job was asked to grow."""
+
+    number: int
+
+
 class AskForLastWord(msgspec.Struct, frozen=True):
     """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
 
 
-Command = EndWorkers | KillWorkers | AskForLastWord
+Command = EndWorkers | KillWorkers | StartWorkers | AskForLastWord
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -117,24 +133,30 @@ class Supervisor:
         self._doubt = ""  # the first crash that the leader has not gone on from yet
         self._job = JobSeen("starting")
         self._limits = limits
+        self._target = len(workers)
+        self._credit = 0  # workers that growth still allows us to start: what crashed is not started again by it
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
         self._history.append(happening)
         del self._history[:-20]
+        commands: list[Command] = []
         if self.phase is Phase.ENDED:
-            return []
+            return commands
         match happening:
             case WorkerExited():
-                return self._exited(happening, now)
+                commands = self._exited(happening, now)
+            case WorkerStarted(slot, pid):
+                self._pids[slot] = pid
             case JobSeen():
-                return self._seen(happening, now)
+                commands = self._seen(happening, now)
             case JobSilent():
-                return self._silent()
+                commands = self._silent()
             case Interrupted():
-                return self._interrupted(now)
+                commands = self._interrupted(now)
             case TimePassed():
-                return self._timed_out(now)
+                commands = self._timed_out(now)
+        return commands
 
     # ---------------------------------------------------------------------------------------------- happenings
 
@@ -168,7 +190,18 @@ class Supervisor:
             self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
-        return []
+        return self._grow(job) if job.state in RUNNING and self.phase is Phase.WATCHING else []
+
+    def _grow(self, job: JobSeen) -> list[Command]:
+        """Others may start workers too: we start those that are missing when all that we know of are counted."""
+        self._credit += max(0, job.target - self._target)
+        self._target = job.target
+        on_their_way = sum(pid not in job.pids for pid in self._pids.values())
+        number = min(self._credit, job.target - job.members - on_their_way)
+        if number <= 0:
+            return []
+        self._credit -= number
+        return [StartWorkers(number)]
 
     def _silent(self) -> list[Command]:
         return self._end(self._last_word()) if self.phase is Phase.SETTLING else []

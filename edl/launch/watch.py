@@ -13,9 +13,10 @@ from edl.errors import EdlError
 from edl.events import Event
 from edl.launch.records import OVER, Folder
 from edl.launch.supervision import JobSeen
-from edl.protocol.job import Status
+from edl.protocol.job import Status, WorkerState
 
 INTERVAL_S = 0.5
+GOING = frozenset({WorkerState.LEAVING, WorkerState.DONE})
 START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 
 
@@ -75,6 +76,14 @@ class Watch:
 
 def job_seen(status: Status) -> JobSeen:
     """What the launcher's decisions need of a status."""
-    here = socket.gethostname()
-    ranks = {worker.pid: worker.rank for worker in status.workers if worker.rank is not None and worker.host == here}
-    return JobSeen(state=status.state.value, reason=status.reason, ranks=ranks, size=status.size)
+    here = [worker for worker in status.workers if worker.host == socket.gethostname()]
+    staying = [worker for worker in status.workers if worker.state not in GOING]
+    return JobSeen(
+        state=status.state.value,
+        reason=status.reason,
+        ranks={worker.pid: worker.rank for worker in here if worker.rank is not None},
+        size=status.size,
+        target=status.target,
+        members=len(staying),
+        pids=frozenset(worker.pid for worker in here),
+    )

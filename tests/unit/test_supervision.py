@@ -19,10 +19,12 @@ from edl.launch.supervision import (
     KillWorkers,
     Limits,
     Phase,
+    StartWorkers,
     Supervisor,
     TimePassed,
     Verdict,
     WorkerExited,
+    WorkerStarted,
     describe_exit,
 )
 
@@ -212,3 +214,32 @@ def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
     assert supervisor.verdict is not None
     assert (supervisor.verdict.code == 0) == (supervisor.verdict.state == "finished")
     assert supervisor.verdict.code == 0 or supervisor.verdict.reason
+
+
+def seen(target: int, members: int, *pids: int) -> JobSeen:
+    return JobSeen("running", size=2, target=target, members=members, pids=frozenset(pids))
+
+
+def test_a_job_that_was_asked_to_grow_gets_the_workers_that_are_missing():
+    supervisor = two_workers()
+    assert play(supervisor, seen(2, 2, 100, 101)) == []
+    assert play(supervisor, seen(4, 2, 100, 101)) == [StartWorkers(2)]
+    play(supervisor, WorkerStarted(2, 102), WorkerStarted(3, 103))
+    assert play(supervisor, seen(4, 2, 100, 101)) == [], "they are on their way"
+    assert play(supervisor, seen(4, 4, 100, 101, 102, 103)) == []
+
+
+def test_workers_that_came_from_elsewhere_count():
+    supervisor = two_workers()
+    assert play(supervisor, seen(3, 3, 100, 101)) == []
+
+
+def test_growing_again_after_shrinking_starts_a_worker_again():
+    supervisor = two_workers()
+    assert play(supervisor, seen(1, 1, 100, 101), WorkerExited(1, 0)) == []
+    assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)]
+
+
+def test_a_crashed_worker_is_not_started_again_by_growth():
+    supervisor = two_workers()
+    assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(2, 1, 100)) == []
