@@ -1,8 +1,8 @@
 // Lets a failed start of Horovod's background thread end that thread instead of the whole process.
 //
-// Horovod 0.28.1 forms a ring in a thread of its own (BackgroundThreadLoop in horovod/common/operations.cc). Up to the end
-// of GlooContext::Initialize and ProcessSetTable::Initialize nothing catches there. So a peer that dies while a ring
-// forms makes gloo throw, and std::terminate ends every survivor with SIGABRT.
+// Horovod 0.28.1 forms a ring in a thread of its own (BackgroundThreadLoop in horovod/common/operations.cc). Up to the
+// end of GlooContext::Initialize and ProcessSetTable::Initialize nothing catches there. So a peer that dies while a
+// ring forms makes gloo throw, and std::terminate ends every survivor with SIGABRT.
 //
 // Horovod's library starts threads through std::thread::_M_start_thread of libstdc++, like any C++ program. `edl_watch`
 // points that library's own reference to it (a slot of its global offset table; no other library sees it) to `start`
@@ -17,6 +17,7 @@
 #include <elf.h>
 #include <link.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include <atomic>
@@ -110,9 +111,14 @@ int redirect(const Library& library, uintptr_t table, size_t bytes) {
   return slots;
 }
 
+bool same_file(const char* one, const char* other) {  // however the loader was told to find it
+  struct stat a, b;
+  return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
 int find(dl_phdr_info* info, size_t, void* data) {
   auto* library = static_cast<Library*>(data);
-  if (info->dlpi_name == nullptr || std::strcmp(info->dlpi_name, library->path) != 0) return 0;
+  if (info->dlpi_name == nullptr || !same_file(info->dlpi_name, library->path)) return 0;
   library->base = info->dlpi_addr;
   for (int i = 0; i < info->dlpi_phnum; ++i) {
     const auto& part = info->dlpi_phdr[i];

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import horovod.torch as hvd
 import torch
+from torch.nn.parameter import UninitializedTensorMixin
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.collectives.share import Share
@@ -70,7 +71,15 @@ class TorchFramework:
 
     # ------------------------------------------------------------------------------------- the runtime's port
 
+    @property
+    def built(self) -> bool:
+        return not any(isinstance(tensor, UninitializedTensorMixin) for _, tensor in self.tensors())
+
     def synchronize(self, root: int) -> int:
+        if not self.built:
+            raise UsageError(
+                "edl.Optimizer(model=...): a lazy module has no parameters yet; run a batch through it first"
+            )
         return synchronize(self, self.ring, root)
 
     def set_weight(self, weight: float) -> None:
