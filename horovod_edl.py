@@ -8,7 +8,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import os
+import signal
 import sys
+from types import FrameType
+from typing import NoReturn
 
 
 def foreign_package() -> str | None:
@@ -31,14 +35,23 @@ def foreign_package() -> str | None:
 
 def main() -> int:
     """The console script `edl`."""
-    complaint = foreign_package()
-    if complaint:
-        print(f"edl: {complaint}", file=sys.stderr)
-        return 2
+    heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in `edl run &`
+    if heeded:
+        signal.signal(signal.SIGINT, _interrupted)
     try:
+        complaint = foreign_package()
+        if complaint:
+            print(f"edl: {complaint}", file=sys.stderr)
+            return 2
         from edl.cli import main as command_line
 
         return command_line()
-    except KeyboardInterrupt:  # while the import still ran; later the command line deals with it
-        print("edl: interrupted", file=sys.stderr)
-        return 1
+    finally:
+        if heeded:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _interrupted(_number: int, _frame: FrameType | None) -> NoReturn:
+    """Ctrl-C before anything was started. A KeyboardInterrupt could get lost: imports swallow it in their callbacks."""
+    os.write(2, b"edl: interrupted\n")
+    os._exit(1)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import msgspec
@@ -116,6 +118,24 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
     monkeypatch.setattr("edl.cli.parser.run", interrupted)
     assert main(["run", "true"]) == 1
     assert capsys.readouterr().err == "edl: interrupted\n"
+
+
+def test_an_interrupt_during_the_imports_is_not_lost():
+    """A KeyboardInterrupt would be: Python drops what is raised in a finalizer, and imports run some."""
+    script = """
+import os, signal, sys, types, horovod_edl
+class Finalized:
+    def __del__(self):
+        os.kill(os.getpid(), signal.SIGINT)
+        [None for _ in range(1000)]
+def main():
+    Finalized()
+    return 0
+sys.modules["edl.cli"] = types.SimpleNamespace(main=main)
+sys.exit(horovod_edl.main())
+"""
+    done = subprocess.run([sys.executable, "-c", script], cwd=DOCS.parents[1], capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (1, "edl: interrupted\n")
 
 
 # ------------------------------------------------------------------------------------------------------- flags
