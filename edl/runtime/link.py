@@ -36,11 +36,19 @@ TICK_S = 0.5
 class DaemonLink:
     """One trainer's daemon. Messages arrive on the pipe's reader thread; everything else runs on the caller's."""
 
-    def __init__(self, settings: Settings, worker: str, on_orders: Callable[[Orders], object]) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        worker: str,
+        on_orders: Callable[[Orders], object],
+        story: Callable[[], Iterable[msgspec.Struct]],
+    ) -> None:
+        """`story` tells what a daemon must know of this trainer, whenever it comes."""
         self.worker = worker
         self.trainer = os.getpid()
         self._settings = settings
         self._on_orders = on_orders
+        self._story = story
         self._folder = Path(tempfile.mkdtemp(prefix="edl-", dir=_private_parent()))
         self.page = Page.create(self._folder / "page")
         self._news = threading.Condition()
@@ -50,20 +58,21 @@ class DaemonLink:
         self._gave_up: str | None = None
         self._noted = False
         self._gone = False
+        self._closed = False
         self._pid = 0
         self._started: int | None = None
         self._pipe: PipeClient | None = None
 
     # ------------------------------------------------------------------------------------------------ the daemon
 
-    def start(self, story: Iterable[msgspec.Struct]) -> None:
+    def start(self) -> None:
         """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
         self._introduced = self._gone = False
-        self._count = 0
+        self._count = self.page.flags = 0  # what the one before promised, it cannot keep
         self._pid = spawn_daemon(self._command(), self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
-        for message in story:
+        for message in self._story():  # told now, so that nothing is missing that was said to the one before
             self.send(message)
         self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
 
@@ -119,15 +128,12 @@ class DaemonLink:
     @property
     def orders(self) -> Orders | None:
         """The newest orders, at least as new as the page's flags promise."""
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
         promised = self.page.flags
         if self._count < promised and not self._gone:
             self._wait(lambda: self._count >= promised or self._gone, 5.0, "")
         return self._orders
-
-    @property
-    def gone(self) -> bool:
-        """The daemon died."""
-        return self._gone
 
     def wait_news(self, older: Orders | None) -> Orders | None:
         """Wait a moment for orders other than `older`. Raises JobFailed when the daemon gave up."""
@@ -144,6 +150,7 @@ class DaemonLink:
 
     def close(self) -> None:
         """Let go of the daemon; it ends by itself when it has nothing left to do."""
+        self._closed = True
         if self._pipe is not None:
             self._pipe.close()
 
@@ -172,10 +179,20 @@ class DaemonLink:
             self._on_orders(message.orders)
 
     def _on_gone(self) -> None:
+        """The daemon died: start another. The ring is not touched, and the training thread need not know."""
         with self._news:
             self._gone = True
-            self.page.attention_step = 0  # its writer is dead: let the trainer see to it after this step
             self._news.notify_all()
+        if self._closed:
+            return
+        logger.warning("the daemon of worker %s died: starting another", self.worker)
+        try:
+            self.start()
+        except (ConfigError, JobFailed) as error:
+            with self._news:
+                self._gave_up = str(error)
+                self.page.attention_step = 0  # the page has no other writer now: stop the script after this step
+                self._news.notify_all()
 
 
 def _private_parent() -> str | None:

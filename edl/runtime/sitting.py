@@ -44,6 +44,7 @@ class Sitting:
         self._extras = extras
         self._link: DaemonLink | None = None
         self._leases_of = 0  # the generation by whose leases `step` was trained
+        self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._entered_step = 0  # the step that this generation took over after
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
@@ -76,7 +77,6 @@ class Sitting:
             if isinstance(move, Enter) and self._enter(move.assignment, began, timeout_s):
                 break
             orders = self.link.wait_news(orders)
-            self.mind_the_daemon()
         self._await_share()
         self.link.page.batch_end_ns = time.monotonic_ns()
 
@@ -86,7 +86,6 @@ class Sitting:
 
     def attend(self, timeout_s: float) -> None:
         """The daemon asked for attention: see what the orders mean now."""
-        self.mind_the_daemon()
         orders = self.link.orders
         if orders is None:
             return
@@ -109,7 +108,8 @@ class Sitting:
 
     def say_broken(self, reason: str) -> None:
         """The ring failed; the mini-batch in flight is void unless a peer has applied it."""
-        self.link.send(say.Broke(self.generation, self.step, reason))
+        self._broke = say.Broke(self.generation, self.step, reason)
+        self.link.send(self._broke)
 
     def _enter(self, assignment: Assignment, began: float, timeout_s: float) -> bool:
         """Leave this ring, enter the assigned one, take over the state of its most advanced member (I5)."""
@@ -127,7 +127,8 @@ class Sitting:
         except RingBroken as error:
             ring.leave()
             self._failed_generation = place.generation
-            self.link.send(say.Broke(place.generation, self.step, str(error)))
+            self._broke = say.Broke(place.generation, self.step, str(error))
+            self.link.send(self._broke)
             return False
         moments.append(time.monotonic())
         self.models_may_differ = self.generation == 0 and assignment.newcomers == 0 and place.size > 1
@@ -166,7 +167,7 @@ class Sitting:
         page = self.link.page
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._entered_step = self.step = step
-        self.generation, self._failed_generation = place.generation, 0
+        self.generation, self._failed_generation, self._broke = place.generation, 0, None
         page.generation, page.step = place.generation, step
         self.even_until = NEVER
         self._framework.set_weight(1.0 / place.size)
@@ -187,7 +188,6 @@ class Sitting:
 
     def while_waiting(self) -> None:
         """Between two looks at something that does not come: is there still a job?"""
-        self.mind_the_daemon()
         orders = self.link.orders
         if orders is not None:
             self.obey_endings(next_move(self._seat(), orders))
@@ -221,11 +221,6 @@ class Sitting:
 
     # ---------------------------------------------------------------------------------------------------- the daemon
 
-    def mind_the_daemon(self) -> None:
-        """A dead daemon is replaced; the ring is not touched."""
-        if self.link.gone:
-            self.link.start(self.story())
-
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
         story: list[say.FromTrainer] = [say.Hello(self.link.trainer, self._framework.name)]
@@ -235,6 +230,8 @@ class Sitting:
             story.append(say.Entered(self.generation, self._entered_step, self._leases_of, None))
         elif self.rehearsed:
             story.append(say.Rehearsed())
+        if self._broke is not None:
+            story.append(self._broke)
         return story
 
 

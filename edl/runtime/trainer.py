@@ -81,11 +81,11 @@ class Trainer:
         )
         self._thread = threading.get_ident()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
-        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.hear)
+        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.hear, self._seat.story)
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(lambda: link.send(say.LeaveAsked()))
-        link.start(self._seat.story())
+        link.start()
         self._take_first_seat()
 
     def shutdown(self) -> None:
@@ -109,7 +109,6 @@ class Trainer:
         patient_until = time.monotonic() + PATIENCE_S
         while True:
             orders = link.wait_news(orders)
-            seat.mind_the_daemon()
             if orders is None:
                 continue
             move = seat.first_move(orders)

@@ -31,10 +31,11 @@ def results(out: Path) -> list[dict]:
 class Job:
     """One job under `edl run`, and workers that join it from outside."""
 
-    def __init__(self, edl, out: Path, workers: int) -> None:
+    def __init__(self, edl, out: Path, workers: int, **environ: str) -> None:
         self.edl, self.out = edl, out
         self.command = [sys.executable, str(SCRIPT), "--out", str(out), "--epochs", str(EPOCHS)]
-        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, TF_CPP_MIN_LOG_LEVEL="3")
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **quiet)
 
     def status(self) -> dict:
         shown = self.edl("status", "s", "--json")
@@ -113,4 +114,24 @@ def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):
     refused = edl("scale", "s", "0")
     assert refused.returncode != 0
     job.finish()
+    expect_exactly_once(job.out)
+
+
+def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="6")
+    status = job.wait_size(2)
+    leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+    os.kill(leader["daemon_pid"], signal.SIGKILL)
+
+    def replaced() -> bool:
+        now = job.status()
+        daemons = {worker["daemon_pid"] for worker in now.get("workers", ())}
+        return now.get("term", 0) > status["term"] and len(daemons) == 2 and leader["daemon_pid"] not in daemons
+
+    edl.wait(replaced, "another leader, and another daemon", timeout_s=90)
+    events = job.finish()
+    kinds = Counter(event["kind"] for event in events)
+    assert kinds["leader_elected"] >= 2
+    assert (kinds["scaled"], kinds["worker_lost"]) == (0, 0)  # the ring was not touched
+    expect_equal_models(job.out)
     expect_exactly_once(job.out)
