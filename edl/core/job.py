@@ -150,7 +150,15 @@ class JobMachine:
             self._commands.append(Refuse("an older generation than the last report's", stale="generation"))
         else:
             self.seen[worker] = Sighting(observation, now)
+            self._tell_voided(worker, last.observation if last else None, observation)
             self._follow(member, observation)
+
+    def _tell_voided(self, worker: str, before: Observation | None, now: Observation) -> None:
+        """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8)."""
+        again = before is not None and before.phase is Phase.BROKEN and before.generation == now.generation
+        if now.phase is Phase.BROKEN and now.generation == self.record.generation and not again:
+            reason = (now.reason.splitlines() or [""])[0]
+            self._tell(Kind.BATCH_VOIDED, worker=worker, voided_step=now.step + 1, reason=reason)
 
     def _on_scale_asked(self, size: int) -> None:
         """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. The request is kept."""

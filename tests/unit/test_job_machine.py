@@ -171,6 +171,7 @@ def test_a_death_makes_the_survivors_switch_at_once() -> None:
     job.see("w0", Phase.TRAINING, generation=plan.generation, step=8)
     job.see("w2", Phase.TRAINING, generation=plan.generation, step=8)
     assert job.machine.record.began_step == 8
+    assert job.kinds().count("batch_voided") == 1
     assert job.machine.ledger is not None
     assert job.machine.ledger.step == 8
 
