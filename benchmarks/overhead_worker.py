@@ -73,6 +73,7 @@ def tensorflow_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], N
 
     def stepping(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -> Callable[[Any], None]:
         variables = model.trainable_variables
+        sources = [variable.value for variable in variables]  # Horovod's tape knows TensorFlow's variables only
         optimizer.build(variables)
 
         @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
@@ -82,7 +83,7 @@ def tensorflow_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], N
                 loss = tf.reduce_mean(
                     tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.gather(labels, ids), logits=logits)
                 )
-            optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+            optimizer.apply_gradients(zip(tape.gradient(loss, sources), variables, strict=True))
 
         return lambda ids: step(tf.constant(ids))
 
