@@ -15,6 +15,7 @@ from collections.abc import Callable
 
 import msgspec
 
+from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
 from edl.core.seat import NEVER, attention_step
@@ -46,6 +47,7 @@ class Membership:
 
     def __init__(self, about: Candidacy, store: Store, observer: Observer, on_orders: Callable[[Orders], None]) -> None:
         self._about = about
+        self._clock = SystemClock()
         self._root = tree.root(about.job)
         self._store = store
         self._observer = observer
@@ -124,7 +126,7 @@ class Membership:
         """Returns when the worker's end was reported."""
         while True:
             self._stirred.clear()
-            observation, over = self._observer.observe(), self._observer.over
+            observation, over = self._observer.observe(self._clock.now()), self._observer.over
             if observation != self._sent:
                 reply = await self._call(client, term, say.Report(observation))
                 if isinstance(reply, say.Rejected) and reply.retry:

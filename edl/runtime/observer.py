@@ -24,7 +24,7 @@ class Observer:
         self._reason = ""
         self._broke_at = 0
         self._step_time_s = 0.0
-        self._last = (0, 0)  # step, ns of the newest measurement
+        self._last: tuple[int, float] | None = None  # step and time of the newest measurement
 
     @property
     def generation(self) -> int:
@@ -50,7 +50,7 @@ class Observer:
             case say.Entered(generation, _, leases_of, pause):
                 self._phase, self._generation, self._pause = Phase.TRAINING, generation, pause
                 self._leases_of = leases_of
-                self._last = (0, 0)
+                self._last = None
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
             case say.LeaveAsked():
@@ -63,9 +63,9 @@ class Observer:
         if not self.over:
             self._phase, self._reason = Phase.FAILED, "its process ended without a word: it was killed, or it crashed"
 
-    def observe(self) -> Observation:
-        """The trainer now."""
-        self._measure()
+    def observe(self, now: float) -> Observation:
+        """The trainer at time `now`."""
+        self._measure(now)
         return Observation(
             phase=self._phase,
             generation=self._generation,
@@ -78,13 +78,13 @@ class Observer:
             reason=self._reason,
         )
 
-    def _measure(self) -> None:
-        step, end_ns = self._page.step, self._page.batch_end_ns
-        last_step, last_ns = self._last
-        if step == last_step or not end_ns:
-            return
-        if last_ns and step > last_step and end_ns > last_ns:
-            newest = (end_ns - last_ns) / 1e9 / (step - last_step)
+    def _measure(self, now: float) -> None:
+        """A look now and then is enough for a mean, and costs the trainer nothing."""
+        step, last = self._page.step, self._last
+        if last is None:
+            self._last = (step, now)
+        elif step > last[0]:
+            newest = (now - last[1]) / (step - last[0])
             mean = self._step_time_s
             self._step_time_s = newest if not mean else mean + WEIGHT * (newest - mean)
-        self._last = (step, end_ns)
+            self._last = (step, now)

@@ -35,6 +35,9 @@ class Sitting:
         self.generation = 0
         self.step = 0  # committed
         self.even_until = NEVER  # the weight holds up to this step
+        self.usual_until = 0  # before this step the end of a mini-batch needs nothing but to be counted
+        self.void: BaseException | None = None  # why the mini-batch in flight is void
+        self.words = memoryview(b"")  # of the page, once there is one
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
@@ -59,6 +62,12 @@ class Sitting:
     @link.setter
     def link(self, link: DaemonLink) -> None:
         self._link = link
+        self.words = link.page.words
+
+    def refresh(self) -> None:
+        """After a change of what makes the end of a mini-batch unusual."""
+        unusual = not self.generation or self.void is not None or self.models_may_differ
+        self.usual_until = 0 if unusual else self.even_until
 
     # ------------------------------------------------------------------------------------------------------- seats
 
@@ -77,8 +86,9 @@ class Sitting:
             if isinstance(move, Enter) and self._enter(move.assignment, began, timeout_s):
                 break
             orders = self.link.wait_news(orders)
+        self.void = None
         self._await_share()
-        self.link.page.batch_end_ns = time.monotonic_ns()
+        self.refresh()
 
     def first_move(self, orders: Orders) -> Move:
         """What orders mean before the first seat."""
@@ -201,6 +211,7 @@ class Sitting:
             self.link.wait_news(self.link.orders)
         self._framework.set_weight(self._feed.weight(step))
         self.even_until = self._feed.constant_until(step)
+        self.refresh()
 
     def weigh_if_known(self, step: int) -> None:
         """The same, without waiting: whoever needs the weight before the data has come waits in `weigh`."""

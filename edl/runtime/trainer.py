@@ -28,6 +28,7 @@ from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
 from edl.runtime.shards import ShardGenerator
 from edl.runtime.sitting import Sitting
+from edl.transport.page import AT_ATTENTION_STEP, AT_STEP
 
 logger = logging.getLogger("edl")
 
@@ -50,7 +51,6 @@ class Trainer:
         self._callbacks: list[Callable[[int, int], object]] = []
         self._epoch = 0
         self._rehearsing = False
-        self._void: BaseException | None = None
         self._left = False
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -205,6 +205,7 @@ class Trainer:
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
         if opened is None and not self._rehearsing:
             seat.even_until = seat.step  # from here on steps may be uneven
+            seat.refresh()
         seat.opened = spec
         self._feed.want(spec.epochs)
         if self._rehearsing:
@@ -233,17 +234,19 @@ class Trainer:
     @property
     def voided(self) -> bool:
         """True from the first `void` of a mini-batch until its end."""
-        return self._void is not None
+        return self._seat.void is not None
 
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
-        if self._void is None:
-            self._void = error
+        if self._seat.void is None:
+            self._seat.void = error
+            self._seat.refresh()
 
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
         if self._seat.models_may_differ and threading.get_ident() == self._thread:
             self._seat.models_may_differ = False
+            self._seat.refresh()
             try:
                 self._seat.synchronize(0, self._seat.rank)
             except RingBroken as error:
@@ -264,19 +267,14 @@ class Trainer:
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
         seat = self._seat
-        if samples is not None:
-            self._check_samples(samples)
-        if self._void is not None or not seat.generation:
-            return self._end_unusual_batch()
-        page = seat.link.page
-        step = seat.step = seat.step + 1
-        page.step = step
-        page.batch_end_ns = time.monotonic_ns()
-        if step >= page.attention_step:
+        step = seat.step + 1
+        if step >= seat.usual_until or samples is not None:
+            return self._end_unusual_batch(samples)
+        seat.step = step
+        words = seat.words
+        words[AT_STEP] = step
+        if step >= words[AT_ATTENTION_STEP]:
             self._attend()
-        if step >= seat.even_until or seat.models_may_differ:
-            self.begin_batch()
-            seat.weigh_if_known(seat.step + 1)
         return True
 
     def _attend(self) -> None:
@@ -284,18 +282,33 @@ class Trainer:
         self._seat.attend(self._timeout_s)
         self._tell_resized(old)
 
-    def _end_unusual_batch(self) -> bool:
-        """A rehearsal, a void batch, or a call before `init()`."""
+    def _end_unusual_batch(self, samples: int | None) -> bool:
+        """A rehearsal, a void batch, one before an uneven one, the first of all; or a call before `init()`."""
         self._started()
-        seat, old, before = self._seat, self._seat.size, self._seat.step
+        seat = self._seat
+        if samples is not None:
+            self._check_samples(samples)
+        if seat.void is not None or not seat.generation:
+            return self._end_uncommitted_batch()
+        seat.step += 1
+        seat.words[AT_STEP] = seat.step
+        if seat.step >= seat.words[AT_ATTENTION_STEP]:
+            self._attend()
+        self.begin_batch()
+        if seat.step >= seat.even_until:
+            seat.weigh_if_known(seat.step + 1)
+        return True
+
+    def _end_uncommitted_batch(self) -> bool:
+        seat, old, before, error = self._seat, self._seat.size, self._seat.step, self._seat.void
         if seat.generation == 0:
             seat.rehearsed = True
             seat.link.send(say.Rehearsed())
         else:
-            logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(self._void))
-            seat.say_broken(str(self._void))
+            logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
+            seat.say_broken(str(error))
         seat.change_ring(self._timeout_s)
-        rehearsed, self._rehearsing, self._void = self._rehearsing, False, None
+        rehearsed, self._rehearsing = self._rehearsing, False
         self._tell_resized(old)
         if rehearsed:
             return False

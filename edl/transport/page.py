@@ -30,12 +30,12 @@ _BYTES: Final = 4096
 
 _AT_MAGIC: Final = 0
 _AT_VERSION: Final = 1
-_AT_STEP: Final = 8
+AT_STEP: Final = 8
 _AT_GENERATION: Final = 9
 _AT_BATCHES: Final = 10
 _AT_BATCH_END_NS: Final = 11
 _AT_SAMPLES: Final = 12
-_AT_ATTENTION_STEP: Final = 16
+AT_ATTENTION_STEP: Final = 16
 _AT_FLAGS: Final = 17
 
 
@@ -60,7 +60,7 @@ class Page:
             page = cls(mmap.mmap(descriptor, _BYTES))
         finally:
             os.close(descriptor)
-        page._words[_AT_ATTENTION_STEP] = NEVER
+        page._words[AT_ATTENTION_STEP] = NEVER
         page._words[_AT_VERSION] = _VERSION
         page._words[_AT_MAGIC] = _MAGIC
         draft.rename(target)
@@ -87,16 +87,21 @@ class Page:
         self._words.release()
         self._mapping.close()
 
+    @property
+    def words(self) -> memoryview:
+        """The words themselves, for the hot path: it indexes them by AT_STEP and AT_ATTENTION_STEP."""
+        return self._words
+
     # ------------------------------------------------------------------------------------ the trainer's words
 
     @property
     def step(self) -> int:
         """The newest step that this worker has applied (I5)."""
-        return self._words[_AT_STEP]
+        return self._words[AT_STEP]
 
     @step.setter
     def step(self, value: int) -> None:
-        self._words[_AT_STEP] = value
+        self._words[AT_STEP] = value
 
     @property
     def generation(self) -> int:
@@ -139,11 +144,11 @@ class Page:
     @property
     def attention_step(self) -> int:
         """The step after which the trainer must look into its orders; 0 = at once, NEVER = go on."""
-        return self._words[_AT_ATTENTION_STEP]
+        return self._words[AT_ATTENTION_STEP]
 
     @attention_step.setter
     def attention_step(self, value: int) -> None:
-        self._words[_AT_ATTENTION_STEP] = value
+        self._words[AT_ATTENTION_STEP] = value
 
     @property
     def flags(self) -> int:
