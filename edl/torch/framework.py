@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator
 
 import horovod.torch as hvd
 import torch
-from torch.nn.parameter import UninitializedTensorMixin
+from torch.nn.parameter import is_lazy
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.collectives.share import Share
@@ -73,7 +73,7 @@ class TorchFramework:
 
     @property
     def built(self) -> bool:
-        return not any(isinstance(tensor, UninitializedTensorMixin) for _, tensor in self.tensors())
+        return not any(is_lazy(tensor) for _, tensor in self.tensors())
 
     def synchronize(self, root: int) -> int:
         if not self.built:
