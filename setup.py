@@ -4,10 +4,10 @@ from setuptools import Extension, setup
 
 setup(
     ext_modules=[
-        # Optional: where there is no compiler, the package installs without it. See edl/collectives/forming.py.
+        # Optional: where there is no compiler, the package installs without it. See edl/collectives/guard.py.
         Extension(
-            "edl.collectives._forming",
-            ["edl/collectives/_forming.cpp"],
+            "edl.collectives._guard",
+            ["edl/collectives/_guard.cpp"],
             language="c++",
             extra_compile_args=["-std=c++17", "-O2", "-g0"],
             optional=True,

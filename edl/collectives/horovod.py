@@ -20,7 +20,8 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Protocol
 
-from edl.collectives.forming import Forming, Watch, plain
+from edl.collectives.forming import Forming
+from edl.collectives.guard import Guard, plain
 from edl.collectives.sockets import cut, tcp_sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -47,7 +48,7 @@ class HorovodRing:
         """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
         self._horovod: Any = importlib.import_module(module)
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
-        self._watch = Watch(self._basics.MPI_LIB_CTYPES._name)
+        self._guard = Guard(self._basics.MPI_LIB_CTYPES._name)
         self._forming: Forming | None = None
         self._tensors = tensors
         self._failed = failed
@@ -66,21 +67,26 @@ class HorovodRing:
         self.leave()
         if self._forming is not None and not self._forming.ended:
             raise RingBroken("Horovod still holds on to a ring that did not form")
+        if self._basics.is_initialized():  # by the script's own hvd.init()
+            self._horovod.shutdown()
         others = tcp_sockets()
         self._broken, self._timeout_s = False, timeout_s
         with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
-            self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._watch)
+            self._guard.set_hurry(False)
+            self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
             self._forming.wait(timeout_s, lambda: cut(tcp_sockets() - others))
         self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
         atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
         self._own = tcp_sockets() - others
         self._place, self.size = place, place.size
+        self._guard.set_standing(True)
 
     def leave(self) -> None:
         if self._place is None:
             return
-        # A clean shutdown is negotiated between all members. If one of them is gone or frozen, only the end of the
-        # connections ends the wait; gloo's own time-out would be tens of seconds.
+        self._guard.set_standing(False)  # from here on connections may end
+        # A clean shutdown is negotiated between all members. If one of them is gone or frozen, it ends in a hurry;
+        # gloo's own time-out would be tens of seconds.
         if self._broken:
             self.abort()
         rescue = threading.Timer(self._timeout_s, self.abort)
@@ -91,6 +97,7 @@ class HorovodRing:
         finally:
             rescue.cancel()
             self._place, self.size, self._own = None, 0, frozenset()
+            self._guard.set_hurry(False)
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         place = self._seat()
@@ -116,9 +123,12 @@ class HorovodRing:
         with self.failing():
             return self._tensors.largest(value, "edl.agree")
 
-    def abort(self) -> None:
-        if self._forming is not None:
-            self._forming.give_up()
+    def abort(self, generation: int | None = None) -> None:
+        """`generation`: only the ring of this one, so that an abort which comes late does not hit the next ring."""
+        forming = self._forming
+        if forming is None or generation not in {None, forming.generation}:
+            return
+        forming.give_up()
         cut(self._own)
 
     @contextlib.contextmanager
@@ -161,6 +171,7 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
     optimizers keep their hooks in a ring of one: a solo ring would freeze both.
     """
     environ.setdefault("HOROVOD_ELASTIC", "1")
+    environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")  # tensors on a GPU go by what Horovod was built with
     environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # a broken ring is reported once, by us
 
 
@@ -169,7 +180,6 @@ def variables(place: Place, timeout_s: float) -> dict[str, str | None]:
     found = place.rendezvous_host != ""
     return {
         "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",  # tensors on a GPU go by what Horovod was built with
         "HOROVOD_GLOO_IFACE": place.interface,
         "HOROVOD_HOSTNAME": place.worker,
         "HOROVOD_RANK": str(place.rank),

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import keras
 
-from edl.collectives.forming import plain
+from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
 from edl.tensorflow.keras_optimizer import check_fit

@@ -25,7 +25,7 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from edl.collectives.forming import plain
+from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken, UsageError
 from edl.runtime.framework import StepPort

@@ -16,8 +16,9 @@ from typing import Any
 
 import horovod.torch as hvd
 import torch
+from torch.nn.parameter import is_lazy
 
-from edl.collectives.forming import plain
+from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Share
 from edl.errors import RingBroken, UsageError
@@ -43,7 +44,7 @@ class Reducer:
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
         self._names[parameter] = name
-        if parameter.requires_grad:
+        if parameter.requires_grad and not is_lazy(parameter):  # without a hook: reduced at the end of backward
             parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
 
     @property

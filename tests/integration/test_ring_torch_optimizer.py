@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
@@ -58,6 +59,33 @@ class Job:
 
     def weights(self) -> Any:
         return self.model.weight.detach().clone()
+
+
+def test_a_lazy_module_is_not_built(framework: Any) -> None:
+    job = Job(framework)
+    lazy = torch.nn.LazyLinear(1)
+    framework.wrap(job.trainer, torch.optim.SGD(lazy.parameters(), lr=0.1), lazy, None)
+    assert not framework.built
+    with pytest.raises(UsageError, match="run a batch through it first"):
+        framework.synchronize(0)
+    lazy(torch.ones(1, 3))
+    assert framework.built
+
+
+def test_the_scripts_own_init_does_no_harm() -> None:
+    script = """
+import horovod.torch as hvd
+from edl.torch.framework import TorchFramework
+from edl.protocol.ring import solo
+hvd.init()
+framework = TorchFramework()
+framework.ring.enter(solo("w0"), 10.0)
+hvd.init()
+assert (hvd.rank(), hvd.size(), framework.ring.size) == (0, 1, 1)
+framework.ring.leave()
+assert not hvd.is_initialized()
+"""
+    subprocess.run([sys.executable, "-c", script], check=True)
 
 
 def test_it_stays_the_optimizer_it_was(framework: Any) -> None:

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
+import horovod.torch as hvd
 import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -80,6 +81,16 @@ def slots() -> str:
     return str(optimizer.state_dict())
 
 
+def pump() -> str:
+    """Large all-reduces until one fails."""
+    tensor = torch.ones(4_000_000)
+    try:
+        while True:
+            hvd.allreduce_(tensor, name="pump", op=hvd.Average)
+    except hvd.HorovodInternalError as error:
+        return f"{framework.ring.is_failure(error)} {error}"
+
+
 def disturb() -> None:
     """What a rehearsal leaves behind."""
     model.norm.running_mean += 3
@@ -87,4 +98,4 @@ def disturb() -> None:
     train([[1.0] * 6], [1.0])
 
 
-serve(framework, {"train": train, "weights": weights, "slots": slots, "disturb": disturb})
+serve(framework, {"pump": pump, "train": train, "weights": weights, "slots": slots, "disturb": disturb})

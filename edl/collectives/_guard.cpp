@@ -1,0 +1,259 @@
+// A guard around Horovod 0.28.1 and the gloo in it, so that a peer's death ends neither the process nor its patience.
+//
+// 1. Horovod forms a ring in a thread of its own (BackgroundThreadLoop in horovod/common/operations.cc). Up to the end
+//    of GlooContext::Initialize and ProcessSetTable::Initialize nothing catches there. So a peer that dies while a ring
+//    forms makes gloo throw, and std::terminate ends every survivor with SIGABRT.
+// 2. When gloo loses a connection in the middle of a message, it forgets those who wait for that very message
+//    (Pair::signalException in gloo/transport/tcp/pair.cc looks at the queues, not at rx_.ubuf and tx_): they wait
+//    until gloo's time-out. Seen in 3 of 10 kills during a large all-reduce.
+//
+// What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
+// libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
+//
+//    std::thread::_M_start_thread   Horovod's thread runs under a catch. Unwinding does what it does in any program:
+//                                   locks are let go, sockets closed. horovod_shutdown() then joins the thread and
+//                                   resets Horovod.
+//    close                          a connection that gloo's thread closes in a ring that stands means that it is
+//                                   broken: hurry.
+//    pthread_cond_clockwait,        once in a hurry, every wait and sleep of Horovod's and gloo's threads is over: the
+//    steady_clock::now,             clock that they look at leaps ahead, so gloo's own time-outs throw, and all ends in
+//    nanosleep                      order.
+//
+// Called through ctypes by edl/collectives/guard.py; built by setup.py where there is a compiler. Without it edl works,
+// but a peer's death is as bad as it is for Horovod.
+
+#include <cxxabi.h>
+#include <dlfcn.h>
+#include <elf.h>
+#include <errno.h>
+#include <link.h>
+#include <pthread.h>
+#include <sys/mman.h>
+#include <sys/stat.h>
+#include <time.h>
+#include <unistd.h>
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <thread>
+
+namespace {
+
+using State = std::thread::_State;
+using Steady = std::chrono::steady_clock;
+
+constexpr long kLookNs = 20'000'000;            // how soon one who waits sees that there is a hurry
+constexpr auto kLeap = std::chrono::hours(1);   // longer than any time-out of gloo's
+constexpr int64_t kMostLeaps = 1'000'000;           // so that the clock stays within its 64 bits
+
+std::atomic<bool> hurry{false};
+std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
+std::atomic<int> failed_attempt{0};  // the newest attempt whose first thread ended by an exception
+char failure[512] = "";              // written before failed_attempt, read after it
+
+enum class Role { kOther, kHorovods, kGloos };
+thread_local Role role = Role::kOther;
+thread_local int attempt_here = 0;  // > 0: the thread that this one starts next is Horovod's, of this attempt
+
+// How far the library's clock is ahead. It never falls back: Horovod compares times of one ring with those of the next.
+std::atomic<int64_t> leaps{0};
+
+void note(int attempt, const char* what) {
+  std::strncpy(failure, what, sizeof failure - 1);
+  failed_attempt.store(attempt, std::memory_order_release);
+}
+
+// ------------------------------------------------------------------------------------------------- replacements
+
+struct Watched : State {
+  Watched(std::unique_ptr<State> inner, Role role, int attempt)
+      : inner_(std::move(inner)), role_(role), attempt_(attempt) {}
+
+  void _M_run() override {
+    role = role_;
+    try {
+      inner_->_M_run();
+    } catch (abi::__forced_unwind&) {  // the thread is being cancelled, which must go on
+      throw;
+    } catch (const std::exception& error) {
+      if (role_ == Role::kHorovods) note(attempt_, error.what());
+    } catch (...) {
+      if (role_ == Role::kHorovods) note(attempt_, "an exception of unknown type");
+    }
+  }
+
+  std::unique_ptr<State> inner_;
+  Role role_;
+  int attempt_;
+};
+
+void (*real_start)(std::thread*, std::unique_ptr<State>, void (*)()) = nullptr;
+void start(std::thread* thread, std::unique_ptr<State> state, void (*depend)()) {
+  if (attempt_here > 0) {
+    state.reset(new Watched(std::move(state), Role::kHorovods, attempt_here));
+    attempt_here = 0;
+  } else if (role != Role::kOther) {
+    state.reset(new Watched(std::move(state), Role::kGloos, 0));
+  }
+  real_start(thread, std::move(state), depend);
+}
+
+int (*real_close)(int) = nullptr;
+int close_descriptor(int descriptor) {
+  if (role == Role::kGloos && standing) hurry = true;
+  return real_close(descriptor);
+}
+
+Steady::time_point (*real_now)() = nullptr;
+Steady::time_point now() {
+  // Each look at the clock finds it later by another leap. So also a time-out that begins in a hurry ends at once.
+  if (role != Role::kOther && hurry && leaps < kMostLeaps) ++leaps;
+  return real_now() + leaps.load() * kLeap;
+}
+
+int (*real_wait)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const timespec*) = nullptr;
+int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* end) {
+  for (;;) {
+    if (role != Role::kOther && hurry) return ETIMEDOUT;
+    timespec real_end = *end;  // `end` is a time of the clock that leaps
+    real_end.tv_sec -= leaps.load() * std::chrono::seconds(kLeap).count();
+    timespec look;
+    clock_gettime(clock, &look);
+    look.tv_nsec += kLookNs;
+    look.tv_sec += look.tv_nsec / 1'000'000'000;
+    look.tv_nsec %= 1'000'000'000;
+    const bool last = real_end.tv_sec < look.tv_sec ||
+                      (real_end.tv_sec == look.tv_sec && real_end.tv_nsec <= look.tv_nsec);
+    const int result = real_wait(condition, mutex, clock, last ? &real_end : &look);
+    if (result != ETIMEDOUT || last) return result;
+  }
+}
+
+int (*real_sleep)(const timespec*, timespec*) = nullptr;
+int sleep_for(const timespec* time, timespec* left) {
+  return role != Role::kOther && hurry ? 0 : real_sleep(time, left);
+}
+
+struct Replacement {
+  const char* name;
+  void* ours;
+  void** real;
+};
+
+const Replacement replacements[] = {
+    {"_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE",
+     reinterpret_cast<void*>(&start), reinterpret_cast<void**>(&real_start)},
+    {"close", reinterpret_cast<void*>(&close_descriptor), reinterpret_cast<void**>(&real_close)},
+    {"_ZNSt6chrono3_V212steady_clock3nowEv", reinterpret_cast<void*>(&now), reinterpret_cast<void**>(&real_now)},
+    {"pthread_cond_clockwait", reinterpret_cast<void*>(&wait_until), reinterpret_cast<void**>(&real_wait)},
+    {"nanosleep", reinterpret_cast<void*>(&sleep_for), reinterpret_cast<void**>(&real_sleep)},
+};
+
+// ------------------------------------------------------------------------------ the global offset table of a library
+
+struct Library {
+  const char* path;
+  uintptr_t base = 0;
+  uintptr_t sealed_begin = 0, sealed_end = 0;  // made read-only by the loader after relocation
+  const ElfW(Sym)* symbols = nullptr;
+  const char* names = nullptr;
+  uintptr_t jumps = 0, relocations = 0;
+  size_t jump_bytes = 0, relocation_bytes = 0;
+};
+
+bool write_slot(const Library& library, uintptr_t address, void* value) {
+  const auto page_size = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  void* page = reinterpret_cast<void*>(address & ~(page_size - 1));
+  const bool sealed = library.sealed_begin <= address && address < library.sealed_end;
+  if (sealed && mprotect(page, page_size, PROT_READ | PROT_WRITE) != 0) return false;
+  *reinterpret_cast<void**>(address) = value;
+  if (sealed) mprotect(page, page_size, PROT_READ);
+  return true;
+}
+
+// Points the slots of one relocation table to the replacements. Returns which were found, one bit for each.
+int redirect(const Library& library, uintptr_t table, size_t bytes) {
+  int found = 0;
+  const auto* entries = reinterpret_cast<const ElfW(Rela)*>(table);
+  for (size_t i = 0; table != 0 && i < bytes / sizeof(ElfW(Rela)); ++i) {
+    const auto index = ELF64_R_SYM(entries[i].r_info);
+    if (index == 0 || library.symbols[index].st_shndx != SHN_UNDEF) continue;
+    const char* name = library.names + library.symbols[index].st_name;
+    int bit = 1;
+    for (const auto& replacement : replacements) {
+      if (std::strcmp(name, replacement.name) == 0 && *replacement.real != nullptr &&
+          write_slot(library, library.base + entries[i].r_offset, replacement.ours)) {
+        found |= bit;
+      }
+      bit <<= 1;
+    }
+  }
+  return found;
+}
+
+bool same_file(const char* one, const char* other) {  // however the loader was told to find it
+  struct stat a, b;
+  return stat(one, &a) == 0 && stat(other, &b) == 0 && a.st_dev == b.st_dev && a.st_ino == b.st_ino;
+}
+
+int find(dl_phdr_info* info, size_t, void* data) {
+  auto* library = static_cast<Library*>(data);
+  if (info->dlpi_name == nullptr || !same_file(info->dlpi_name, library->path)) return 0;
+  library->base = info->dlpi_addr;
+  for (int i = 0; i < info->dlpi_phnum; ++i) {
+    const auto& part = info->dlpi_phdr[i];
+    if (part.p_type == PT_GNU_RELRO) {
+      library->sealed_begin = info->dlpi_addr + part.p_vaddr;
+      library->sealed_end = library->sealed_begin + part.p_memsz;
+    }
+    if (part.p_type != PT_DYNAMIC) continue;
+    const auto* entry = reinterpret_cast<const ElfW(Dyn)*>(info->dlpi_addr + part.p_vaddr);
+    for (; entry->d_tag != DT_NULL; ++entry) {
+      switch (entry->d_tag) {
+        case DT_JMPREL: library->jumps = entry->d_un.d_ptr; break;
+        case DT_PLTRELSZ: library->jump_bytes = entry->d_un.d_val; break;
+        case DT_RELA: library->relocations = entry->d_un.d_ptr; break;
+        case DT_RELASZ: library->relocation_bytes = entry->d_un.d_val; break;
+        case DT_SYMTAB: library->symbols = reinterpret_cast<const ElfW(Sym)*>(entry->d_un.d_ptr); break;
+        case DT_STRTAB: library->names = reinterpret_cast<const char*>(entry->d_un.d_ptr); break;
+        default: break;
+      }
+    }
+  }
+  return 1;
+}
+
+}  // namespace
+
+extern "C" {
+
+// The library at `path`, which must be loaded, calls our replacements from now on. Returns how many of them it has a
+// use for: fewer than there are means that it is not as we know it. Harmless twice.
+int edl_watch(const char* path) {
+  for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
+  Library library{path};
+  if (dl_iterate_phdr(find, &library) == 0 || library.symbols == nullptr || library.names == nullptr) return 0;
+  const int found = redirect(library, library.jumps, library.jump_bytes) |
+                    redirect(library, library.relocations, library.relocation_bytes);
+  return __builtin_popcount(static_cast<unsigned>(found));
+}
+
+int edl_replacements() { return sizeof replacements / sizeof replacements[0]; }
+
+// The next thread that this thread starts in a watched library is Horovod's, of `attempt`, which is greater than 0.
+void edl_arm(int attempt) { attempt_here = attempt; }
+
+// Why that thread ended, or a null pointer while it has not.
+const char* edl_failure(int attempt) {
+  return failed_attempt.load(std::memory_order_acquire) == attempt ? failure : nullptr;
+}
+
+void edl_set_hurry(int on) { hurry = on != 0; }
+
+void edl_set_standing(int on) { standing = on != 0; }
+
+}

@@ -1,0 +1,100 @@
+"""The ring's parts that need no Horovod: environment, shares, messages, sockets."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import pytest
+
+from edl.collectives.guard import plain
+from edl.collectives.horovod import forming_environment, prepare_environment, variables
+from edl.collectives.share import Share
+from edl.collectives.sockets import cut, tcp_sockets
+from edl.protocol.ring import Place, solo
+
+PLACE = Place(3, 1, 4, "w7", "10.0.0.1", 4711, interface="eth0", local_rank=1, local_size=2)
+
+
+def test_each_worker_passes_for_a_host_of_its_own() -> None:
+    found = variables(PLACE, 2.5)
+    assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"], found["HOROVOD_HOSTNAME"]) == ("1", "4", "w7")
+    assert (found["HOROVOD_LOCAL_RANK"], found["HOROVOD_LOCAL_SIZE"], found["HOROVOD_CROSS_SIZE"]) == ("0", "1", "1")
+    assert (found["HOROVOD_GLOO_RENDEZVOUS_ADDR"], found["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == ("10.0.0.1", "4711")
+    assert found["HOROVOD_GLOO_IFACE"] == "eth0"
+    assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3"  # whole seconds, never fewer than asked for
+
+
+def test_a_solo_ring_has_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "left over")
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with forming_environment(solo("w0"), 1.0, keep_elastic=True):
+        assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ
+        assert "HOROVOD_ELASTIC" not in os.environ  # with it, Horovod would ask a rendezvous that is not there
+    assert os.environ["HOROVOD_ELASTIC"] == "1"
+
+
+def test_elastic_is_hidden_while_a_ring_forms_unless_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
+    with forming_environment(PLACE, 1.0, keep_elastic=False):
+        assert "HOROVOD_ELASTIC" not in os.environ
+    with forming_environment(PLACE, 1.0, keep_elastic=True):
+        assert os.environ["HOROVOD_ELASTIC"] == "1"
+
+
+def test_what_users_set_stays() -> None:
+    environ = {"HOROVOD_LOG_LEVEL": "debug", "HOROVOD_CYCLE_TIME": "3"}
+    prepare_environment(environ)
+    assert (environ["HOROVOD_LOG_LEVEL"], environ["HOROVOD_CYCLE_TIME"]) == ("debug", "3")
+    tuned = {"HOROVOD_CYCLE_TIME", "HOROVOD_FUSION_THRESHOLD", "HOROVOD_CPU_OPERATIONS", "HOROVOD_LOG_LEVEL"}
+    assert not tuned & set(variables(PLACE, 1.0))
+
+
+@pytest.mark.parametrize("size", [1, 3, 7, 49])
+def test_an_even_share_costs_no_multiplication(size: int) -> None:
+    share = Share()
+    assert share.factor(size) == 1.0
+    share.set(1 / size)
+    assert share.factor(size) == 1.0
+
+
+def test_an_uneven_share() -> None:
+    share = Share()
+    share.set(3 / 8)
+    assert share.factor(2) == 0.75
+    share.set(0.0)
+    assert share.factor(2) == 0.0
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        share.set(1.5)
+
+
+def test_messages_without_places_in_sources() -> None:
+    message = (
+        "[/tmp/wheel/horovod_1/third_party/gloo/pair.cc:589] Read error [127.0.0.1]:1218: Connection reset by peer"
+    )
+    assert plain(message) == "Read error [127.0.0.1]:1218: Connection reset by peer"
+
+
+def test_only_the_given_sockets_are_cut() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        kept = socket.create_connection(server.getsockname())
+        accepted, _ = server.accept()
+        before = tcp_sockets()
+        ours = socket.create_connection(server.getsockname())
+        peer, _ = server.accept()
+        new = tcp_sockets() - before
+        assert len(new) == 2  # both ends are here
+        assert cut(new) == 2
+        assert ours.recv(1) == b""
+        accepted.sendall(b"x")
+        assert kept.recv(1) == b"x"
+        for connection in (kept, accepted, ours, peer):
+            connection.close()
+        assert cut(new) == 0  # a number that was given out again belongs to somebody else
+
+
+def test_a_socket_of_a_daemon_is_no_tcp_socket() -> None:
+    before = tcp_sockets()
+    one, other = socket.socketpair()
+    with one, other:
+        assert tcp_sockets() == before
