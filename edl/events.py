@@ -20,6 +20,7 @@ class Kind(StrEnum):
     LEADER_ELECTED = "leader_elected"
     SCALE_ASKED = "scale_asked"
     WORKER_JOINING = "worker_joining"
+    WORKER_WARMING = "worker_warming"
     WORKER_READY = "worker_ready"
     SWITCH_SCHEDULED = "switch_scheduled"
     SCALED = "scaled"

@@ -19,12 +19,13 @@ class TookOver:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A daemon presented its worker."""
+    """A daemon presented its worker. `answering`: it was started because the job had asked for more."""
 
     identity: Identity
     np: int
     minimum: int
     maximum: int
+    answering: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,12 +53,30 @@ class StopAsked:
 
 @dataclass(frozen=True, slots=True)
 class ScaleAsked:
-    """Somebody wants the job to have another size."""
+    """Somebody wants the job to have another size. `request` is the id by which it is taken only once."""
 
     size: int
+    request: str = ""
 
 
-Input = TookOver | Registered | Reported | Vanished | StopAsked | ScaleAsked
+@dataclass(frozen=True, slots=True)
+class ScaleOutAsked:
+    """Somebody wants so many workers more."""
+
+    workers: int
+    request: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class ScaleInAsked:
+    """Somebody wants so many workers fewer, or these to leave."""
+
+    workers: int | tuple[str, ...]
+    request: str = ""
+
+
+Scaling = ScaleAsked | ScaleOutAsked | ScaleInAsked
+Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,4 +113,11 @@ class Refuse:
     retry: bool = False
 
 
-Command = HostRing | CloseRing | Tell | Refuse
+@dataclass(frozen=True, slots=True)
+class Acknowledge:
+    """Answer a request for another size: it is taken, and with it `target` workers are asked for."""
+
+    target: int
+
+
+Command = HostRing | CloseRing | Tell | Refuse | Acknowledge

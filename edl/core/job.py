@@ -14,8 +14,10 @@ from typing import Any
 
 import msgspec
 
+from edl.core import scaling
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
+    Acknowledge,
     CloseRing,
     Command,
     HostRing,
@@ -24,6 +26,9 @@ from edl.core.inputs import (
     Registered,
     Reported,
     ScaleAsked,
+    ScaleInAsked,
+    ScaleOutAsked,
+    Scaling,
     StopAsked,
     Tell,
     TookOver,
@@ -32,10 +37,11 @@ from edl.core.inputs import (
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
+from edl.core.spans import Spans
 from edl.errors import UsageError
 from edl.events import Kind
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Limits, Member, Plan, Record, WorkerState
+from edl.protocol.job import JobState, Limits, Member, Plan, Record, Taken, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 OVER = (JobState.FINISHED, JobState.FAILED)
@@ -83,13 +89,17 @@ class JobMachine:
         self._commands: list[Command] = []
         self._history: deque[Input] = deque(maxlen=50)
         self._last_loss = ""
+        self._now = 0.0
+        self._spans = Spans()
+        self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
+        self._planned_at: float | None = None
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
     def handle(self, happened: Input, now: float) -> list[Command]:
         """Take one input at time `now`; return what is to be done once `record` is durable."""
         self._history.append(happened)
-        self._commands = []
+        self._commands, self._now = [], now
         match happened:
             case TookOver():
                 self._on_took_over(happened)
@@ -101,8 +111,8 @@ class JobMachine:
                 self._lose(happened.worker, happened.reason)
             case StopAsked():
                 self._end(JobState.FAILED, happened.reason)
-            case ScaleAsked():
-                self._on_scale_asked(happened.size)
+            case ScaleAsked() | ScaleOutAsked() | ScaleInAsked():
+                self._on_scale_asked(happened)
         self._advance(now)
         return self._commands
 
@@ -135,9 +145,15 @@ class JobMachine:
         number = self.record.arrivals + 1
         member = Member(happened.identity, WorkerState.JOINING, number)
         self._change(members=(*self.record.members, member), arrivals=number)
+        self._spans.enter(happened.identity.id, member.state, self._now)
         if first:
             self._tell(Kind.JOB_STARTED, np=happened.np, min=happened.minimum, max=maximum)
         self._tell(Kind.WORKER_JOINING, worker=happened.identity.id, host=happened.identity.host)
+        if self.record.generation and len(self._staying()) > self.record.target:
+            if happened.answering:  # the request that it was started for was taken back meanwhile
+                self._move(happened.identity.id, Cause.TOLD_TO_LEAVE)
+            else:  # whoever comes unasked is welcome
+                self._change(target=len(self._staying()))
 
     def _on_reported(self, happened: Reported, now: float) -> None:
         worker, observation = happened.worker, happened.observation
@@ -160,27 +176,35 @@ class JobMachine:
             reason = (now.reason.splitlines() or [""])[0]
             self._tell(Kind.BATCH_VOIDED, worker=worker, voided_step=now.step + 1, reason=reason)
 
-    def _on_scale_asked(self, size: int) -> None:
+    def _on_scale_asked(self, asked: Scaling) -> None:
         """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. The request is kept."""
-        minimum, maximum = self.record.limits.minimum, self.record.limits.maximum
-        if self.record.state in OVER:
+        before = next((taken for taken in self.record.taken if asked.request and taken.request == asked.request), None)
+        if before is not None:
+            self._commands.append(Acknowledge(before.target))
+        elif self.record.state in OVER:
             self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
-        elif size < max(minimum, 1):
-            self._commands.append(Refuse(f"the job needs at least {max(minimum, 1)} workers, so not {size}"))
-        elif maximum and size > maximum:
-            self._commands.append(Refuse(f"the job may have at most {maximum} workers, so not {size}"))
-        elif size != self.record.target:
-            self._tell(Kind.SCALE_ASKED, size=size, before=self.record.target)
-            self._change(target=size)
-        if self.record.target == size and self.record.generation:
-            for member in self._surplus(size):
-                self._move(member.identity.id, Cause.TOLD_TO_LEAVE)
+        else:
+            change = scaling.answer(asked, self.record)
+            if isinstance(change, scaling.Change):
+                self._take(asked, change)
+            else:
+                self._commands.append(change)
 
-    def _surplus(self, size: int) -> list[Member]:
-        """Who has to go: those who cannot train yet first, then those who came last, so that ranks stay."""
-        booting = (WorkerState.JOINING, WorkerState.WARMING)
-        order = sorted(self._staying(), key=lambda member: (member.state not in booting, -member.number))
-        return order[: max(0, len(order) - size)]
+    def _take(self, asked: Scaling, change: scaling.Change) -> None:
+        if change.target != self.record.target or change.leavers:
+            self._tell(Kind.SCALE_ASKED, size=change.target, before=self.record.target, leavers=change.leavers)
+            self._asked_at = self._now
+        self._change(target=change.target, awaited=scaling.awaited(self.record, change))
+        if asked.request:
+            taken = (*self.record.taken, Taken(asked.request, change.target))
+            self._change(taken=taken[-scaling.KEPT :])
+        self._commands.append(Acknowledge(change.target))
+        if self.record.generation or self.record.plan is None:  # else the first ring forms, and has to stand first
+            self._dismiss(change.leavers)
+
+    def _dismiss(self, leavers: tuple[str, ...]) -> None:
+        for worker in leavers:
+            self._move(worker, Cause.TOLD_TO_LEAVE)
 
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""
@@ -189,13 +213,17 @@ class JobMachine:
             self._open_data(worker, observation.data)
         if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
             self._move(worker, Cause.TOLD_TO_LEAVE)
+            if self.record.generation:  # else another one is waited for in its place
+                self._change(target=max(1, self.record.target - 1))
             member = self._member(worker) or member
         match observation.phase:
             case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
                 self._move(worker, Cause.REHEARSAL_BEGAN)
+                self._tell(Kind.WORKER_WARMING, worker=worker, joining_ms=self._spent(worker, WorkerState.JOINING))
             case Phase.READY if may(member, Cause.REHEARSED):
                 self._move(worker, Cause.REHEARSED)
-                self._tell(Kind.WORKER_READY, worker=worker)
+                spent = {f"{s.value}_ms": self._spent(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING)}
+                self._tell(Kind.WORKER_READY, worker=worker, **spent)
             case Phase.DONE if member.state is not WorkerState.DONE:
                 self._end_of(member)
             case Phase.FAILED:
@@ -248,8 +276,17 @@ class JobMachine:
             if self._state(worker) is WorkerState.SWITCHING:
                 self._move(worker, Cause.ENTERED)
         self._commands.append(CloseRing(plan.generation))
-        if not first:
+        if first:
+            self._settle_first_size()
+        else:
             self._tell_scaled(plan, old)
+
+    def _settle_first_size(self) -> None:
+        """What could not be done while the first ring was forming, and whoever came beyond what was asked for."""
+        if len(self.record.roster) > self.record.target:
+            self._dismiss(scaling.surplus(self.record, self.record.target))
+        else:
+            self._change(target=max(self.record.target, len(self._staying())))
 
     def _adopt_data(self, plan: Plan) -> int:
         """Make the ledger that of the generation that takes over; return the step that it takes over after.
@@ -356,6 +393,7 @@ class JobMachine:
         plan = Plan(generation, roster, after_step, self._planned_ledger(roster, after_step), now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
         self._change(plan=plan, planned=generation, state=state)
+        self._planned_at = now
         self._commands.append(HostRing(generation, roster))
         self._tell(
             Kind.SWITCH_SCHEDULED,
@@ -421,8 +459,8 @@ class JobMachine:
         worker = member.identity.id
         leaving = member.state is WorkerState.LEAVING
         if leaving or worker not in self.record.roster:
+            self._tell(Kind.WORKER_LEFT, worker=worker, leaving_ms=self._spent(worker, WorkerState.LEAVING))
             self._remove(worker)
-            self._tell(Kind.WORKER_LEFT, worker=worker)
         else:
             self._move(worker, Cause.ENDED)
 
@@ -432,7 +470,7 @@ class JobMachine:
             return
         self._remove(worker)
         self._last_loss = f"; the last one lost was {worker}: {reason}"
-        self._tell(Kind.WORKER_LOST, worker=worker, reason=reason)
+        self._tell(Kind.WORKER_LOST, worker=worker, was=member.state.value, reason=reason)
 
     def _end(self, state: JobState, reason: str) -> None:
         if self.record.state in OVER:
@@ -456,7 +494,7 @@ class JobMachine:
         return member.state if member else None
 
     def _staying(self) -> list[Member]:
-        return [m for m in self.record.members if m.state not in (WorkerState.LEAVING, WorkerState.DONE)]
+        return scaling.staying(self.record)
 
     def _in_ring(self) -> list[Member]:
         return [m for m in self.record.members if m.identity.id in self.record.roster]
@@ -518,11 +556,17 @@ class JobMachine:
     def _move(self, worker: str, cause: Cause) -> None:
         member = self._member(worker)
         if member is not None:
-            self._update(worker, state=moved(member, cause).state)
+            state = moved(member, cause).state
+            self._update(worker, state=state)
+            self._spans.enter(worker, state, self._now)
 
     def _remove(self, worker: str) -> None:
         self._change(members=tuple(m for m in self.record.members if m.identity.id != worker))
         self.seen.pop(worker, None)
+        self._spans.forget(worker)
+
+    def _spent(self, worker: str, state: WorkerState) -> int | None:
+        return self._spans.spent_ms(worker, state, self._now)
 
     def _tell(self, kind: Kind, **details: Any) -> None:
         self._commands.append(Tell(kind, self.record.generation, self.newest_step, details))
@@ -530,6 +574,9 @@ class JobMachine:
     def _tell_epochs(self, ended: tuple[int, ...]) -> None:
         for epoch in ended:
             self._tell(Kind.EPOCH_ENDED, epoch=epoch)
+
+    def _since(self, began: float | None) -> int | None:
+        return None if began is None else round(1000 * (self._now - began))
 
     def _tell_scaled(self, plan: Plan, old: tuple[str, ...]) -> None:
         pauses = [self.seen[w].observation.pause for w in plan.roster if w in old]
@@ -545,4 +592,8 @@ class JobMachine:
             pause_ms=None if worst is None else round(worst.total, 1),
             forced=plan.after_step is None,
             **parts,
+            switching_ms=self._since(self._planned_at),
+            asked_ms=self._since(self._asked_at),
         )
+        if len(plan.roster) == self.record.target:
+            self._asked_at = None

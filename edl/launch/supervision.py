@@ -134,7 +134,6 @@ class Supervisor:
         self._job = JobSeen("starting")
         self._limits = limits
         self._target = len(workers)
-        self._credit = 0  # workers that growth still allows us to start: what crashed is not started again by it
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -193,15 +192,14 @@ class Supervisor:
         return self._grow(job) if job.state in RUNNING and self.phase is Phase.WATCHING else []
 
     def _grow(self, job: JobSeen) -> list[Command]:
-        """Others may start workers too: we start those that are missing when all that we know of are counted."""
-        self._credit += max(0, job.target - self._target)
-        self._target = job.target
+        """Others may start workers too: of those newly asked for we start the ones that neither came nor are coming.
+
+        What crashed is not started again by this.
+        """
+        grown, self._target = job.target - self._target, job.target
         on_their_way = sum(pid not in job.pids for pid in self._pids.values())
-        number = min(self._credit, job.target - job.members - on_their_way)
-        if number <= 0:
-            return []
-        self._credit -= number
-        return [StartWorkers(number)]
+        number = min(grown, job.target - job.members - on_their_way)
+        return [StartWorkers(number)] if number > 0 else []
 
     def _silent(self) -> list[Command]:
         return self._end(self._last_word()) if self.phase is Phase.SETTLING else []

@@ -71,6 +71,13 @@ class Limits(msgspec.Struct, frozen=True):
     maximum: int
 
 
+class Taken(msgspec.Struct, frozen=True):
+    """A request for another size that was taken: when it comes again, because its answer was lost, nothing follows."""
+
+    request: str  # its id
+    target: int  # what it was answered with
+
+
 class Record(msgspec.Struct, frozen=True):
     """All that the leaders of a job have decided so far."""
 
@@ -90,6 +97,8 @@ class Record(msgspec.Struct, frozen=True):
     planned: int  # number of the newest plan; never used twice
     superseded: tuple[Plan, ...]  # plans since this generation; some survivors may have trained by their leases
     started: float
+    awaited: int = 0  # `arrivals` once all have come that were asked for
+    taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -53,6 +53,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     np: int  # size the job was started with
     minimum: int
     maximum: int
+    answering: bool = False  # started because the job had asked for more workers
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -74,9 +75,24 @@ class AskStatus(msgspec.Struct, frozen=True, tag="ask_status"):
 
 
 class AskScale(msgspec.Struct, frozen=True, tag="ask_scale"):
-    """From the command line or a scheduler: be `size` workers."""
+    """From the command line or a scheduler: be `size` workers. `request`: its id, by which it is taken only once."""
 
     size: int
+    request: str = ""
+
+
+class AskScaleOut(msgspec.Struct, frozen=True, tag="ask_scale_out"):
+    """From a scheduler: so many workers more."""
+
+    workers: int
+    request: str
+
+
+class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
+    """From a scheduler: so many workers fewer, or just these."""
+
+    workers: int | tuple[str, ...]
+    request: str
 
 
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
@@ -85,15 +101,22 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
     reason: str
 
 
-Request = Register | Report | Await | AskStatus | AskScale | AskStop
+Scaling = AskScale | AskScaleOut | AskScaleIn
+Request = Register | Report | Await | AskStatus | AskStop | Scaling
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
     """Taken, and durable."""
 
 
+class Ack(msgspec.Struct, frozen=True, tag="ack"):
+    """The answer to a request for another size: on record, and never lost. `target` is the size asked for with it."""
+
+    target: int
+
+
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
-    """Understood, and not taken."""
+    """Understood, and not taken. `retry`: it may be later on, or after registering again."""
 
     reason: str
     retry: bool = False
@@ -111,4 +134,4 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     status: Status
 
 
-Reply = Done | Rejected | Ordered | Told
+Reply = Done | Ack | Rejected | Ordered | Told

@@ -52,7 +52,13 @@ from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
 
-TERMLESS = (messages.AskStatus, messages.AskScale, messages.AskStop)
+TERMLESS = (
+    messages.AskStatus,
+    messages.AskScale,
+    messages.AskScaleOut,
+    messages.AskScaleIn,
+    messages.AskStop,
+)
 
 
 class Daemon:
@@ -163,7 +169,8 @@ class Daemon:
         self._interface = interface_of(address)
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid())
         settings = self._settings
-        return messages.Register(identity, settings.np, settings.min_workers, settings.max_workers or 0)
+        answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
+        return messages.Register(identity, settings.np, settings.min_workers, settings.max_workers or 0, answering)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 

@@ -22,6 +22,7 @@ from edl.coordination.election import Reign
 from edl.coordination.store import Create, NodeExists, Op, Store, Write
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
+    Acknowledge,
     CloseRing,
     Command,
     HostRing,
@@ -30,6 +31,9 @@ from edl.core.inputs import (
     Registered,
     Reported,
     ScaleAsked,
+    ScaleInAsked,
+    ScaleOutAsked,
+    Scaling,
     StopAsked,
     Tell,
     TookOver,
@@ -218,6 +222,8 @@ class Leader:
                 if command.stale:
                     self._refusals.count(Reason.GENERATION)
                 return say.Rejected(command.reason, command.retry)
+            if isinstance(command, Acknowledge):
+                return say.Ack(command.target)
         return say.Done()
 
     # ---------------------------------------------------------------------------------------------------- the others
@@ -235,8 +241,8 @@ class Leader:
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
         match call.body:
-            case say.Register(identity, np, minimum, maximum):
-                return await self._ask(Registered(identity, np, minimum, maximum))
+            case say.Register(identity, np, minimum, maximum, answering):
+                return await self._ask(Registered(identity, np, minimum, maximum, answering))
             case say.Report(observation):
                 return await self._ask(Reported(call.sender, observation))
             case say.Await(term, version, hold_s):
@@ -245,8 +251,8 @@ class Leader:
                 return self._status()
             case say.AskStop(reason):
                 return await self._ask(StopAsked(reason))
-            case say.AskScale(size):
-                return await self._ask(ScaleAsked(size))
+            case say.AskScale() | say.AskScaleOut() | say.AskScaleIn() as body:
+                return await self._ask(_input_of(body))
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)
 
@@ -274,3 +280,13 @@ class Leader:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
         status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot())
         return say.Told(status)
+
+
+def _input_of(body: say.Scaling) -> Scaling:
+    match body:
+        case say.AskScale(size, request):
+            return ScaleAsked(size, request)
+        case say.AskScaleOut(workers, request):
+            return ScaleOutAsked(workers, request)
+        case say.AskScaleIn(workers, request):
+            return ScaleInAsked(workers, request)

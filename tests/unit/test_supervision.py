@@ -243,3 +243,8 @@ def test_growing_again_after_shrinking_starts_a_worker_again():
 def test_a_crashed_worker_is_not_started_again_by_growth():
     supervisor = two_workers()
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(2, 1, 100)) == []
+
+
+def test_what_came_from_elsewhere_and_crashed_is_not_ours_to_replace():
+    supervisor = two_workers()
+    assert play(supervisor, seen(3, 3, 100, 101), seen(3, 2, 100, 101)) == []

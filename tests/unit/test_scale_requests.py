@@ -1,0 +1,336 @@
+"""Requests for another size, decided by the leader's machine: ACK, RETRY or never, and each of them once."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl.core import scaling
+from edl.core.horizon import Horizon
+from edl.core.inputs import (
+    Acknowledge,
+    Refuse,
+    Registered,
+    Reported,
+    ScaleAsked,
+    ScaleInAsked,
+    ScaleOutAsked,
+    Scaling,
+    StopAsked,
+    Tell,
+    TookOver,
+    Vanished,
+)
+from edl.core.job import JobMachine, new_record
+from edl.core.orders import OrderBook
+from edl.protocol.assignment import Verdict
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, Record, WorkerState
+from edl.protocol.messages import Observation, Phase
+
+SPEC = DataSpec(total=100_000, epochs=1, batch=10)
+
+
+class Job:
+    """A leader's machine, and workers that do what is said of them."""
+
+    def __init__(self, np: int = 2, minimum: int = 1, maximum: int = 4) -> None:
+        self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
+        self.size = np, minimum, maximum
+        self.now = 0.0
+        self.told: list[Tell] = []
+
+    @property
+    def record(self) -> Record:
+        return self.machine.record
+
+    def feed(self, happened: object, after_s: float = 0.01) -> list[object]:
+        self.now += after_s
+        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        self.told += [command for command in commands if isinstance(command, Tell)]
+        return list(commands)
+
+    def join(self, *workers: str, answering: bool = False) -> None:
+        for worker in workers:
+            self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), *self.size, answering))
+
+    def see(self, worker: str, phase: Phase, generation: int, step: int = 0, after_s: float = 0.01, **more) -> None:
+        values = {"leases_of": generation, "data": SPEC, "pause": None, "leaving": False, "reason": ""} | more
+        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **values)
+        self.feed(Reported(worker, seen), after_s)
+
+    def switch(self) -> None:
+        """All of the plan enter; those who were told to leave go."""
+        plan = self.record.plan
+        assert plan is not None
+        for worker in plan.roster:
+            self.see(worker, Phase.TRAINING, plan.generation, plan.after_step or 0)
+        for member in self.record.members:
+            if member.state is WorkerState.LEAVING:
+                self.see(member.identity.id, Phase.DONE, plan.generation - 1, plan.after_step or 0)
+
+    def answer(self, asked: Scaling) -> Acknowledge | Refuse:
+        (answer,) = [c for c in self.feed(asked) if isinstance(c, Acknowledge | Refuse)]
+        return answer
+
+    def state(self, worker: str) -> WorkerState | None:
+        states = {member.identity.id: member.state for member in self.record.members}
+        return states.get(worker)
+
+    def details(self, kind: str) -> dict:
+        return next(tell.details for tell in reversed(self.told) if tell.kind.value == kind)
+
+
+def running(np: int = 2, minimum: int = 1, maximum: int = 4) -> Job:
+    job = Job(np, minimum, maximum)
+    job.join(*[f"w{i}" for i in range(np)])
+    job.switch()
+    return job
+
+
+# ------------------------------------------------------------------------------------------- relative requests: ACK
+
+
+def test_scale_out_moves_the_target_by_what_it_says() -> None:
+    job = running()
+    assert job.answer(ScaleOutAsked(2, "a")) == Acknowledge(4)
+    assert job.record.target == 4
+    assert job.details("scale_asked") == {"size": 4, "before": 2, "leavers": ()}
+
+
+def test_scale_in_lets_the_latest_comers_go() -> None:
+    job = running(3)
+    assert job.answer(ScaleInAsked(2, "a")) == Acknowledge(1)
+    assert (job.state("w1"), job.state("w2")) == (WorkerState.LEAVING, WorkerState.LEAVING)
+    job.switch()
+    assert (job.record.roster, job.record.target) == (("w0",), 1)
+
+
+def test_scale_in_of_named_workers_lets_just_these_go() -> None:
+    job = running(3)
+    assert job.answer(ScaleInAsked(("w0", "w1", "w0"), "a")) == Acknowledge(1)
+    job.switch()
+    assert (job.record.roster, job.record.target) == (("w2",), 1)
+
+
+def test_a_repeated_request_is_answered_again_and_nothing_follows() -> None:
+    job = running()
+    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+    record = job.record
+    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+    assert job.record == record
+
+
+def test_a_repeated_request_is_known_to_the_next_leader_and_after_the_scaling() -> None:
+    job = running(3)
+    job.answer(ScaleInAsked(("w1",), "a"))
+    job.switch()
+    raw = msgspec.json.encode(job.record)
+    job.machine = JobMachine(msgspec.json.decode(raw, type=Record), Horizon.of(10.0))
+    job.feed(TookOver(frozenset({"w0", "w2"})))
+    assert job.answer(ScaleInAsked(("w1",), "a")) == Acknowledge(2)
+    assert job.record.roster == ("w0", "w2")
+    assert job.record.plan is None
+
+
+def test_a_late_repetition_does_not_undo_a_newer_request() -> None:
+    job = running()
+    job.feed(ScaleAsked(4, "a"))
+    job.feed(ScaleAsked(3, "b"))
+    assert job.answer(ScaleAsked(4, "a")) == Acknowledge(4)
+    assert job.record.target == 3
+
+
+def test_only_the_newest_requests_are_remembered() -> None:
+    job = running()
+    for number in range(scaling.KEPT + 5):
+        job.feed(ScaleAsked(2 + number % 2, f"r{number}"))
+    assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scaling.KEPT)]
+
+
+# ----------------------------------------------------------------------------------------- relative requests: RETRY
+
+
+def test_a_relative_request_waits_until_the_one_before_is_met() -> None:
+    """From the ACK to the end of the last switch: RETRY, with what is under way, and nothing changes."""
+    job = running()
+    job.answer(ScaleOutAsked(1, "a"))
+    reasons = []
+
+    def retried(asked: Scaling) -> None:
+        record = job.record
+        answer = job.answer(asked)
+        assert isinstance(answer, Refuse)
+        assert answer.retry
+        reasons.append(answer.reason)
+        assert job.record == record
+
+    retried(ScaleOutAsked(1, "b"))
+    job.join("w2", answering=True)
+    retried(ScaleInAsked(1, "b"))
+    job.see("w2", Phase.READY, 0)
+    retried(ScaleInAsked(("w0",), "b"))
+    job.switch()
+    assert job.answer(ScaleOutAsked(1, "b")) == Acknowledge(4)
+    assert [reason.split(";")[0] for reason in reasons] == [
+        "2 of the 3 workers asked for are here",
+        "still joining: w2",
+        "a switch from 2 to 3 workers is under way",
+    ]
+
+
+def test_a_job_that_starts_takes_no_relative_request_yet() -> None:
+    job = Job()
+    job.join("w0")
+    assert job.answer(ScaleOutAsked(1)) == Refuse("the job is starting: 1 of 2 workers are here", retry=True)
+
+
+def test_leavers_are_waited_for() -> None:
+    job = running(3)
+    job.answer(ScaleInAsked(1, "a"))
+    plan = job.record.plan
+    assert plan is not None
+    for worker in plan.roster:
+        job.see(worker, Phase.TRAINING, plan.generation, plan.after_step or 0)
+    assert job.answer(ScaleOutAsked(1, "b")) == Refuse("still leaving: w2", retry=True)
+
+
+def test_workers_that_never_come_are_taken_back_by_a_request_for_a_size() -> None:
+    job = running()
+    job.answer(ScaleOutAsked(2, "a"))
+    answer = job.answer(ScaleInAsked(1, "b"))
+    assert isinstance(answer, Refuse)
+    assert "`edl scale j 2` takes that back" in answer.reason
+    assert job.answer(ScaleAsked(2)) == Acknowledge(2)
+    assert job.answer(ScaleInAsked(1, "b")) == Acknowledge(1)
+
+
+def test_a_lost_worker_is_not_waited_for() -> None:
+    job = running(3)
+    job.feed(Vanished("w2", "gone"))
+    job.switch()
+    assert (job.record.roster, job.record.target) == (("w0", "w1"), 3)
+    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(4)
+
+
+# ------------------------------------------------------------------------------------------------------------ never
+
+
+@pytest.mark.parametrize(
+    ("asked", "reason"),
+    [
+        (ScaleAsked(9), "the job may have at most 4 workers, so not 9: ask for 2 to 4 (--min-np and --max-np"),
+        (ScaleOutAsked(2), "the job may have at most 4 workers, so not 5: ask for 2 to 4"),
+        (ScaleInAsked(2), "the job needs at least 2 workers, so not 1: ask for 2 to 4"),
+        (ScaleInAsked(("w1", "w2")), "the job needs at least 2 workers, so not 1"),
+        (ScaleInAsked(("w9",)), "no worker w9 trains in this job: `edl status j` lists them"),
+    ],
+)
+def test_what_can_never_be_met_is_refused_for_good(asked: Scaling, reason: str) -> None:
+    job = running(3, minimum=2)
+    answer = job.answer(asked)
+    assert isinstance(answer, Refuse)
+    assert not answer.retry
+    assert answer.reason.startswith(reason)
+    assert (job.record.target, job.record.plan) == (3, None)
+
+
+def test_without_a_maximum_the_remedy_names_none() -> None:
+    answer = running(3, minimum=2, maximum=0).answer(ScaleAsked(1))
+    assert isinstance(answer, Refuse)
+    assert answer.reason.endswith("ask for 2 or more (--min-np sets it when a job starts)")
+
+
+def test_named_leavers_must_leave_enough_who_are_there() -> None:
+    job = running(3)
+    job.feed(Vanished("w2", "gone"))
+    job.switch()
+    answer = job.answer(ScaleInAsked(("w0", "w1")))
+    assert answer == Refuse("only 0 workers would be left, and the job needs 1: name fewer")
+
+
+def test_a_job_that_is_over_takes_nothing_but_answers_what_it_had_taken() -> None:
+    job = running()
+    job.answer(ScaleOutAsked(1, "a"))
+    job.feed(StopAsked("enough"))
+    assert job.answer(ScaleOutAsked(1, "b")) == Refuse("the job is over: enough")
+    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+
+
+# ----------------------------------------------------------------------------- the target follows who comes and goes
+
+
+def test_whoever_comes_unasked_is_welcome_and_counts() -> None:
+    job = running()
+    job.join("w2")
+    assert job.record.target == 3
+    job.see("w2", Phase.READY, 0)
+    job.switch()
+    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(4)
+
+
+def test_whoever_was_told_to_leave_by_a_signal_does_not_count_any_more() -> None:
+    job = running(3)
+    job.see("w1", Phase.TRAINING, 1, leaving=True)
+    assert job.record.target == 2
+    job.switch()
+    assert job.answer(ScaleInAsked(1, "a")) == Acknowledge(1)
+    assert job.state("w2") is WorkerState.LEAVING
+
+
+def test_a_worker_started_for_a_request_that_was_taken_back_leaves_again() -> None:
+    job = running()
+    job.feed(ScaleAsked(4))
+    job.feed(ScaleAsked(2))
+    job.join("w2", answering=True)
+    assert job.state("w2") is WorkerState.LEAVING
+    assert OrderBook(job.record, 1, None).orders("w2").verdict is Verdict.LEAVE
+
+
+def test_a_smaller_size_asked_for_while_the_first_ring_forms_is_not_lost() -> None:
+    job = Job(np=3)
+    job.join("w0", "w1", "w2")
+    assert job.answer(ScaleAsked(1)) == Acknowledge(1)
+    assert OrderBook(job.record, 1, None).orders("w2").verdict is Verdict.STAY
+    job.switch()
+    job.switch()
+    assert job.record.roster == ("w0",)
+
+
+def test_a_smaller_size_asked_for_before_the_first_ring_is_planned() -> None:
+    job = Job(np=3)
+    job.join("w0", "w1")
+    job.feed(ScaleAsked(1))
+    job.switch()
+    assert (job.record.roster, job.record.target) == (("w0",), 1)
+
+
+# --------------------------------------------------------------------------------------------------- how long it took
+
+
+def test_each_phase_of_a_scaling_tells_its_time() -> None:
+    job = running()
+    job.feed(ScaleOutAsked(1, "a"))
+    job.join("w2", answering=True)
+    job.see("w2", Phase.REHEARSING, 0, after_s=3.0)
+    job.see("w2", Phase.READY, 0, after_s=0.5)
+    job.switch()
+    assert job.details("worker_warming") == {"worker": "w2", "joining_ms": 3000}
+    assert job.details("worker_ready") == {"worker": "w2", "joining_ms": 3000, "warming_ms": 500}
+    scaled = job.details("scaled")
+    assert (scaled["from"], scaled["to"], scaled["switching_ms"], scaled["asked_ms"]) == (2, 3, 30, 3540)
+    job.answer(ScaleInAsked(("w2",), "b"))
+    job.switch()
+    assert job.details("worker_left") == {"worker": "w2", "leaving_ms": 30}
+
+
+def test_what_began_under_another_leader_has_no_length() -> None:
+    job = running()
+    job.feed(ScaleOutAsked(1, "a"))
+    job.join("w2", answering=True)
+    job.see("w2", Phase.READY, 0)
+    job.machine = JobMachine(job.record, Horizon.of(10.0))
+    job.feed(TookOver(frozenset({"w0", "w1", "w2"})))
+    job.switch()
+    scaled = job.details("scaled")
+    assert (scaled["switching_ms"], scaled["asked_ms"]) == (None, None)
