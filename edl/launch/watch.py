@@ -15,7 +15,7 @@ from edl.launch.records import OVER, Folder
 from edl.launch.supervision import JobSeen
 from edl.protocol.job import Status, WorkerState
 
-INTERVAL_S = 0.5
+INTERVAL_S = 1.0
 GOING = frozenset({WorkerState.LEAVING, WorkerState.DONE})
 START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 

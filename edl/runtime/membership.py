@@ -28,7 +28,7 @@ from edl.transport.rpc import Client
 
 logger = logging.getLogger("edl")
 
-REPORT_S = 0.1  # a step may be so old when the leader hears of it
+FIRST_REPORT_S, REPORT_S = 0.05, 1.0  # a step may be so old when the leader hears of it: at first, and in the long run
 RETRY_S = 0.1
 HOLD_S = 5.0
 
@@ -123,7 +123,12 @@ class Membership:
         self._admitted = True
 
     async def _report(self, client: Client, term: int) -> None:
-        """Returns when the worker's end was reported."""
+        """Returns when the worker's end was reported.
+
+        What is new is said at once. Mere progress is said ever less often, since the leader can reckon it: on hosts
+        whose cores are all busy with training, each report costs a trainer its time.
+        """
+        period_s = FIRST_REPORT_S
         while True:
             self._stirred.clear()
             observation, over = self._observer.observe(self._clock.now()), self._observer.over
@@ -134,9 +139,12 @@ class Membership:
                 self._sent = observation
             if over:
                 return
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(REPORT_S):
+            try:
+                async with asyncio.timeout(period_s):
                     await self._stirred.wait()
+                period_s = FIRST_REPORT_S
+            except TimeoutError:
+                period_s = min(2 * period_s, REPORT_S)
 
     async def _listen(self, client: Client, term: int) -> None:
         while True:

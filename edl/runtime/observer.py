@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.messages import Observation, Pause, Phase
 from edl.transport.page import Page
 
-WEIGHT = 0.2  # of the newest measurement of the step time
+MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step time
 
 
 class Observer:
@@ -84,7 +86,8 @@ class Observer:
         if last is None:
             self._last = (step, now)
         elif step > last[0]:
-            newest = (now - last[1]) / (step - last[0])
-            mean = self._step_time_s
-            self._step_time_s = newest if not mean else mean + WEIGHT * (newest - mean)
+            elapsed_s, mean = now - last[1], self._step_time_s
+            newest = elapsed_s / (step - last[0])
+            weight = 1 - math.exp(-elapsed_s / MEMORY_S) if mean else 1.0
+            self._step_time_s = mean + weight * (newest - mean)
             self._last = (step, now)
