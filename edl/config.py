@@ -19,6 +19,7 @@ import msgspec
 from edl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
+OVER = frozenset({"finished", "failed"})  # states of a record
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
 
 # ------------------------------------------------------------------------------------------------ forms of values
@@ -278,13 +279,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """Complete the coordinator and the secret from the record of a living job started on this machine."""
         if self.job is None or self.secret_file is not None:
             return self
-        try:
-            record = json.loads((self.job_home / "record.json").read_bytes())
-            coordinator, state = record["coordinator"], record["state"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return self
-        secret_file = self.job_home / "secret"
-        if not coordinator or state in {"finished", "failed"} or self.coordinator not in {None, coordinator}:
+        record = self._record()
+        coordinator, secret_file = record.get("coordinator"), self.job_home / "secret"
+        if not coordinator or record.get("state") in OVER or self.coordinator not in {None, coordinator}:
             return self
         if not secret_file.exists():
             return msgspec.structs.replace(self, coordinator=coordinator)
@@ -294,8 +291,28 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.job is None and self.coordinator is not None:
             raise ConfigError(f"EDL_COORDINATOR={self.coordinator} is given without a job: set EDL_JOB too")
         if self.job is not None and self.coordinator is None:
-            raise ConfigError(f"EDL_JOB={self.job} is given without a coordinator: set EDL_COORDINATOR=HOST:PORT too")
+            raise ConfigError(self._why_no_coordinator())
         return self
+
+    def _why_no_coordinator(self) -> str:
+        record = self._record()
+        state = record.get("state")
+        if state in OVER:
+            return f"EDL_JOB={self.job}: that job is over ({state}); start it again by `edl run --job {self.job} ...`"
+        if record:
+            return f"EDL_JOB={self.job}: that job is just being started; try again in a moment"
+        return (
+            f"EDL_JOB={self.job} is given without a coordinator: set EDL_COORDINATOR=HOST:PORT too "
+            "(only for a job that `edl run` has started on this machine it is known)"
+        )
+
+    def _record(self) -> dict[str, str]:
+        """What `edl run` has written down of the job on this machine; empty where it has not."""
+        try:
+            record = json.loads((self.job_home / "record.json").read_bytes())
+        except (OSError, ValueError):
+            return {}
+        return record if isinstance(record, dict) else {}
 
 
 def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]:

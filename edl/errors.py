@@ -40,8 +40,16 @@ class JobFailed(EdlError):
     """The job cannot go on; the message is the reason that `edl status` shows too."""
 
 
+class NoSuchJob(JobFailed):
+    """Nobody has ever joined a job of that name there."""
+
+
+class TimedOut(EdlError, TimeoutError):
+    """What was waited for did not happen in time. It may still."""
+
+
 class ScaleRejected(EdlError):
-    """A request for another size cannot be taken now."""
+    """A request for another size that cannot be met, now or later; the reason names the remedy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -52,6 +52,13 @@ class Event(msgspec.Struct, frozen=True):
         return json.dumps(self.flat(), separators=(",", ":"))
 
 
+def from_flat(flat: dict[str, Any]) -> Event:
+    """The event of which `Event.flat` made this."""
+    fixed = {name: value for name, value in flat.items() if name in Event.__struct_fields__}
+    details = {name: value for name, value in flat.items() if name not in fixed}
+    return msgspec.convert({**fixed, "details": details}, Event)
+
+
 def encode(event: Event) -> bytes:
     """Bytes for the coordinator."""
     return msgspec.json.encode(event)

@@ -10,6 +10,7 @@ from typing import NoReturn, Protocol
 from edl import __version__
 from edl.cli import commands
 from edl.cli.run import run
+from edl.cli.scale import scale
 from edl.config import TABLE, Given, Setting
 from edl.errors import ConfigError, UsageError
 
@@ -42,6 +43,10 @@ SCALE_EXAMPLES = """
 examples:
   edl scale mnist 4               ask for four workers
   edl scale mnist 2 --wait        and return when the job has that size, printing the pause
+  edl scale mnist 8 --wait --timeout 600
+                                  the same, for ten minutes at most
+
+Growing: `edl run` starts the workers that are missing. For a job without it start them, by EDL_JOB and EDL_COORDINATOR.
 """
 STOP_EXAMPLES = """
 example:
@@ -119,10 +124,16 @@ def _add_events(found: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "scale", commands.scale, "ask for another number of workers", SCALE_EXAMPLES)
+    parser = _command(found, "scale", scale, "ask for another number of workers", SCALE_EXAMPLES)
     _add_job(parser)
     parser.add_argument("size", metavar="N", help="workers wanted")
-    _add_switch(parser, "--wait", "return when the job has that size")
+    _add_switch(parser, "--wait", "return when the job has that size, and show how far it is meanwhile")
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        default=os.environ.get("EDL_TIMEOUT") or None,
+        help="with --wait: give up waiting after so long; the request stands (default: never) [EDL_TIMEOUT]",
+    )
 
 
 def _add_stop(found: argparse._SubParsersAction[Parser]) -> None:

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TextIO
 
+from edl.cli.telling import told
 from edl.launch.records import Record
-from edl.protocol.job import Status
+from edl.protocol.job import JobState, Status, WorkerState
 
-FIXED = ("ts", "job", "kind", "term", "generation", "step")  # of an event; the rest are its details
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
@@ -50,7 +51,7 @@ def show_records(records: Sequence[Record]) -> None:
     rows = [
         (
             record.job,
-            state_of(record),
+            record.shown_state,
             time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(record.started)),
             " ".join(record.command),
         )
@@ -59,17 +60,63 @@ def show_records(records: Sequence[Record]) -> None:
     table(("job", "state", "started", "command"), rows)
 
 
-def state_of(record: Record) -> str:
-    """A launcher that was killed together with its guard could not write down the end of its job."""
-    return record.state if record.alive or record.ended is not None else "failed"
+DOES = {
+    WorkerState.JOINING: "is importing",
+    WorkerState.WARMING: "rehearses",
+    WorkerState.READY: "is ready",
+    WorkerState.SWITCHING: "is entering",
+    WorkerState.LEAVING: "is leaving",
+}
+
+
+def progress(status: Status) -> str:
+    """How far a job is on its way to the size asked for: "2 of 4 workers train; w3 is importing"."""
+    here = [worker for worker in status.workers if worker.state not in {WorkerState.LEAVING, WorkerState.DONE}]
+    parts = [f"{status.size} of {status.target} workers train"]
+    for worker in status.workers:
+        newcomer = worker.rank is None or worker.state is WorkerState.LEAVING
+        if newcomer and worker.state in DOES:
+            parts.append(f"{worker.id} {DOES[worker.state]}")
+    if len(here) < status.target:
+        missing = status.target - len(here)
+        parts.append(f"{missing} more {'has' if missing == 1 else 'have'} not come yet")
+    if status.state is JobState.SCALING:
+        parts.append("the switch is scheduled")
+    return "; ".join(parts)
+
+
+class Progress:
+    """Lines that follow each other: in one place on a terminal, else one below the other."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._last = ""
+
+    @property
+    def shown(self) -> bool:
+        return bool(self._last)
+
+    def show(self, line: str) -> None:
+        """Write it, unless it is what was written last."""
+        if line == self._last:
+            return
+        self._last = line
+        width = shutil.get_terminal_size().columns - 1
+        self._stream.write(f"\r\x1b[K{line[:width]}" if self._stream.isatty() else f"edl: {line}\n")
+        self._stream.flush()
+
+    def end(self) -> None:
+        """Make room for what comes after."""
+        if self._last and self._stream.isatty():
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
 
 
 def event_line(event: Mapping[str, Any]) -> str:
     """One event on one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["ts"])) + f".{int(event['ts'] % 1 * 1000):03d}"
-    details = " ".join(f"{name}={_short(value)}" for name, value in event.items() if name not in FIXED)
     place = f"step {event['step']:<7} generation {event['generation']:<3}"
-    return f"{clock}  {event['kind']:<16}  {place}  {details}".rstrip()
+    return f"{clock}  {event['kind']:<16}  {place}  {told(event)}".rstrip()
 
 
 def say(line: str, style: str = "") -> None:
@@ -94,7 +141,3 @@ def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(head, *rows, strict=True)]
     for row in (head, *rows):
         sys.stdout.write("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip() + "\n")
-
-
-def _short(value: Any) -> str:
-    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -127,7 +127,8 @@ class JobMachine:
 
     def _on_registered(self, happened: Registered) -> None:
         if self.record.state in OVER:
-            self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
+            over = f"the job is over: {self.record.reason or self.record.state.value}"
+            self._commands.append(Refuse(f"{over}; start another one, under a name of its own"))
         elif self._member(happened.identity.id) is None:
             self._admit(happened)
         else:  # its daemon was started anew: another process speaks for the same trainer
@@ -140,7 +141,10 @@ class JobMachine:
             self._change(target=happened.np, limits=Limits(happened.minimum, maximum))
         maximum, present = self.record.limits.maximum, len(self._staying())
         if maximum and present >= maximum:
-            self._commands.append(Refuse(f"the job has {present} workers and may have at most {maximum}"))
+            full = f"the job has {present} workers and may have at most {maximum}"
+            self._commands.append(
+                Refuse(f"{full}: wait until one leaves, or give it a larger --max-np at its next start")
+            )
             return
         number = self.record.arrivals + 1
         member = Member(happened.identity, WorkerState.JOINING, number)

@@ -44,6 +44,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def alive(self) -> bool:
         return self.state not in OVER and is_running(self.launcher_pid, self.launcher_start)
 
+    @property
+    def shown_state(self) -> str:
+        """A launcher that was killed together with its guard could not write down the end of its job."""
+        return self.state if self.alive or self.ended is not None else "failed"
+
 
 class Folder:
     """The files of one job's record."""

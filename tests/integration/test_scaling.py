@@ -15,6 +15,7 @@ import pytest
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
+SCHEDULER = Path(__file__).parents[2] / "examples" / "scheduler.py"
 SAMPLES, EPOCHS = 203, 40
 
 
@@ -111,9 +112,39 @@ def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):
     scaled = edl("scale", "s", "1", "--wait")
     assert scaled.returncode == 0, scaled.stderr
     assert "pause" in scaled.stdout
+    assert scaled.stderr.splitlines()[-1] == "edl: 1 of 1 workers train"
     refused = edl("scale", "s", "0")
     assert refused.returncode != 0
     job.finish()
+    expect_exactly_once(job.out)
+
+
+def test_a_scheduler_grows_and_shrinks_a_running_job(edl, tmp_path):
+    """`examples/scheduler.py`, with nothing but the job's name: by `edl.client.Job`."""
+    job = Job(edl, tmp_path / "out", workers=2, EDL_MAX_NP="3")
+    first = {worker["id"] for worker in job.wait_size(2)["workers"]}
+    scheduler = subprocess.run(
+        [sys.executable, str(SCHEDULER), "s", "--steps", "5"],
+        env=edl.environ, capture_output=True, text=True, timeout=120, check=False,
+    )  # fmt: skip
+    assert scheduler.returncode == 0, scheduler.stdout + scheduler.stderr
+    lines = scheduler.stdout.splitlines()
+    assert [line for line in lines if "asked" in line or "train" in line][::2] == [
+        "3 workers asked for",
+        "2 workers train",
+    ]
+    assert [line.partition(":")[0] for line in lines if "paused" in line] == ["2 -> 3", "3 -> 2"]
+    refused = edl("scale", "s", "9")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "at most 3 workers, so not 9: ask for 1 to 3" in refused.stderr
+    events = job.finish()
+    (newcomer,) = {event["worker"] for event in events if event["kind"] == "worker_ready"}
+    assert {event["worker"] for event in events if event["kind"] == "worker_left"} == {newcomer}
+    assert newcomer not in first
+    grown, shrunk = [event for event in events if event["kind"] == "scaled"]
+    assert grown["asked_ms"] > grown["switching_ms"] > grown["pause_ms"] > 0
+    assert (shrunk["from"], shrunk["to"], shrunk["state_ms"] < 50) == (3, 2, True)
+    expect_equal_models(job.out)
     expect_exactly_once(job.out)
 
 

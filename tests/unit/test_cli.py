@@ -13,15 +13,16 @@ import msgspec
 import pytest
 
 from edl.cli import main, show
-from edl.cli.jobs import recorded_status
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
+from edl.cli.telling import told
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, Record, claim
 from edl.launch.supervision import Verdict
+from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 from edl.runtime.processes import process_start_time
@@ -170,7 +171,7 @@ def typed_flags() -> dict[str, set[str]]:
 def test_each_flag_has_a_twin_in_the_environment():
     twins = {flag: setting.variables for setting in TABLE for flag in setting.flags}
     for flags in typed_flags().values():
-        for flag in flags - {"--json", "--follow", "--wait"}:
+        for flag in flags - {"--json", "--follow", "--wait", "--timeout"}:
             assert f"EDL_{flag.strip('-').replace('-', '_').upper()}" in twins[flag]
 
 
@@ -263,8 +264,56 @@ def test_events_for_people_and_for_programs(home, capsys):
     assert main(["events", "x", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == event.flat()
     assert main(["events", "x"]) == 0
-    words = capsys.readouterr().out.split()
-    assert words[1:] == ["scaled", "step", "30", "generation", "2", "from=1", "to=2", "pause_ms=41.25"]
+    line = capsys.readouterr().out
+    assert line.endswith("  scaled            step 30      generation 2    1 → 2 workers; survivors paused for 41 ms\n")
+
+
+@pytest.mark.parametrize(
+    ("kind", "details", "words"),
+    [
+        ("scale_asked", {"size": 1, "before": 3, "leavers": ["w1", "w2"]}, "3 → 1 workers; to leave: w1, w2"),
+        ("worker_ready", {"worker": "w3", "joining_ms": 2930, "warming_ms": 480},
+         "w3 after 2.9 s of booting and 0.5 s of rehearsing"),
+        ("worker_left", {"worker": "w3", "leaving_ms": None}, "w3"),
+        ("switch_scheduled", {"next_generation": 3, "after_step": 40, "size": 3, "newcomers": 1},
+         "generation 3 after step 40: 3 workers, 1 of them new"),
+        ("scaled", {"from": 2, "to": 3, "pause_ms": 41.2, "leave_ms": 1.0, "enter_ms": 30.0, "state_ms": 8.0,
+                    "forced": False, "switching_ms": 500, "asked_ms": 4100},
+         "2 → 3 workers; survivors paused for 41 ms (leave 1, enter 30, state 8); 4.1 s after it was asked for"),
+        ("worker_lost", {"worker": "w3", "was": "warming", "reason": "killed"}, "w3, which was warming: killed"),
+        ("worker_lost", {"worker": "w3", "reason": "killed"}, "worker=w3 reason=killed"),
+        ("decision", {"size": 4, "reason": "efficient"}, "size=4 reason=efficient"),
+    ],
+)  # fmt: skip
+def test_what_events_say(kind, details, words):
+    assert told({"ts": 1.5, "job": "x", "kind": kind, "term": 1, "generation": 2, "step": 30, **details}) == words
+
+
+def test_progress_says_who_is_on_the_way(home):
+    status = msgspec.structs.replace(STATUS, target=4)
+    assert (
+        show.progress(status)
+        == "1 of 4 workers train; w2 is importing; 2 more have not come yet; the switch is scheduled"
+    )
+    leaving = msgspec.structs.replace(status.workers[0], state=WorkerState.LEAVING)
+    status = msgspec.structs.replace(status, target=1, state=JobState.RUNNING, workers=(leaving, status.workers[1]))
+    assert show.progress(status) == "1 of 1 workers train; w1 is leaving; w2 is importing"
+
+
+def test_progress_is_written_when_it_changes_and_in_lines_where_nobody_looks(capsys):
+    progress = show.Progress(sys.stderr)
+    for line in ("one", "one", "two"):
+        progress.show(line)
+    progress.end()
+    assert capsys.readouterr().err == "edl: one\nedl: two\n"
+
+
+def test_a_limit_of_time_is_checked(home, capsys, monkeypatch):
+    claim(home, a_record())
+    assert main(["scale", "x", "2", "--timeout", "soon"]) == 2
+    assert capsys.readouterr().err == "edl: --timeout soon: must be a number of seconds, more than 0\n"
+    monkeypatch.setenv("EDL_TIMEOUT", "0")
+    assert main(["scale", "x", "2"]) == 2
 
 
 def test_following_ends_with_the_job(home, capsys):

@@ -136,10 +136,19 @@ class TestRecordOfThisMachine:
         settings = Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
         assert (settings.coordinator, settings.secret()) == ("localhost:4242", b"abc")
 
-    @pytest.mark.parametrize("record", [{"coordinator": "localhost:4242", "state": "finished"}, {"state": "running"}])
-    def test_of_a_job_that_is_over_or_not_yet_there_is_not_used(self, folder, tmp_path, record):
+    @pytest.mark.parametrize(
+        ("record", "complaint"),
+        [
+            (
+                {"coordinator": "localhost:4242", "state": "finished"},
+                r"that job is over \(finished\); start it again by",
+            ),
+            ({"coordinator": "", "state": "starting"}, "that job is just being started; try again in a moment"),
+        ],
+    )
+    def test_of_a_job_that_is_over_or_not_yet_there_is_not_used(self, folder, tmp_path, record, complaint):
         self.write(folder, **record)
-        with pytest.raises(ConfigError, match="without a coordinator"):
+        with pytest.raises(ConfigError, match=complaint):
             Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
 
     def test_of_another_coordinator_is_not_used(self, folder, tmp_path):

@@ -1,9 +1,11 @@
-"""Which job a command is about, and how to reach it: by this machine's records, or by a coordinator that is named."""
+"""Which job is meant, and where it can be asked: by this machine's records, or by a coordinator that is named.
+
+For whoever looks at a job from outside: the command line, `edl.client`. A job that is over is answered for by what its
+launcher has kept.
+"""
 
 from __future__ import annotations
 
-import argparse
-import os
 from collections.abc import Iterable
 
 import msgspec
@@ -17,7 +19,7 @@ from edl.runtime.access import coordinator_of, with_secret
 from edl.runtime.client import JobClient
 
 
-class Target(msgspec.Struct, frozen=True):
+class Whereabouts(msgspec.Struct, frozen=True):
     """One job. At least one of record and coordinator is there."""
 
     job: str
@@ -25,6 +27,11 @@ class Target(msgspec.Struct, frozen=True):
     record: Record | None
     coordinator: Coordinator | None  # where to ask; None when all that is left of it is the record
     secret: bytes
+
+    @property
+    def starting(self) -> bool:
+        """It is so young that there may be nobody to ask yet."""
+        return self.record is not None and self.record.alive and self.record.state == "starting"
 
     def client(self) -> JobClient:
         """A connection to the job. Raises ConfigError when there is none, or none yet."""
@@ -34,21 +41,21 @@ class Target(msgspec.Struct, frozen=True):
         return JobClient(self.coordinator, self.job, self.secret)
 
 
-def locate(arguments: argparse.Namespace) -> Target:
-    """The job that was named, else the only one that runs here. Raises ConfigError or UsageError."""
-    settings = Settings.from_given(arguments.given, os.environ)
-    job = arguments.job or settings.job or only_living(records(settings.home))
+def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
+    """The job that is named, else the only one that runs here. Raises ConfigError or UsageError."""
+    job = settings.job or only_living(records(settings.home))
     settings = msgspec.structs.replace(settings, job=job).with_record()
+    secret = secret or settings.secret()
     folder = find(settings.home, job)
     record = folder.read() if folder else None
     if record is not None and settings.coordinator in {None, record.coordinator}:
-        return Target(job, folder, record, _coordinator(settings, record), settings.secret())
+        return Whereabouts(job, folder, record, _coordinator(settings, record, secret), secret)
     if settings.coordinator is None:
         raise ConfigError(
             f"no job {job} was started on this machine: `edl status` lists those that were; "
-            "for one that runs elsewhere add --coordinator HOST:PORT"
+            "for one that runs elsewhere name its coordinator, by --coordinator HOST:PORT or EDL_COORDINATOR"
         )
-    return Target(job, None, None, coordinator_of(settings), settings.secret())
+    return Whereabouts(job, None, None, _named(settings, secret), secret)
 
 
 def only_living(known: Iterable[tuple[Folder, Record]]) -> str:
@@ -60,26 +67,29 @@ def only_living(known: Iterable[tuple[Folder, Record]]) -> str:
     raise UsageError("no job runs here: name one, or see `edl status` for those that ran")
 
 
-def _coordinator(settings: Settings, record: Record) -> Coordinator | None:
+def _coordinator(settings: Settings, record: Record, secret: bytes) -> Coordinator | None:
     """A coordinator of the launcher's own is gone with it; another can be asked after the job's end, too."""
     if not record.own_coordinator:
-        return coordinator_of(settings)
+        return _named(settings, secret)
     if not record.alive or not record.coordinator:
         return None
-    return with_secret(Coordinator(record.coordinator), settings.secret())
+    return with_secret(Coordinator(record.coordinator), secret)
 
 
-async def read_status(target: Target) -> Status:
+def _named(settings: Settings, secret: bytes) -> Coordinator | None:
+    found = coordinator_of(msgspec.structs.replace(settings, secret_file=None))
+    return None if found is None else with_secret(found, secret)
+
+
+async def read_status(where: Whereabouts) -> Status:
     """The job as its leader shows it; when nobody answers, as it was seen last. Raises EdlError."""
-    if target.coordinator is not None:
-        try:
-            async with target.client() as job:
-                return await job.status()
-        except EdlError:
-            if target.record is None:
-                raise
-    assert target.folder is not None and target.record is not None
-    return recorded_status(target.folder, target.record)
+    try:
+        async with where.client() as job:
+            return await job.status()
+    except EdlError:
+        if where.folder is None or where.record is None:
+            raise
+        return recorded_status(where.folder, where.record)
 
 
 def recorded_status(folder: Folder, record: Record) -> Status:

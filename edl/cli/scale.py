@@ -1,0 +1,80 @@
+"""`edl scale`: asks for a size, and says how it comes about."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+
+from edl.cli import show
+from edl.cli.commands import located
+from edl.errors import ConfigError, EdlError, ScaleRejected, TimedOut, UsageError
+from edl.events import Event, Kind
+from edl.launch.whereabouts import Whereabouts
+from edl.protocol.job import Status
+
+LONGEST_S = 7 * 86_400.0
+
+
+def scale(arguments: argparse.Namespace) -> int:
+    if not arguments.size.isdecimal() or int(arguments.size) < 1:
+        raise UsageError(f"{arguments.size}: the number of workers must be a whole number of at least 1")
+    where, size, timeout_s = located(arguments), int(arguments.size), _seconds(arguments)
+    asked = f"job {where.job} is asked for {size} workers all the same: `edl status {where.job}` shows how far it is"
+    progress = show.Progress(sys.stderr)
+    try:
+        line = asyncio.run(_scale(where, size, progress, timeout_s=timeout_s, wait=arguments.wait))
+    except ScaleRejected as rejected:
+        raise EdlError(f"job {where.job} cannot have {size} workers: {rejected.reason}") from None
+    except TimedOut as late:
+        raise TimedOut(f"{late}; {asked}") from None
+    except asyncio.CancelledError:
+        raise EdlError(f"interrupted; {asked}" if progress.shown else "interrupted") from None
+    finally:
+        progress.end()
+    show.say(line)
+    return 0
+
+
+async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, timeout_s: float | None, wait: bool) -> str:
+    def seen(status: Status) -> None:
+        if status.target != size:
+            raise EdlError(f"job {status.job} was asked for {status.target} workers meanwhile")
+        progress.show(show.progress(status))
+
+    _heed_interrupts()
+    async with where.client() as job:
+        after, _ = await job.events()
+        await job.scale(size)
+        if not wait:
+            return f"job {where.job}: {size} workers asked for"
+        await job.wait(size, timeout_s, seen)
+        _, new = await job.events(after)
+    return f"job {where.job} has {size} workers{_pause(new)}"
+
+
+def _heed_interrupts() -> None:
+    """Ctrl-C ends the waiting, not the process, so that it can be said what stands."""
+    task = asyncio.current_task()
+    if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+
+
+def _pause(new: list[Event]) -> str:
+    """Of the last switch, if there was one."""
+    pauses = [event.details.get("pause_ms") for event in new if event.kind is Kind.SCALED]
+    return f"; its survivors paused for {pauses[-1]:.0f} ms" if pauses and pauses[-1] is not None else ""
+
+
+def _seconds(arguments: argparse.Namespace) -> float | None:
+    """How long to wait; None: as long as it takes."""
+    if arguments.timeout is None:
+        return None
+    try:
+        seconds = float(arguments.timeout)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= LONGEST_S:
+        raise ConfigError(f"--timeout {arguments.timeout}: must be a number of seconds, more than 0")
+    return seconds

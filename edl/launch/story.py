@@ -1,0 +1,54 @@
+"""What has happened to a job, as flat events: from what its launcher keeps of it, else from the coordinator."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from typing import Any
+
+import msgspec
+
+from edl.launch.records import Folder
+from edl.launch.whereabouts import Whereabouts
+from edl.runtime.client import JobClient
+
+POLL_S = 0.25
+
+
+async def story(where: Whereabouts, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    """All events, oldest first; with `follow` those to come too, until the job is over."""
+    if where.folder is not None:
+        async for event in _recorded(where.folder, follow):
+            yield event
+        return
+    async with where.client() as client:
+        async for event in _told(client, follow):
+            yield event
+
+
+async def _recorded(folder: Folder, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    """From the record that the launcher keeps: it is there after the job, and while the coordinator is down."""
+    rest, offset = b"", 0
+    while True:
+        record = folder.read()
+        last = not follow or record is None or not record.alive  # before reading: its last events come before its end
+        if folder.events.exists():
+            with folder.events.open("rb") as file:
+                file.seek(offset)
+                piece = file.read()
+            offset += len(piece)
+            *lines, rest = (rest + piece).split(b"\n")
+            for line in lines:
+                yield msgspec.json.decode(line)
+        if last:
+            return
+        await asyncio.sleep(POLL_S)
+
+
+async def _told(client: JobClient, follow: bool) -> AsyncIterator[dict[str, Any]]:
+    if not follow:
+        for event in (await client.events())[1]:
+            yield event.flat()
+        return
+    async for event in client.follow():
+        yield event.flat()
