@@ -134,6 +134,7 @@ class Supervisor:
         self._job = JobSeen("starting")
         self._limits = limits
         self._target = len(workers)
+        self._arrived: set[int] = set()  # pids that the job has known: who is not known any more has left it
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -197,7 +198,8 @@ class Supervisor:
         What crashed is not started again by this.
         """
         grown, self._target = job.target - self._target, job.target
-        on_their_way = sum(pid not in job.pids for pid in self._pids.values())
+        self._arrived |= job.pids
+        on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         number = min(grown, job.target - job.members - on_their_way)
         return [StartWorkers(number)] if number > 0 else []
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.errors import InvalidTransition
@@ -195,6 +195,7 @@ SEEN = st.builds(
 ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()))
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
 @given(st.lists(st.one_of(ANYTHING, st.integers(0, 2)), max_size=30), st.lists(st.integers(-15, 2), min_size=3))
 def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
     supervisor = Supervisor({slot: 100 + slot for slot in range(3)}, LIMITS)
@@ -243,6 +244,12 @@ def test_growing_again_after_shrinking_starts_a_worker_again():
 def test_a_crashed_worker_is_not_started_again_by_growth():
     supervisor = two_workers()
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(2, 1, 100)) == []
+
+
+def test_who_has_left_the_job_and_not_exited_yet_is_not_on_its_way_into_it():
+    supervisor = two_workers()
+    assert play(supervisor, seen(2, 2, 100, 101), seen(1, 1, 100)) == []
+    assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)]
 
 
 def test_what_came_from_elsewhere_and_crashed_is_not_ours_to_replace():
