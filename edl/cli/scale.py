@@ -21,7 +21,7 @@ def scale(arguments: argparse.Namespace) -> int:
     if not arguments.size.isdecimal() or int(arguments.size) < 1:
         raise UsageError(f"{arguments.size}: the number of workers must be a whole number of at least 1")
     where, size, timeout_s = located(arguments), int(arguments.size), _seconds(arguments)
-    asked = f"job {where.job} is asked for {size} workers all the same: `edl status {where.job}` shows how far it is"
+    asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
     progress = show.Progress(sys.stderr)
     try:
         line = asyncio.run(_scale(where, size, progress, timeout_s=timeout_s, wait=arguments.wait))

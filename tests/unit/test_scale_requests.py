@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from edl.core import scaling
 from edl.core.horizon import Horizon
@@ -303,6 +305,100 @@ def test_a_smaller_size_asked_for_before_the_first_ring_is_planned() -> None:
     job.feed(ScaleAsked(1))
     job.switch()
     assert (job.record.roster, job.record.target) == (("w0",), 1)
+
+
+# ---------------------------------------------------------------------------------- all of it, against a naive twin
+
+
+class Account:
+    """The twin: what the target must be, from nothing but the answers."""
+
+    def __init__(self, job: Job) -> None:
+        self.job = job
+        self.target = job.record.target
+        self.asked: list[Scaling] = []
+        self.taken: dict[str, int] = {}
+
+    def ask(self, asked: Scaling) -> None:
+        known, before = self.taken.get(asked.request), self.job.record
+        answer = self.job.answer(asked)
+        if known is not None:
+            assert answer == Acknowledge(known)
+            assert self.job.record == before
+        elif isinstance(answer, Acknowledge):
+            self.target = self.taken[asked.request] = self._after(asked)
+            assert answer == Acknowledge(self.target)
+        else:
+            assert self.job.record == before
+
+    def _after(self, asked: Scaling) -> int:
+        match asked:
+            case ScaleAsked(size):
+                return size
+            case ScaleOutAsked(workers):
+                return self.target + workers
+            case ScaleInAsked(workers):
+                return self.target - (workers if isinstance(workers, int) else len(set(workers)))
+
+    def change_leader(self) -> None:
+        alive = frozenset(member.identity.id for member in self.job.record.members)
+        raw = msgspec.json.encode(self.job.record)
+        self.job.machine = JobMachine(msgspec.json.decode(raw, type=Record), Horizon.of(10.0))
+        self.job.feed(TookOver(alive))
+        for member in self.job.record.members:  # they report to the new one
+            if member.identity.id in self.job.record.roster:
+                self.job.see(member.identity.id, Phase.TRAINING, self.job.record.generation, 1)
+
+    def start_one(self) -> None:
+        """As a launcher does, late."""
+        self.job.join(f"n{self.job.record.arrivals}", answering=True)
+
+    def settle_some(self) -> None:
+        """Who boots is ready, who was told to leave before it trained goes, and what is planned happens."""
+        for member in self.job.record.members:
+            if member.state is WorkerState.JOINING:
+                self.job.see(member.identity.id, Phase.READY, 0)
+            elif member.state is WorkerState.LEAVING and member.identity.id not in self.job.record.roster:
+                self.job.see(member.identity.id, Phase.DONE, 0)
+        if self.job.record.plan is not None:
+            self.job.switch()
+
+
+NAMES = st.lists(st.sampled_from(["w0", "w1", "n2", "n3", "n4"]), min_size=1, max_size=2).map(tuple)
+WISHES = st.one_of(
+    st.integers(1, 5).map(lambda n: ("size", n)),
+    st.integers(1, 3).map(lambda n: ("out", n)),
+    st.one_of(st.integers(1, 3), NAMES).map(lambda who: ("in", who)),
+    st.integers(0, 20).map(lambda n: ("again", n)),
+    st.sampled_from([("leader", 0), ("start", 0), ("settle", 0)]),
+)
+KINDS = {"size": ScaleAsked, "out": ScaleOutAsked, "in": ScaleInAsked}
+
+
+@settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
+@given(st.lists(WISHES, max_size=40))
+def test_whatever_is_asked_and_repeated_the_target_is_the_account_and_the_size_follows(story) -> None:
+    job = running()
+    account = Account(job)
+    for what, how in story:
+        match what:
+            case "leader":
+                account.change_leader()
+            case "start":
+                account.start_one()
+            case "settle":
+                account.settle_some()
+            case "again" if account.asked:
+                account.ask(account.asked[how % len(account.asked)])
+            case "size" | "out" | "in":
+                account.asked.append(KINDS[what](how, f"r{len(account.asked)}"))
+                account.ask(account.asked[-1])
+        assert job.record.target == account.target
+    for _ in range(10):
+        while len(scaling.staying(job.record)) < account.target:
+            account.start_one()
+        account.settle_some()
+    assert (len(job.record.roster), job.record.target) == (account.target, account.target), job.record
 
 
 # --------------------------------------------------------------------------------------------------- how long it took
