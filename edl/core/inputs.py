@@ -75,8 +75,13 @@ class ScaleInAsked:
     request: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class TimePassed:
+    """Nothing happened for a while; somebody may be overdue."""
+
+
 Scaling = ScaleAsked | ScaleOutAsked | ScaleInAsked
-Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling
+Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | TimePassed
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,8 @@
 """The machine that leads a job: who is in it, which generation trains, which samples each worker holds.
 
 Owns: every decision of a leader. Does not own: when they become durable, nor how they are told; its shell
-(`edl.runtime.leader`) writes the record to the coordinator before anybody hears of it (I9).
+(`edl.runtime.leader`) writes the record to the coordinator before anybody hears of it (I9). Who should be in the next
+generation is `edl.core.planning`'s to say, who has been waited for long enough `edl.core.patience`'s.
 
 `handle(input, now)` is the one mutator. It changes `record`, which is kept, and what was observed, which is not.
 """
@@ -9,7 +10,6 @@ Owns: every decision of a leader. Does not own: when they become durable, nor ho
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -31,29 +31,26 @@ from edl.core.inputs import (
     Scaling,
     StopAsked,
     Tell,
+    TimePassed,
     TookOver,
     Vanished,
 )
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
+from edl.core.patience import Patience, Wait, Waits
+from edl.core.planning import Follow, GiveUp, Situation, WaitAnew, decide
+from edl.core.sightings import Sightings, only_stepped, overtaken
 from edl.core.spans import Spans
+from edl.core.supply import Supply
 from edl.errors import UsageError
 from edl.events import Kind
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Limits, Member, Plan, Record, Taken, WorkerState
+from edl.protocol.job import Gone, JobState, Limits, Member, Plan, Record, Taken, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 OVER = (JobState.FINISHED, JobState.FAILED)
-SITTING = (Phase.TRAINING, Phase.DONE)
-
-
-@dataclass(frozen=True, slots=True)
-class Sighting:
-    """What a worker was last seen doing, and when."""
-
-    observation: Observation
-    at: float
+GONE_KEPT = 32
 
 
 def new_record(job: str, started: float) -> Record:
@@ -81,14 +78,17 @@ def new_record(job: str, started: float) -> Record:
 class JobMachine:
     """One leader's view during one term."""
 
-    def __init__(self, record: Record, horizon: Horizon) -> None:
+    def __init__(self, record: Record, horizon: Horizon, patience: Patience | None = None) -> None:
         self.record = record
         self.horizon = horizon
-        self.ledger = None if record.ledger is None else Ledger.restore(record.ledger)
-        self.seen: dict[str, Sighting] = {}
+        self.supply = Supply(record.ledger)
+        self.seen = Sightings()
+        self._members = {member.identity.id: member for member in record.members}
+        self._waits = Waits(patience or Patience())
         self._commands: list[Command] = []
         self._history: deque[Input] = deque(maxlen=50)
         self._last_loss = ""
+        self._enough_until = 0  # while nobody has applied this step, no more need be leased
         self._now = 0.0
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
@@ -100,20 +100,24 @@ class JobMachine:
         """Take one input at time `now`; return what is to be done once `record` is durable."""
         self._history.append(happened)
         self._commands, self._now = [], now
+        news = True
         match happened:
             case TookOver():
                 self._on_took_over(happened)
             case Registered():
                 self._on_registered(happened)
             case Reported():
-                self._on_reported(happened, now)
+                news = self._on_reported(happened, now)
             case Vanished():
                 self._lose(happened.worker, happened.reason)
             case StopAsked():
                 self._end(JobState.FAILED, happened.reason)
             case ScaleAsked() | ScaleOutAsked() | ScaleInAsked():
                 self._on_scale_asked(happened)
-        self._advance(now)
+            case TimePassed():
+                pass
+        if news or now >= self._waits.until:
+            self._advance(now)
         return self._commands
 
     # ------------------------------------------------------------------------------------------------------ inputs
@@ -126,20 +130,25 @@ class JobMachine:
             self._commands.append(HostRing(self.record.plan.generation, self.record.plan.roster))
 
     def _on_registered(self, happened: Registered) -> None:
+        identity = happened.identity
+        member, gone = self._members.get(identity.id), self._gone(identity.id)
         if self.record.state in OVER:
-            over = f"the job is over: {self.record.reason or self.record.state.value}"
-            self._commands.append(Refuse(f"{over}; start another one, under a name of its own"))
-        elif self._member(happened.identity.id) is None:
+            self._commands.append(Refuse(f"{self._over()}; start another one, under a name of its own"))
+        elif member is None and gone is not None:  # said twice, and this is the later one; or it came back
+            self._commands.append(
+                Refuse(f"worker {gone.worker} is gone ({gone.reason or 'it left'}); ids are used once")
+            )
+        elif member is None:
             self._admit(happened)
-        else:  # its daemon was started anew: another process speaks for the same trainer
-            self._update(happened.identity.id, identity=happened.identity)
+        elif member.identity != identity:  # its daemon was started anew: another process speaks for the same trainer
+            self._update(identity.id, identity=identity)
 
     def _admit(self, happened: Registered) -> None:
         first = not self.record.arrivals
         if first:
             maximum = max(happened.maximum, 0)
             self._change(target=happened.np, limits=Limits(happened.minimum, maximum))
-        maximum, present = self.record.limits.maximum, len(self._staying())
+        maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
         if maximum and present >= maximum:
             full = f"the job has {present} workers and may have at most {maximum}"
             self._commands.append(
@@ -153,25 +162,42 @@ class JobMachine:
         if first:
             self._tell(Kind.JOB_STARTED, np=happened.np, min=happened.minimum, max=maximum)
         self._tell(Kind.WORKER_JOINING, worker=happened.identity.id, host=happened.identity.host)
-        if self.record.generation and len(self._staying()) > self.record.target:
+        if self.record.generation and present + 1 > self.record.target:
             if happened.answering:  # the request that it was started for was taken back meanwhile
                 self._move(happened.identity.id, Cause.TOLD_TO_LEAVE)
             else:  # whoever comes unasked is welcome
-                self._change(target=len(self._staying()))
+                self._change(target=present + 1)
 
-    def _on_reported(self, happened: Reported, now: float) -> None:
+    def _on_reported(self, happened: Reported, now: float) -> bool:
+        """False when nothing can follow from the report."""
         worker, observation = happened.worker, happened.observation
-        member, last = self._member(worker), self.seen.get(worker)
+        member, last = self._members.get(worker), self.seen.observation(worker)
         if self.record.state in OVER:
-            return
+            return False
         if member is None:
+            return self._on_stranger(worker)
+        if last is not None and overtaken(observation, last):
+            self._commands.append(Refuse("older than the last report", stale="generation"))
+            return False
+        self.seen.take(worker, observation, now)
+        if last is not None and only_stepped(observation, last) and not self._matters(observation.step, last.step):
+            return False
+        self._tell_voided(worker, last, observation)
+        self._follow(member, observation)
+        return True
+
+    def _on_stranger(self, worker: str) -> bool:
+        """Whoever has left is right to say so twice; all others must hear that they are not counted on any more."""
+        gone = self._gone(worker)
+        if gone is None:
             self._commands.append(Refuse("this worker is unknown: register again", retry=True))
-        elif last is not None and observation.generation < last.observation.generation:
-            self._commands.append(Refuse("an older generation than the last report's", stale="generation"))
-        else:
-            self.seen[worker] = Sighting(observation, now)
-            self._tell_voided(worker, last.observation if last else None, observation)
-            self._follow(member, observation)
+        elif gone.reason:
+            self._commands.append(Refuse(gone.reason, retry=True))
+        return False
+
+    def _matters(self, step: int, before: int) -> bool:
+        """Does a worker's step decide anything? Only the slowest one's makes a step stable, or the need of leases."""
+        return self.supply.ledger is not None and (before <= self.supply.step or step >= self._enough_until)
 
     def _tell_voided(self, worker: str, before: Observation | None, now: Observation) -> None:
         """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8)."""
@@ -186,7 +212,7 @@ class JobMachine:
         if before is not None:
             self._commands.append(Acknowledge(before.target))
         elif self.record.state in OVER:
-            self._commands.append(Refuse(f"the job is over: {self.record.reason or self.record.state.value}"))
+            self._commands.append(Refuse(self._over()))
         else:
             change = scaling.answer(asked, self.record)
             if isinstance(change, scaling.Change):
@@ -219,7 +245,7 @@ class JobMachine:
             self._move(worker, Cause.TOLD_TO_LEAVE)
             if self.record.generation:  # else another one is waited for in its place
                 self._change(target=max(1, self.record.target - 1))
-            member = self._member(worker) or member
+            member = self._members[worker]
         match observation.phase:
             case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
                 self._move(worker, Cause.REHEARSAL_BEGAN)
@@ -228,6 +254,8 @@ class JobMachine:
                 self._move(worker, Cause.REHEARSED)
                 spent = {f"{s.value}_ms": self._spent(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING)}
                 self._tell(Kind.WORKER_READY, worker=worker, **spent)
+            case Phase.BROKEN if observation.data is not None and may(member, Cause.REHEARSED):
+                self._move(worker, Cause.REHEARSED)  # the first ring does without it, but it has booted
             case Phase.DONE if member.state is not WorkerState.DONE:
                 self._end_of(member)
             case Phase.FAILED:
@@ -235,36 +263,28 @@ class JobMachine:
             case _:  # the other phases change no state by themselves: `_advance` looks at all members together
                 pass
 
-    def _open_data(self, worker: str, spec: DataSpec) -> None:
-        if self.ledger is None:
-            try:
-                self.ledger = Ledger(spec, self.record.roster, self.newest_step)
-            except UsageError as error:
-                self._end(JobState.FAILED, str(error))
-                return
-            self._keep_ledger()
-        elif differences := spec.differences(self.ledger.spec):
-            named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
-            self._end(JobState.FAILED, f"worker {worker} trains on other data than the rest: {named}")
-        elif spec.epochs > self.ledger.spec.epochs:
-            self.ledger.extend(spec.epochs)
-            self._keep_ledger()
-
     # ----------------------------------------------------------------------------------------- what follows from it
 
     def _advance(self, now: float) -> None:
         """All that holds of the members together: run after every input, and harmless when nothing changed."""
         if self.record.state in OVER:
             return
+        self._expel(now)
         self._complete_plan()
         self._commit_stable()
         self._plan_if_needed(now)
         self._grant()
         self._finish()
 
+    def _expel(self, now: float) -> None:
+        """Nobody's hang holds up the others (I12)."""
+        self._waits.look(self.record, self._members, self.seen, now)
+        for wait in self._waits.overdue(now):
+            self._lose(wait.worker, _hangs(wait))
+
     def _complete_plan(self) -> None:
         plan = self.record.plan
-        if plan is None or not all(self._sits(worker, plan.generation) for worker in plan.roster):
+        if plan is None or not all(self.seen.sits(worker, plan.generation) for worker in plan.roster):
             return
         old, first = self.record.roster, self.record.generation == 0
         step = self._adopt_data(plan)
@@ -290,111 +310,32 @@ class JobMachine:
         if len(self.record.roster) > self.record.target:
             self._dismiss(scaling.surplus(self.record, self.record.target))
         else:
-            self._change(target=max(self.record.target, len(self._staying())))
-
-    def _adopt_data(self, plan: Plan) -> int:
-        """Make the ledger that of the generation that takes over; return the step that it takes over after.
-
-        If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
-        step is known only now, and nobody trains on before the leases are.
-        """
-        source = max(self.seen[worker].observation.leases_of for worker in plan.roster)
-        if source == plan.generation and plan.after_step is not None:
-            step = plan.after_step
-        else:
-            step = min(self._seen_step(worker) for worker in plan.roster)
-        if self.ledger is None:
-            return step
-        before = self.ledger.epoch
-        if source == plan.generation and plan.ledger is not None:
-            self.ledger = Ledger.restore(plan.ledger)
-        else:
-            self.ledger = self._ledger_of(source, self.ledger)
-            self.ledger.enter(plan.roster, step)
-            self.ledger.grant(step + self.horizon.lease_steps(self._step_time()))
-        self._tell_epochs(tuple(range(before, self.ledger.epoch)))
-        self._keep_ledger()
-        return step
-
-    def _ledger_of(self, generation: int, present: Ledger) -> Ledger:
-        """The ledger by which a generation trained: the present one's, or that of a plan that came to nothing."""
-        for plan in self.record.superseded:
-            if plan.generation == generation and plan.ledger is not None:
-                return Ledger.restore(plan.ledger)
-        return present
-
-    def _commit_stable(self) -> None:
-        """Only what all living members of the ring have applied moves samples to trained (I5).
-
-        Not worth a write of its own: a new leader learns the step from the workers.
-        """
-        living = [member.identity.id for member in self._in_ring()]
-        plan = self.record.plan
-        if self.ledger is None or not living or self.record.superseded or (plan and plan.after_step is not None):
-            return  # some may train by the leases of a plan already
-        if any(worker not in self.seen for worker in living):
-            return
-        stable = min(self._seen_step(worker) for worker in living)
-        if stable > self.ledger.step:
-            ended = self.ledger.commit(min(stable, self.ledger.covered_step))
-            if ended:
-                self._tell_epochs(ended)
-                self._keep_ledger()
+            self._change(target=max(self.record.target, len(scaling.staying(self.record))))
 
     def _plan_if_needed(self, now: float) -> None:
-        """One next generation at a time: what comes up while it is pending waits for the one after, merged."""
-        plan, broken = self.record.plan, self._broken()
-        if plan is not None and not broken and not self._lacks_member(plan.roster):
-            return
-        roster = self._wanted_roster()
-        if plan is None and not broken and roster == self.record.roster:
-            return
-        if self.record.generation == 0:
-            self._plan_first(roster, now)
-        elif not any(worker in self.record.roster for worker in roster):
-            self._end(JobState.FAILED, f"nobody is left who has the model's state{self._last_loss}")
-        elif len(roster) < self.record.limits.minimum:
-            self._end(JobState.FAILED, self._too_few(roster))
-        elif plan is not None or broken or self._lacks_member(self.record.roster):
-            self._plan(roster, None, now)
-        elif (step := self._switch_step(now)) is not None:
-            self._plan(roster, step, now)
-
-    def _plan_first(self, roster: tuple[str, ...], now: float) -> None:
-        """The first generation needs all that were asked for; who is lost before it stands is waited for anew."""
-        if len(roster) >= self.record.target:
-            self._plan(roster[: self.record.target], 0 if self.record.plan is None else None, now)
-        elif self.record.plan is not None:
-            self._drop_plan(self.record.plan, roster=())
-            self._change(plan=None)
-
-    def _wanted_roster(self) -> tuple[str, ...]:
-        """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can."""
-        base = self.record.plan.roster if self.record.plan else self.record.roster
-        staying = {m.identity.id for m in self._staying() if self._could_enter(m)}
-        if not self._broken() and not self._lacks_member(base):
-            # Who is done keeps its seat, until the ring must be made anew for those who are not.
-            staying |= {m.identity.id for m in self._in_ring() if m.state is WorkerState.DONE}
-        if self._staying() and not any(worker in staying for worker in self.record.roster):
-            # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
-            staying |= {m.identity.id for m in self._in_ring() if m.state is WorkerState.LEAVING}
-        kept = tuple(worker for worker in base if worker in staying)
-        new = sorted((m for m in self.record.members if m.identity.id in staying - set(base)), key=lambda m: m.number)
-        return kept + tuple(m.identity.id for m in new)
-
-    def _could_enter(self, member: Member) -> bool:
-        """Nobody waits for a boot (I4); only in the first generation there is nobody who could."""
-        booting = member.state in (WorkerState.JOINING, WorkerState.WARMING)
-        return not booting or self.record.generation == 0
+        match decide(Situation(self.record, self._members, self.seen)):
+            case Follow(roster, forced):
+                step = self._switch_step(now) if self.record.generation else 0
+                if forced or step is not None:
+                    self._plan(roster, None if forced else step, now)
+            case WaitAnew():
+                assert self.record.plan is not None
+                self._drop_plan(self.record.plan, roster=())
+                self._change(plan=None)
+            case GiveUp(reason):
+                self._end(JobState.FAILED, f"{reason}{self._last_loss}")
+            case None:
+                pass
 
     def _plan(self, roster: tuple[str, ...], after_step: int | None, now: float) -> None:
         generation = self.record.planned + 1
         if self.record.plan is not None:
             self._drop_plan(self.record.plan, roster)
-        for member in self.record.members:
-            if member.identity.id in roster and member.state is not WorkerState.LEAVING:
-                self._move(member.identity.id, Cause.PLANNED)
-        plan = Plan(generation, roster, after_step, self._planned_ledger(roster, after_step), now)
+        for worker in roster:
+            if self._state(worker) is not WorkerState.LEAVING:
+                self._move(worker, Cause.PLANNED)
+        ledger = self.supply.planned(roster, after_step, self._lease_steps())
+        plan = Plan(generation, roster, after_step, ledger, now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
         self._change(plan=plan, planned=generation, state=state)
         self._planned_at = now
@@ -410,69 +351,107 @@ class JobMachine:
     def _drop_plan(self, plan: Plan, roster: tuple[str, ...]) -> None:
         """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
         self._commands.append(CloseRing(plan.generation))
-        for worker in set(plan.roster) - set(roster):
-            if self._state(worker) is WorkerState.SWITCHING:
-                self._move(worker, Cause.UNPLANNED)
+        cause = Cause.UNPLANNED if self.record.generation else Cause.UNPLANNED_FIRST
+        for worker in plan.roster:
+            if worker not in roster and self._state(worker) is WorkerState.SWITCHING:
+                self._move(worker, cause)
         if plan.ledger is not None:
             self._change(superseded=(*self.record.superseded, plan))
 
-    def _planned_ledger(self, roster: tuple[str, ...], after_step: int | None) -> Any:
-        """The data as it will be after `after_step`, so that nobody asks for it inside the pause."""
-        if self.ledger is None or after_step is None:
-            return None
-        ledger = Ledger.restore(self.ledger.snapshot())
-        ledger.enter(roster, after_step)
-        ledger.grant(after_step + self.horizon.lease_steps(self._step_time()))
-        return ledger.snapshot()
+    def _finish(self) -> None:
+        """The job is finished when nobody trains any more, and no data that was asked for is left untrained."""
+        in_ring = (self._state(worker) for worker in self.record.roster)
+        if self.record.generation == 0 or any(state not in (None, WorkerState.DONE) for state in in_ring):
+            return
+        ledger = self.ledger
+        if ledger is not None and not ledger.exhausted:
+            self._end(JobState.FAILED, f"all scripts ended at step {ledger.step}, before their data did")
+        else:
+            self._end(JobState.FINISHED, "")
+
+    # ---------------------------------------------------------------------------------------------------- the data
+
+    def _open_data(self, worker: str, spec: DataSpec) -> None:
+        try:
+            if self.supply.open(worker, spec, self.record.roster, self.newest_step):
+                self._keep_ledger()
+        except UsageError as error:
+            self._end(JobState.FAILED, str(error))
+
+    def _adopt_data(self, plan: Plan) -> int:
+        """Bring the data to the generation that takes over; return the step that it takes over after."""
+        source = max(self.seen.leases_of(worker) for worker in plan.roster)
+        planned = source == plan.generation and plan.after_step is not None
+        step = plan.after_step if planned else min(self.seen.step(worker) for worker in plan.roster)
+        assert step is not None
+        self._tell_epochs(self.supply.enter(plan, step, source, self.record.superseded, self._lease_steps()))
+        self._keep_ledger()
+        return step
+
+    def _commit_stable(self) -> None:
+        """Only what all living members of the ring have applied moves samples to trained (I5).
+
+        Not worth a write of its own: a new leader learns the step from the workers. From those who were done before its
+        time it does not, as they are gone; but whoever is done has applied all steps.
+        """
+        left = [worker for worker in self.record.roster if worker in self._members]
+        told = [worker for worker in left if self.seen.get(worker) or self._state(worker) is not WorkerState.DONE]
+        plan, stable = self.record.plan, self.seen.stable_step(told)
+        if stable is None:
+            return
+        if self.record.superseded or (plan is not None and plan.after_step is not None):
+            # The leases of a plan are told before it is in force; so some may be in its ring and go by them already.
+            if any(self._state(worker) is not WorkerState.DONE for worker in left):
+                return
+            plans = (*self.record.superseded, *([plan] if plan else []))
+            self.supply.go_by(max(self.seen.leases_of(worker) for worker in told), plans)
+        if ended := self.supply.commit(stable):
+            self._tell_epochs(ended)
+            self._keep_ledger()
 
     def _switch_step(self, now: float) -> int | None:
         """None: nothing is left to be trained by another generation."""
         newest, at = self._newest()
-        step = self.horizon.switch_step(newest, now - at, self._step_time())
-        if self.ledger is None:
+        step, ledger = self.horizon.switch_step(newest, now - at, self._step_time_s()), self.supply.ledger
+        if ledger is None:
             return step
-        if step > self.ledger.covered_step and self.ledger.grant(step):
+        if step > ledger.covered_step and self.supply.reach(step):
             self._keep_ledger()
-        return min(step, self.ledger.covered_step) if self.ledger.covered_step > newest else None
+        if step < ledger.covered_step:
+            return step
+        return ledger.covered_step if ledger.covered_step > newest else None
 
     def _grant(self) -> None:
-        ledger, plan = self.ledger, self.record.plan
+        ledger, plan = self.supply.ledger, self.record.plan
         if ledger is None or not self.record.roster:
             return
-        newest, ahead = self.newest_step, self.horizon.lease_steps(self._step_time())
+        newest, ahead = self.newest_step, self._lease_steps()
         until, least = newest + ahead, newest + ahead // 2
         if plan is not None and plan.after_step is not None:
             until = least = plan.after_step  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
-        if ledger.covered_step <= least and ledger.grant(until):
+        if ledger.covered_step <= least and self.supply.reach(until):
             self._keep_ledger()
-
-    def _finish(self) -> None:
-        """The job is finished when nobody trains any more, and no data that was asked for is left untrained."""
-        if self.record.generation == 0 or any(m.state is not WorkerState.DONE for m in self._in_ring()):
-            return
-        if self.ledger is not None and not self.ledger.exhausted:
-            self._end(JobState.FAILED, f"all scripts ended at step {self.ledger.step}, before their data did")
-        else:
-            self._end(JobState.FINISHED, "")
+        self._enough_until = ledger.covered_step - ahead // 2
 
     # ---------------------------------------------------------------------------------------------------- endings
 
     def _end_of(self, member: Member) -> None:
         """A script came to its end: it has left if it was asked to, else it is done."""
-        worker = member.identity.id
+        worker, plan = member.identity.id, self.record.plan
         leaving = member.state is WorkerState.LEAVING
-        if leaving or worker not in self.record.roster:
+        sat = worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
+        if leaving or not sat:
             self._tell(Kind.WORKER_LEFT, worker=worker, leaving_ms=self._spent(worker, WorkerState.LEAVING))
-            self._remove(worker)
+            self._remove(worker, "")
         else:
             self._move(worker, Cause.ENDED)
 
     def _lose(self, worker: str, reason: str) -> None:
-        member = self._member(worker)
+        member = self._members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
-        self._remove(worker)
+        self._remove(worker, reason or "no reason was given")
         self._last_loss = f"; the last one lost was {worker}: {reason}"
         self._tell(Kind.WORKER_LOST, worker=worker, was=member.state.value, reason=reason)
 
@@ -485,71 +464,48 @@ class JobMachine:
         kind = Kind.JOB_FINISHED if state is JobState.FINISHED else Kind.JOB_FAILED
         self._tell(kind, **({"reason": reason} if reason else {}))
 
-    def _too_few(self, roster: tuple[str, ...]) -> str:
-        return f"{len(roster)} workers are left and the job needs {self.record.limits.minimum}{self._last_loss}"
+    def _over(self) -> str:
+        return f"the job is over: {self.record.reason or self.record.state.value}"
 
     # ------------------------------------------------------------------------------------------------------- views
 
-    def _member(self, worker: str) -> Member | None:
-        return next((member for member in self.record.members if member.identity.id == worker), None)
-
     def _state(self, worker: str) -> WorkerState | None:
-        member = self._member(worker)
+        member = self._members.get(worker)
         return member.state if member else None
 
-    def _staying(self) -> list[Member]:
-        return scaling.staying(self.record)
-
-    def _in_ring(self) -> list[Member]:
-        return [m for m in self.record.members if m.identity.id in self.record.roster]
-
-    def _broken(self) -> bool:
-        """Somebody's ring of the newest generation failed."""
-        generation = self.record.plan.generation if self.record.plan else self.record.generation
-        return any(
-            self.seen[m.identity.id].observation.phase is Phase.BROKEN
-            and self.seen[m.identity.id].observation.generation == generation
-            for m in self.record.members
-            if m.identity.id in self.seen
-        )
-
-    def _lacks_member(self, roster: tuple[str, ...]) -> bool:
-        """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
-        return any(self._member(worker) is None for worker in roster)
-
-    def _sits(self, worker: str, generation: int) -> bool:
-        sighting = self.seen.get(worker)
-        return (
-            sighting is not None
-            and sighting.observation.generation == generation
-            and sighting.observation.phase in SITTING
-        )
-
-    def _seen_step(self, worker: str) -> int:
-        return self.seen[worker].observation.step
+    def _gone(self, worker: str) -> Gone | None:
+        return next((gone for gone in self.record.gone if gone.worker == worker), None)
 
     def _newest(self) -> tuple[int, float]:
         """The newest step that anybody of the ring was seen to have committed, and when."""
-        sightings = [self.seen[worker] for worker in self.record.roster if worker in self.seen]
-        found = [(sighting.observation.step, sighting.at) for sighting in sightings]
-        return max(found, default=(self.ledger.step if self.ledger else 0, 0.0))
+        newest, at = self.seen.newest_step(self.record.roster)
+        return (newest, at) if newest >= 0 else (self.supply.step, 0.0)
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The data of the present generation."""
+        return self.supply.ledger
 
     @property
     def newest_step(self) -> int:
         """The newest step that anybody is known to have committed."""
-        return max(self._newest()[0], self.ledger.step if self.ledger else 0)
+        return max(self._newest()[0], self.supply.step)
 
-    def _step_time(self) -> float:
-        times = [self.seen[w].observation.step_time_s for w in self.record.roster if w in self.seen]
-        return min((t for t in times if t > 0), default=0.0)
+    def _step_time_s(self) -> float:
+        return self.seen.step_time_s(self.record.roster)
+
+    def _lease_steps(self) -> int:
+        return self.horizon.lease_steps(self._step_time_s())
 
     # ----------------------------------------------------------------------------------------------------- changes
 
     def _change(self, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
+        if "members" in changes:
+            self._members = {member.identity.id: member for member in self.record.members}
 
     def _keep_ledger(self) -> None:
-        self._change(ledger=self.ledger.snapshot() if self.ledger else None)
+        self._change(ledger=self.supply.snapshot())
 
     def _update(self, worker: str, **changes: Any) -> None:
         replaced = (
@@ -558,15 +514,16 @@ class JobMachine:
         self._change(members=tuple(replaced))
 
     def _move(self, worker: str, cause: Cause) -> None:
-        member = self._member(worker)
+        member = self._members.get(worker)
         if member is not None:
             state = moved(member, cause).state
             self._update(worker, state=state)
             self._spans.enter(worker, state, self._now)
 
-    def _remove(self, worker: str) -> None:
-        self._change(members=tuple(m for m in self.record.members if m.identity.id != worker))
-        self.seen.pop(worker, None)
+    def _remove(self, worker: str, reason: str) -> None:
+        members = tuple(m for m in self.record.members if m.identity.id != worker)
+        self._change(members=members, gone=(*self.record.gone, Gone(worker, reason))[-GONE_KEPT:])
+        self.seen.forget(worker)
         self._spans.forget(worker)
 
     def _spent(self, worker: str, state: WorkerState) -> int | None:
@@ -583,8 +540,9 @@ class JobMachine:
         return None if began is None else round(1000 * (self._now - began))
 
     def _tell_scaled(self, plan: Plan, old: tuple[str, ...]) -> None:
-        pauses = [self.seen[w].observation.pause for w in plan.roster if w in old]
-        worst = max((p for p in pauses if p is not None), key=lambda p: p.total, default=None)
+        sighted = [self.seen.observation(worker) for worker in plan.roster if worker in old]
+        pauses = [observation.pause for observation in sighted if observation and observation.pause]
+        worst = max(pauses, key=lambda pause: pause.total, default=None)
         parts = (
             {}
             if worst is None
@@ -601,3 +559,10 @@ class JobMachine:
         )
         if len(plan.roster) == self.record.target:
             self._asked_at = None
+
+
+def _hangs(wait: Wait) -> str:
+    """For people: what a worker did not do in time."""
+    if wait.what == "seat":
+        return f"it has not come to its ring within {wait.bound_s:g} s, two step time-outs: it hangs"
+    return f"it was {wait.what} for {wait.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"

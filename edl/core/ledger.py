@@ -194,8 +194,11 @@ class Ledger:
         ledger._recount()
         return ledger
 
-    def validate(self) -> None:
-        """Raise InvalidTransition with the story when an invariant is broken. Costs as much as there are leases."""
+    def validate(self) -> int:
+        """Raise InvalidTransition with the story when an invariant is broken; else return how many are not trained.
+
+        Costs as much as there are leases.
+        """
         places = sorted(self._places())
         for (_, stop), (start, _) in pairwise(places):
             if stop > start:
@@ -204,6 +207,7 @@ class Ledger:
             raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
         for worker, member in self._members.items():
             self._validate_member(worker, member)
+        return sum(stop - start for start, stop in places)
 
     # ------------------------------------------------------------------------------------------------ the inside
 

@@ -33,6 +33,7 @@ class Cause(StrEnum):
     REHEARSED = "rehearsed"
     PLANNED = "planned"
     UNPLANNED = "unplanned"
+    UNPLANNED_FIRST = "first plan dropped"
     ENTERED = "entered"
     TOLD_TO_LEAVE = "told to leave"
     ENDED = "ended"
@@ -48,6 +49,7 @@ TRANSITIONS: Final[dict[tuple[WorkerState, Cause], WorkerState]] = {
     (_S.TRAINING, Cause.PLANNED): _S.SWITCHING,
     (_S.SWITCHING, Cause.PLANNED): _S.SWITCHING,  # a newer plan supersedes
     (_S.SWITCHING, Cause.UNPLANNED): _S.READY,
+    (_S.SWITCHING, Cause.UNPLANNED_FIRST): _S.JOINING,  # it has not booted: it waits inside `init` again
     (_S.SWITCHING, Cause.ENTERED): _S.TRAINING,
     (_S.JOINING, Cause.TOLD_TO_LEAVE): _S.LEAVING,
     (_S.WARMING, Cause.TOLD_TO_LEAVE): _S.LEAVING,

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
-
 from edl.core.ledger import Ledger
+from edl.core.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.job import JobState, Member, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
@@ -14,13 +13,24 @@ Address = tuple[str, int]
 
 
 class OrderBook:
-    """The orders of one durable record. `ring`: where the planned generation's rendezvous is, once it is hosted."""
+    """The orders of one durable record. `ring`: where the planned generation's rendezvous is, once it is hosted.
 
-    def __init__(self, record: Record, term: int, ring: Address | None) -> None:
+    `before` is the book of an earlier record: what is alike in both need not be worked out again.
+    """
+
+    def __init__(self, record: Record, term: int, ring: Address | None, before: OrderBook | None = None) -> None:
         self.record = record
         self._term = term
         self._ring = ring
         self._members = {member.identity.id: member for member in record.members}
+        known = before.known if before is not None else ()
+        self._present = _data_of(record.ledger, known)
+        self._planned = _data_of(record.plan.ledger, known) if record.plan else None
+
+    @property
+    def known(self) -> tuple[_Data, ...]:
+        """The data that this book tells of."""
+        return tuple(data for data in (self._present, self._planned) if data is not None)
 
     def orders(self, worker: str) -> Orders:
         """What `worker` must know now."""
@@ -41,23 +51,35 @@ class OrderBook:
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
-        record, plan, member = self.record, self.record.plan, self._members.get(worker)
+        record, member = self.record, self._members.get(worker)
         if record.state in (JobState.FAILED, JobState.FINISHED):
             return Verdict.STOP, record.reason, 0
         if member is None:
-            return Verdict.STOP, "the job's leader has given this worker up", 0
+            return self._verdict_on_a_stranger(worker)
         if member.state is not WorkerState.LEAVING:
             return Verdict.STAY, "", 0
+        return self._verdict_on_a_leaver(worker)
+
+    def _verdict_on_a_leaver(self, worker: str) -> tuple[Verdict, str, int]:
+        record, plan = self.record, self.record.plan
+        if plan is not None and worker in plan.roster:
+            return Verdict.STAY, "", 0  # the others count on it: it goes along, and leaves with the next one
         if worker not in record.roster:
             return Verdict.LEAVE, "", 0
-        if plan is None or worker in plan.roster:
-            return Verdict.STAY, "", 0
+        if plan is None:  # not yet; but where all others are done, no other ring will follow to leave with
+            return Verdict.LEAVE if outlived(record.roster, self._members) else Verdict.STAY, "", 0
         return Verdict.LEAVE, "", plan.after_step or 0
 
+    def _verdict_on_a_stranger(self, worker: str) -> tuple[Verdict, str, int]:
+        reason = next((gone.reason for gone in self.record.gone if gone.worker == worker), None)
+        if reason == "":
+            return Verdict.LEAVE, "", 0
+        said = f": {reason}" if reason else ""
+        return Verdict.STOP, f"the job's leader has given this worker up{said}", 0
+
     def _boots_alone(self, worker: str) -> bool:
-        first = self.record.generation == 0
-        planned_first = first and self.record.plan is not None and worker not in self.record.plan.roster
-        return planned_first or not (first or worker in self.record.roster)
+        """Until the first ring stands, whoever comes may yet be needed for it, and waits inside `init`."""
+        return self.record.generation > 0 and worker not in self.record.roster
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan
@@ -90,24 +112,11 @@ class OrderBook:
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan
         found = []
-        if worker in record.roster and self._ledger is not None:
-            found.append(_share(worker, record.generation, record.began_step, self._ledger))
-        if (
-            plan is not None
-            and plan.after_step is not None
-            and worker in plan.roster
-            and self._planned_ledger is not None
-        ):
-            found.append(_share(worker, plan.generation, plan.after_step, self._planned_ledger))
+        if worker in record.roster and self._present is not None:
+            found.append(self._present.share(worker, record.generation, record.began_step))
+        if plan is not None and plan.after_step is not None and worker in plan.roster and self._planned is not None:
+            found.append(self._planned.share(worker, plan.generation, plan.after_step))
         return found
-
-    @cached_property
-    def _ledger(self) -> Ledger | None:
-        return _restored(self.record.ledger)
-
-    @cached_property
-    def _planned_ledger(self) -> Ledger | None:
-        return _restored(self.record.plan.ledger) if self.record.plan else None
 
 
 def newcomers(record: Record, plan: Plan) -> int:
@@ -115,17 +124,29 @@ def newcomers(record: Record, plan: Plan) -> int:
     return 0 if record.generation == 0 else len(set(plan.roster) - set(record.roster))
 
 
-def _restored(snapshot: LedgerSnapshot | None) -> Ledger | None:
-    return None if snapshot is None else Ledger.restore(snapshot)
+class _Data:
+    """What a ledger's snapshot means to workers."""
+
+    def __init__(self, snapshot: LedgerSnapshot) -> None:
+        self.snapshot = snapshot
+        ledger = Ledger.restore(snapshot)
+        self._leases = {worker: ledger.leases(worker) for worker in ledger.roster}
+        self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
+
+    def share(self, worker: str, generation: int, after_step: int) -> Share:
+        return Share(
+            generation=generation,
+            after_step=after_step,
+            leases=self._leases.get(worker, ()),
+            totals=self._totals,
+            covered_step=self._covered_step,
+            epochs=self.snapshot.spec.epochs,
+            last=self._last,
+        )
 
 
-def _share(worker: str, generation: int, after_step: int, ledger: Ledger) -> Share:
-    return Share(
-        generation=generation,
-        after_step=after_step,
-        leases=ledger.leases(worker),
-        totals=ledger.totals(),
-        covered_step=ledger.covered_step,
-        epochs=ledger.spec.epochs,
-        last=ledger.fully_leased,
-    )
+def _data_of(snapshot: LedgerSnapshot | None, known: tuple[_Data, ...]) -> _Data | None:
+    """Most changes of a record leave its ledgers as they are: then they are the same object."""
+    if snapshot is None:
+        return None
+    return next((data for data in known if data.snapshot is snapshot), None) or _Data(snapshot)

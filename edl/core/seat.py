@@ -63,6 +63,11 @@ def next_move(seat: Seat, orders: Orders) -> Move:
     return Wait() if seat.waiting else Stay()
 
 
+def are_newer(orders: Orders, known: Orders | None) -> bool:
+    """Orders that were under way for long, or a stale leader's, may come after newer ones (I10)."""
+    return known is None or (orders.term, orders.version) > (known.term, known.version)
+
+
 def attention_step(generation: int, orders: Orders) -> int:
     """The step from which on `next_move` may say something else than Stay; the trainer looks at no orders before."""
     if orders.verdict is Verdict.STOP:

@@ -71,6 +71,13 @@ class Limits(msgspec.Struct, frozen=True):
     maximum: int
 
 
+class Gone(msgspec.Struct, frozen=True):
+    """A worker that is not a member any more. `reason`: why it was given up; empty when it left as it was told to."""
+
+    worker: str
+    reason: str
+
+
 class Taken(msgspec.Struct, frozen=True):
     """A request for another size that was taken: when it comes again, because its answer was lost, nothing follows."""
 
@@ -97,6 +104,7 @@ class Record(msgspec.Struct, frozen=True):
     planned: int  # number of the newest plan; never used twice
     superseded: tuple[Plan, ...]  # plans since this generation; some survivors may have trained by their leases
     started: float
+    gone: tuple[Gone, ...] = ()  # the last ones: they may not know yet, and an id is never used twice
     awaited: int = 0  # `arrivals` once all have come that were asked for
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
 

@@ -254,7 +254,8 @@ class Daemon:
         server.term = 0
         if reign is None:
             return
-        about = Reigning(self._job, self._worker, address, self._settings.session_timeout_s)
+        settings = self._settings
+        about = Reigning(self._job, self._worker, address, settings.session_timeout_s, settings.step_timeout_s)
         self._leader = Leader(about, store, reign, SystemClock(), self._refusals)
         self._reign = asyncio.ensure_future(self._leader.run())
         server.term = reign.term

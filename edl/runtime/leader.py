@@ -36,11 +36,13 @@ from edl.core.inputs import (
     Scaling,
     StopAsked,
     Tell,
+    TimePassed,
     TookOver,
     Vanished,
 )
 from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
+from edl.core.patience import Patience
 from edl.core.report import status_of
 from edl.errors import Fenced, StoreUnavailable
 from edl.events import Kind
@@ -58,6 +60,7 @@ T = TypeVar("T")
 QUEUE_LENGTH = 10_000
 BATCH = 256
 RETRY_S = 0.1
+TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
 
 
 class Reigning(msgspec.Struct, frozen=True):
@@ -67,6 +70,7 @@ class Reigning(msgspec.Struct, frozen=True):
     worker: str
     address: str  # the rendezvous listens here
     session_timeout_s: float
+    step_timeout_s: float = 60.0
 
 
 Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
@@ -98,6 +102,7 @@ class Leader:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(self._work(machine))
                 tasks.create_task(self._call_roll(machine, roll_call))
+                tasks.create_task(self._watch_time())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
         finally:
@@ -114,7 +119,9 @@ class Leader:
             record = new_record(self._about.job, self._clock.wall())
         else:
             record = self._kept = msgspec.json.decode(node.value, type=Record)
-        machine = self._machine = JobMachine(record, Horizon.of(self._about.session_timeout_s))
+        machine = self._machine = JobMachine(
+            record, Horizon.of(self._about.session_timeout_s), Patience.of(self._about.step_timeout_s)
+        )
         follows = machine.handle(TookOver(alive), self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
             elected = {"worker": self._about.worker}
@@ -212,7 +219,7 @@ class Leader:
 
     def _publish(self, record: Record) -> None:
         address = None if self._ring is None else (self._about.address, self._ring[2])
-        self._book = OrderBook(record, self._reign.term, address)
+        self._book = OrderBook(record, self._reign.term, address, self._book)
         self._published.set()
         self._published = asyncio.Event()
 
@@ -237,6 +244,11 @@ class Leader:
             for member in machine.record.members:
                 if member.identity.id not in alive:
                     await self._queue.put((Vanished(member.identity.id, "its daemon's session ended"), None))
+
+    async def _watch_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._queue.put((TimePassed(), None))
 
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""

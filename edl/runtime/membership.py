@@ -18,7 +18,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
-from edl.core.seat import NEVER, attention_step
+from edl.core.seat import NEVER, are_newer, attention_step
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
 from edl.protocol import tree
@@ -150,7 +150,7 @@ class Membership:
         while True:
             known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
             reply = await self._call(client, term, say.Await(*known, HOLD_S), HOLD_S)
-            if isinstance(reply, say.Ordered) and (reply.orders.term, reply.orders.version) != known:
+            if isinstance(reply, say.Ordered) and are_newer(reply.orders, self._orders):
                 self._orders = reply.orders
                 self._on_orders(reply.orders)
 

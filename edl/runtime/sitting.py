@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import time
 
+from edl.core.agreement import DOUBT, agreed, doubts, has_state, vote
 from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, next_move
-from edl.errors import RingBroken
+from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
@@ -22,9 +23,6 @@ from edl.runtime.extras import Extras, synchronize_extras
 from edl.runtime.feed import LeaseFeed
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
-
-RANK_BITS = 16  # of the word in which a ring agrees on its newest step and on who has it
-RANKS = 2**RANK_BITS - 1
 
 
 class Sitting:
@@ -75,6 +73,14 @@ class Sitting:
         """A ring of one, in which the script boots and rehearses (I4)."""
         self._framework.ring.enter(solo(self.link.worker), timeout_s)
         self._framework.set_weight(1.0)
+        self._broke = None  # the first ring, if it was needed for that, does without it
+
+    def take_first(self, assignment: Assignment, timeout_s: float) -> bool:
+        """A seat in the first generation. False: its ring did not form, and who is needed for the next may change."""
+        if not self._enter(assignment, time.monotonic(), timeout_s):
+            return False
+        self.refresh()
+        return True
 
     def change_ring(self, timeout_s: float) -> None:
         """Wait for the seat in the next generation, and take it. Comes back only in a ring that stands."""
@@ -83,16 +89,15 @@ class Sitting:
         while True:
             move = None if orders is None else next_move(self._seat(waiting=True), orders)
             self.obey_endings(move)
-            if isinstance(move, Enter) and self._enter(move.assignment, began, timeout_s):
+            if isinstance(move, Enter) and self._enter(move.assignment, began, timeout_s) and self._await_share():
                 break
             orders = self.link.wait_news(orders)
         self.void = None
-        self._await_share()
         self.refresh()
 
     def first_move(self, orders: Orders) -> Move:
         """What orders mean before the first seat."""
-        return next_move(Seat(0, 0, waiting=True), orders)
+        return next_move(self._seat(waiting=True), orders)
 
     def attend(self, timeout_s: float) -> None:
         """The daemon asked for attention: see what the orders mean now."""
@@ -141,7 +146,7 @@ class Sitting:
             self.link.send(self._broke)
             return False
         moments.append(time.monotonic())
-        self.models_may_differ = self.generation == 0 and assignment.newcomers == 0 and place.size > 1
+        self.models_may_differ = step == 0 and place.size > 1
         self._sit(place, step)
         orders = self.link.orders
         if orders is not None:
@@ -150,21 +155,24 @@ class Sitting:
         return True
 
     def _agree_on_state(self, assignment: Assignment) -> int:
-        """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken."""
-        ring, place = self._framework.ring, assignment.place
-        if place.size == 1:
-            return self.step
-        has_state = self.generation > 0 and not self._tainted
-        newest = ring.agree(((self.step + 1) << RANK_BITS) + (RANKS - place.rank) if has_state else 0)
-        if newest == 0:
-            return 0  # the first generation: everybody is new
-        step, root = (newest >> RANK_BITS) - 1, RANKS - (newest & RANKS)
+        """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken, JobFailed."""
+        ring, place, able = self._framework.ring, assignment.place, has_state(self.step, tainted=self._tainted)
+        mine = vote(self.step, place.rank, has_state=able)
+        sure = not doubts(assignment, self.generation, self.step, has_state=able)
+        highest = ring.agree(mine if sure else DOUBT)
+        if doubted := highest == DOUBT:
+            highest = ring.agree(mine)
+        newest = agreed(highest)
+        if newest is None and self.step:
+            raise JobFailed("the model's state is lost: whoever had the newest one died while it was copied")
+        if newest is None:
+            return 0  # nobody has trained yet: the first step begins from rank 0's model
         behind = assignment.newcomers > 0
-        if assignment.after_step is None or step != assignment.after_step:  # not all may be at one step
-            behind = ring.agree(int(not has_state or self.step < step)) > 0
+        if doubted or assignment.after_step is None:  # not all may be at one step
+            behind = ring.agree(int(not able or self.step < newest.step)) > 0
         if behind:
-            self.synchronize(root, place.rank)
-        return step
+            self.synchronize(newest.root, place.rank)
+        return newest.step
 
     def synchronize(self, root: int, rank: int) -> None:
         """Give everybody the state of rank `root`. Raises RingBroken."""
@@ -218,17 +226,25 @@ class Sitting:
         if self._feed.covers(step):
             self.weigh(step)
 
-    def _await_share(self) -> None:
-        """The data of this generation: told with the plan, or after the ring has agreed on its step."""
+    def _await_share(self) -> bool:
+        """The data of this generation: told with the plan, or after the ring has agreed on its step.
+
+        False: it never comes, as another generation follows at once. Somebody was lost before the leader knew that this
+        ring stands, so that it counts for nothing; and nobody has trained in it without data.
+        """
         self._feed.forget_before(self.step + 1)
         if self.opened is None:
-            return
+            return True
         orders = self.link.orders
         while orders is None or not self.hear(orders):
-            self.while_waiting()
+            move = None if orders is None else next_move(self._seat(waiting=True), orders)
+            self.obey_endings(move)
+            if isinstance(move, Enter):
+                return False
             orders = self.link.wait_news(orders)
         self.even_until = self.step  # so that the next step is weighed
         self.weigh_if_known(self.step + 1)
+        return True
 
     # ---------------------------------------------------------------------------------------------------- the daemon
 

@@ -112,8 +112,8 @@ class Trainer:
             if orders is None:
                 continue
             move = seat.first_move(orders)
-            if isinstance(move, Enter):
-                return seat.change_ring(self._timeout_s)
+            if isinstance(move, Enter) and seat.take_first(move.assignment, self._timeout_s):
+                return None
             seat.obey_endings(move)
             if orders.boot_alone:
                 self._rehearsing = True
@@ -308,6 +308,7 @@ class Trainer:
             logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
             seat.say_broken(str(error))
         seat.change_ring(self._timeout_s)
+        self.begin_batch()
         rehearsed, self._rehearsing = self._rehearsing, False
         self._tell_resized(old)
         if rehearsed:

@@ -1,9 +1,12 @@
 """Tools for testing elastic jobs without machines: a simulated job on a clock of its own.
 
 `edl.clock.ManualClock`, `edl.coordination.memory.MemoryServer` and `edl.transport.memory.MemoryNetwork` are the fakes
-of single ports; `SimJob` here is a whole job.
+of single ports; `SimJob` here is a whole job, and `scenario` makes one of a number, faults and all.
 """
 
-from edl.testing.simulation import Fault, SimJob
+from edl.testing.checks import Violation
+from edl.testing.faults import Fault, Moment, Planned
+from edl.testing.scenario import scenario
+from edl.testing.simulation import SimJob
 
-__all__ = ["Fault", "SimJob"]
+__all__ = ["Fault", "Moment", "Planned", "SimJob", "Violation", "scenario"]

@@ -1,11 +1,11 @@
 """A whole job in one thread on a manual clock: the real leader's machine, the real decisions of trainers, no network.
 
-Owns: simulated workers, rings and deliveries, and what can go wrong with each. Does not own: any decision; those are
-`edl.core`'s, and finding them wrong is what this is for.
+Owns: time, messages and what can go wrong with both; workers that do what `edl.runtime` does. Does not own: any
+decision; those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
 
-Time passes in ticks. In each, in random order: reports and orders arrive or are late, rings make a step, workers look
-at their orders, rings form, faults happen. A step of a ring is one set of samples; it counts as trained once the ring's
-survivors agree on it (I5).
+Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
+message may be late, come twice, or be overtaken. All chance comes from one seed, so that a seed always tells the same
+story.
 """
 
 from __future__ import annotations
@@ -13,342 +13,460 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from enum import StrEnum
+from heapq import heappop, heappush
+from typing import Any
 
-from edl.clock import ManualClock
 from edl.core.horizon import Horizon
-from edl.core.inputs import Command, Registered, Reported, TookOver, Vanished
+from edl.core.inputs import Input, Registered, Reported, ScaleAsked, TookOver, Vanished
 from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
-from edl.core.seat import Enter, Leave, Seat, Stay, Stop, next_move
-from edl.protocol.assignment import Assignment, Orders, Share
+from edl.core.patience import Patience
+from edl.core.seat import Enter, Leave, Stop, are_newer, attention_step, next_move
 from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.job import JobState, Record, WorkerState
+from edl.protocol.messages import Phase
+from edl.testing.checks import Checks
+from edl.testing.faults import Fault, Moment, Planned
+from edl.testing.leading import SimLeader
+from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
+from edl.testing.worker import Doing, SimWorker
 
-TICK_S = 0.01
-Sample = tuple[int, int]  # epoch, position
-
-
-class Fault(StrEnum):
-    """What can be done to a job."""
-
-    JOIN = "join"
-    LEAVE = "leave"
-    KILL = "kill"
-    CHANGE_LEADER = "change leader"
-
-
-@dataclass(slots=True)
-class SimWorker:
-    """A trainer and its daemon."""
-
-    id: str
-    phase: Phase = Phase.BOOTING
-    generation: int = 0
-    failed_generation: int = 0
-    step: int = 0
-    after_step: int = 0  # the step that its generation took over after
-    opened: bool = False
-    leaving: bool = False
-    alive: bool = True
-    ready_at: float = 0.0
-    orders: Orders | None = None
-    share: Share | None = None
-    leases_of: int = 0
-    entering: Assignment | None = None
-    reported: list[Observation] = field(default_factory=list)
-
-    @property
-    def waiting(self) -> bool:
-        return self.phase in (Phase.READY, Phase.BROKEN) or (self.generation == 0 and self.phase is Phase.BOOTING)
-
-    def observation(self, spec: DataSpec) -> Observation:
-        return Observation(
-            phase=self.phase,
-            generation=max(self.generation, self.failed_generation),
-            step=self.step,
-            leases_of=self.leases_of,
-            step_time_s=TICK_S,
-            data=spec if self.opened else None,
-            pause=None,
-            leaving=self.leaving,
-            reason="",
-        )
-
-
-@dataclass(slots=True)
-class SimRing:
-    """The members of one generation, and what they have trained since it was formed."""
-
-    generation: int
-    members: tuple[str, ...]
-    steps: dict[int, tuple[Sample, ...]] = field(default_factory=dict)
+REPORT_S = 0.02
+SESSION_S = 0.3
+BOOT_S = 0.8  # after which a newcomer is taken for hanging
+PATIENCE = Patience(boot_s=BOOT_S, seat_s=2 * STEP_TIMEOUT_S)
+LATE_S = 0.06  # a late message: several steps
+REACH_S = 2.4  # within so long a size that was asked for is reached
+OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
 
 
 class SimJob:
     """One job, driven by a seed."""
 
-    def __init__(self, spec: DataSpec, *, seed: int, workers: int = 2) -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        *,
+        seed: int,
+        workers: int = 2,
+        minimum: int = 1,
+        maximum: int = 0,
+        lease_s: float = 0.6,
+    ) -> None:
         self.spec = spec
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
-        self.clock = ManualClock()
-        self.machine = JobMachine(new_record("sim", 0.0), Horizon(lease_s=0.6, notice_s=0.05))
-        self.durable = self.machine.record
+        self.now = 0.0
+        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03)
+        self.durable = new_record("sim", 0.0)
         self.term = 1
         self.workers: dict[str, SimWorker] = {}
-        self.rings: dict[int, SimRing] = {}
-        self.trained: Counter[Sample] = Counter()
-        self.settled = 0  # steps up to this one are in `trained`
+        self.struck: Counter[Fault] = Counter()
+        self.events = 0
         self.transcript: list[str] = []
-        self._np = workers
+        self.rings = Rings(self)
+        self.checks = Checks(self)
+        self._roll: set[str] = set()  # whose daemons have a session
+        self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
+        self._number = 0
+        self._limits = (workers, minimum, maximum)
+        self._waiting: dict[Moment, list[Planned]] = {}
+        self._counts: Counter[Moment] = Counter()
+        self._calm_at = 0.0  # when the last fault struck
+        self.leader = SimLeader(self, self.term)
         for _ in range(workers):
-            self.inflict(Fault.JOIN)
+            self._join()
+        self.after(2 * SESSION_S, self._start_for_the_first, self.durable)
 
     # ---------------------------------------------------------------------------------------------------- outside
 
-    def inflict(self, fault: Fault) -> None:
-        """Do it now, to a random worker."""
-        living = [worker for worker in self.workers.values() if worker.alive]
+    def plan(self, faults: list[Planned]) -> None:
+        """These will strike, each in its own time."""
+        for fault in faults:
+            if isinstance(fault.at, Moment):
+                self._waiting.setdefault(fault.at, []).append(fault)
+            else:
+                self.after(fault.at, self.inflict, fault.fault)
+
+    def run(self, *, within_s: float = 60.0) -> None:
+        """Until the job is over and all have heard of it. Raises Violation with the transcript."""
+        while self._heap and not self._is_quiet() and not (self.now > self._calm_at + REACH_S and self.hangs()):
+            self.now, _, act, arguments = heappop(self._heap)
+            self.events += 1
+            act(*arguments)
+            if self.now > self._calm_at + within_s:
+                waiting = {w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not Doing.OVER}
+                self.checks.violated("I12", f"not over {within_s:g} s after the last fault: {waiting}")
+        if not self.hangs():
+            self.checks.over()
+
+    def _is_quiet(self) -> bool:
+        return self.durable.state in OVER and all(
+            worker.doing is Doing.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
+        )
+
+    def hangs(self) -> bool:
+        """All that train hang, at the same time: nobody is left to notice."""
+        sitting = [worker for worker in self.workers.values() if worker.alive and worker.sits]
+        return bool(sitting) and all(worker.stalled for worker in sitting)
+
+    def story(self, complaint: str, lines: int = 80) -> str:
+        """A complaint with what led there."""
+        return "\n".join([complaint, *self.transcript[-lines:]])
+
+    def note(self, line: str) -> None:
+        self.transcript.append(f"{self.now:8.3f} {line}")
+
+    def after(self, delay: float, act: Callable[..., object], *arguments: object) -> None:
+        self._number += 1
+        heappush(self._heap, (self.now + delay, self._number, act, arguments))
+
+    def new_machine(self, record: Record) -> JobMachine:
+        """What leads; a test may put in another."""
+        return JobMachine(record, self.horizon, PATIENCE)
+
+    # ----------------------------------------------------------------------------------------------------- faults
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        """Somebody gets somewhere: a fault may have waited for that."""
+        waiting = self._waiting.get(moment)
+        if not waiting:
+            return
+        self._counts[moment] += 1
+        for fault in [fault for fault in waiting if fault.count == self._counts[moment]]:
+            waiting.remove(fault)
+            if moment in (Moment.FORMING, Moment.STEPPING):
+                self.inflict(fault.fault, worker)  # in the very middle
+            else:
+                self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
+
+    def inflict(self, fault: Fault, worker: SimWorker | None = None) -> None:
+        """Do it now, to `worker` or to anybody."""
+        if self.durable.state in OVER:
+            return
+        living = [one for one in self.workers.values() if one.alive and one.doing is not Doing.OVER]
+        victim = worker if worker in living else self.random.choice(living) if living else None
+        self._calm_at = self.now
+        self.struck[fault] += 1
+        strikes = victim is not None and fault not in OF_THE_JOB
+        self.note(f"FAULT {fault.value}{f': {victim.id}, {victim.doing.value}' if strikes and victim else ''}")
         match fault:
             case Fault.JOIN:
                 self._join()
-            case Fault.LEAVE if len(living) > 1:
-                self.random.choice(living).leaving = True
-            case Fault.KILL if len(living) > 1:
-                self._kill(self.random.choice(living))
             case Fault.CHANGE_LEADER:
-                self._change_leader()
-            case _:  # not possible now
-                return
-        self._note(f"{fault.value}: {[worker.id for worker in living]}")
+                self._change_leader(dies=False)
+            case Fault.CRASH_LEADER:
+                self._change_leader(dies=True)
+            case Fault.SCALE:
+                self.ask(self.random.randint(1, 4))
+            case _ if victim is not None:
+                self._strike(fault, victim)
+            case _:
+                pass
 
-    def run(self, plan: Callable[[SimJob], None], *, ticks: int = 20_000) -> None:
-        """Until the job is over; `plan` is asked in every tick. Raises AssertionError with the transcript."""
-        for _ in range(ticks):
-            if self.durable.state in OVER:
-                return
-            plan(self)
-            self.tick()
-        raise AssertionError(self.story(f"not over after {ticks} ticks"))
+    def _strike(self, fault: Fault, victim: SimWorker) -> None:
+        match fault:
+            case Fault.LEAVE:
+                victim.leaving = True
+                self._stir(victim)
+            case Fault.KILL:
+                self._die(victim)
+                victim.phase, victim.reason = Phase.FAILED, "killed"
+                self._stir(victim)
+            case Fault.VANISH:
+                self._die(victim)
+                victim.daemon = 0
+                self.after(SESSION_S, self._expire, victim)
+            case Fault.STALL:
+                victim.stalled = True
+                self.rings.missed(victim)
+            case Fault.DEAFEN:
+                victim.deaf_until = self.now + 20 * STEP_S
+            case Fault.RENEW_DAEMON if victim.daemon:
+                self._renew(victim)
+            case _:
+                pass
 
-    def tick(self) -> None:
-        """Let a little time pass."""
-        self.clock.advance(TICK_S)
-        acts: list[Callable[[], None]] = [self._deliver_reports, self._deliver_orders, self._step_rings, self._move]
-        self.random.shuffle(acts)
-        for act in acts:
-            act()
-        self._form_rings()
+    def _die(self, worker: SimWorker) -> None:
+        worker.alive = worker.sits = False
+        worker.doing = Doing.OVER
+        self.rings.missed(worker)
 
-    def story(self, complaint: str) -> str:
-        """A complaint with what led there."""
-        return complaint + "\n" + "\n".join(self.transcript[-60:])
+    def _expire(self, worker: SimWorker) -> None:
+        self._roll.discard(worker.id)
+        self._call(Vanished(worker.id, "its daemon's session ended"))
 
-    # ---------------------------------------------------------------------------------------------------- faults
+    def _renew(self, worker: SimWorker) -> None:
+        """Another daemon registers, and is told the trainer's story a moment later."""
+        worker.daemon += 1
+        worker.sent = None
+        self._call(Registered(worker.identity(), *self._limits))
+        phase, worker.phase = worker.phase, Phase.BOOTING
+        generation, worker.generation = worker.generation, 0
+        failed, worker.failed_generation = worker.failed_generation, 0
+        self._call(Reported(worker.id, worker.observation(self.spec, STEP_S)))
+        worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
+        self._stir(worker)
+
+    def _change_leader(self, *, dies: bool) -> None:
+        old = self.leader
+        if dies:
+            old.crash(written=self.random.random() < 0.5)
+            self.rings.abandon(old.term)
+            self.after(0.02 + self.random.random() * SESSION_S, self._elect, old)
+            return
+        for worker in self._listeners():  # a stale leader goes on answering for a while
+            self.after(self.random.random() * LATE_S, self._hear, worker, old.book)
+        self.after(LATE_S, self.rings.abandon, old.term)
+        self._elect(old)
+
+    def _elect(self, old: SimLeader) -> None:
+        """Another leads, unless yet another does already."""
+        if self.leader is not old:
+            return
+        self.term += 1
+        self.leader = SimLeader(self, self.term)
+        self.leader.receive(TookOver(frozenset(self._roll)))
+        for worker in self.workers.values():
+            worker.sent = None  # whoever finds a new leader tells it everything again
+            self._stir(worker)
 
     def _join(self) -> None:
-        worker = SimWorker(f"w{len(self.workers)}", ready_at=self.clock.now() + self.random.random())
+        worker = SimWorker(f"w{len(self.workers)}")
         self.workers[worker.id] = worker
-        identity = Identity(worker.id, "host", "127.0.0.1", 1, 2)
-        self._feed(Registered(identity, self._np, 1, 0))
+        self._roll.add(worker.id)
+        self._register(worker)
 
-    def _kill(self, worker: SimWorker) -> None:
-        worker.alive = False
-        if self.random.random() < 0.5:
-            self._feed(Vanished(worker.id, "killed"))
-        else:  # its daemon lives a little longer, and reports
-            worker.phase = Phase.FAILED
+    def _register(self, worker: SimWorker) -> None:
+        """Said again until a leader has taken it, or has not."""
+        if worker.daemon and worker.alive and not worker.admitted:
+            self._call(Registered(worker.identity(), *self._limits), lambda taken: self._registered(worker, taken))
+            self.after(SESSION_S, self._register, worker)
 
-    def _change_leader(self) -> None:
-        self.term += 1
-        self.machine = JobMachine(self.durable, self.machine.horizon)
-        alive = {worker.id for worker in self.workers.values() if worker.alive or worker.phase is Phase.FAILED}
-        for worker in self.workers.values():
-            worker.reported.clear()
-        self._feed(TookOver(frozenset(alive)))
+    def _registered(self, worker: SimWorker, taken: bool) -> None:
+        if taken and not worker.admitted:
+            worker.admitted = True
+            self._stir(worker)
+            self.after(self._delay(), self._hear, worker, self.leader.book)
+        elif not taken and not worker.admitted:
+            self._finish(worker, Phase.FAILED, "was refused")
 
-    # ------------------------------------------------------------------------------------------------ deliveries
+    # --------------------------------------------------------------------------------------------- requests for a size
 
-    def _feed(self, happened: Registered | Reported | Vanished | TookOver) -> list[Command]:
-        commands = self.machine.handle(happened, self.clock.now())
-        if self.machine.ledger is not None:
-            self.machine.ledger.validate()
-        if self.machine.record != self.durable:
-            self._note(f"record {self.machine.record.version}: {_short(self.machine)}")
-        self.durable = self.machine.record
-        return commands
+    def ask(self, size: int) -> None:
+        """`edl scale`, said again until a leader has taken it; and whoever starts workers starts those missing."""
+        said: list[bool] = []
+        self._call(ScaleAsked(size), said.append)
+        self.after(SESSION_S, self._asked, size, said)
 
-    def _deliver_reports(self) -> None:
-        for worker in list(self.workers.values()):
-            speaks = worker.alive or worker.phase is Phase.FAILED
-            if speaks and self.random.random() < 0.5:
-                worker.reported.append(worker.observation(self.spec))
-            if worker.reported and self.random.random() < 0.5:
-                self._feed(Reported(worker.id, worker.reported.pop(0)))
-                del worker.reported[:-3]
-
-    def _deliver_orders(self) -> None:
-        book = OrderBook(self.durable, self.term, ("127.0.0.1", 1))
-        for worker in self.workers.values():
-            if worker.alive and self.random.random() < 0.5:
-                worker.orders = book.orders(worker.id)
-                self._adopt(worker)
-
-    def _adopt(self, worker: SimWorker) -> None:
-        for share in worker.orders.shares if worker.orders else ():
-            if (share.generation, share.after_step) == (worker.generation, worker.after_step):
-                worker.share, worker.leases_of = share, share.generation
-
-    # ------------------------------------------------------------------------------------------------------ rings
-
-    def _step_rings(self) -> None:
-        for ring in self.rings.values():
-            members = [self.workers[name] for name in ring.members]
-            seated = [w for w in members if w.alive and w.generation == ring.generation and w.phase is Phase.TRAINING]
-            if not seated or any(worker.entering for worker in seated):
-                continue
-            if len(seated) == len(members):
-                self._train(ring, seated)
-            elif self.random.random() < 0.5:
-                for worker in seated:  # a peer is gone: the mini-batch fails, and is void (I8)
-                    if (
-                        worker.share is not None and worker.share.covered_step > worker.step
-                    ):  # else it waits for samples
-                        worker.phase = Phase.BROKEN
-
-    def _train(self, ring: SimRing, members: list[SimWorker]) -> None:
-        for worker in members:
-            worker.opened = True
-        step = members[0].step + 1
-        if any(worker.step + 1 != step for worker in members):
-            raise AssertionError(self.story(f"ring {ring.generation} is not in lockstep"))
-        if not all(worker.share and worker.share.covered_step >= step for worker in members):
-            self._end_scripts(members, step)
+    def _asked(self, size: int, said: list[bool]) -> None:
+        if self.durable.state in OVER:
             return
-        samples = tuple(sample for worker in members for sample in _samples(worker, step))
-        total = _total(members, step)
-        if {total} != {len(samples)} and {id(w.share) for w in members}:
-            raise AssertionError(self.story(f"step {step} has {len(samples)} samples, workers were told {total}"))
-        ring.steps[step] = samples
-        applied = self._who_applies(members)
-        for worker in applied:
-            worker.step = step
-            self._look(worker)
+        if not said:
+            self.ask(size)
+        elif True in said and self.durable.target == size:
+            self.start_missing()
 
-    def _who_applies(self, members: list[SimWorker]) -> list[SimWorker]:
-        """All; but when somebody dies in this very step, only some have applied it."""
-        if len(members) > 1 and self.random.random() < 0.002:
-            dying = self.random.choice(members)
-            self._note(f"{dying.id} dies in step {dying.step + 1}")
-            some = [worker for worker in members if self.random.random() < 0.5]
-            self._kill(dying)
-            return some
-        return members
+    def demand(self, size: int) -> None:
+        """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
+        self.ask(size)
+        self.note(f"{size} workers are asked for, and nothing else happens")
+        for turn in range(1, 8):
+            self.after(turn * REACH_S / 8, self._insist, self._calm_at)
+        self.after(REACH_S, self._reached, self._calm_at, size)
 
-    def _end_scripts(self, members: list[SimWorker], step: int) -> None:
-        if all(worker.share and worker.share.last and worker.share.covered_step < step for worker in members):
-            for worker in members:
-                worker.phase = Phase.DONE
-            self._settle(self.rings[members[0].generation], step - 1)
+    def _insist(self, calm_at: float) -> None:
+        if calm_at == self._calm_at and self.durable.state not in OVER:
+            self.start_missing()
 
-    def _look(self, worker: SimWorker) -> None:
-        """What the trainer does inside `notify_batch_end()`, with whatever orders have reached it."""
-        if worker.orders is None or worker.entering is not None:
+    def _reached(self, calm_at: float, size: int) -> None:
+        if calm_at == self._calm_at:
+            self.checks.reached(size)
+
+    def start_missing(self) -> None:
+        """What `edl run` does when its job is asked to grow."""
+        outgoing = (WorkerState.LEAVING, WorkerState.DONE)
+        present = sum(member.state not in outgoing for member in self.durable.members)
+        present += sum(worker.alive and not worker.admitted for worker in self.workers.values())
+        for _ in range((self.durable.target or 1) - present):
+            self._join()
+
+    # ------------------------------------------------------------------------------------------------ a leader's world
+
+    def _delay(self) -> float:
+        """How long a message is under way: one in twenty for several steps."""
+        chance = self.random.random()
+        return 0.0005 + 0.002 * chance if chance < 0.95 else LATE_S * self.random.random()
+
+    def _call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
+        self.after(self._delay(), self._arrive, said, answer)
+        if self.random.random() < 0.03:  # tried again, though the first call got through
+            self.after(self._delay() + LATE_S * self.random.random(), self._arrive, said, None)
+
+    def _arrive(self, said: Input, answer: Callable[[bool], None] | None) -> None:
+        if self.leader.alive:
+            self.leader.receive(said, answer)
+
+    def decided(self) -> None:
+        """The leader is about to write."""
+        self.happens(Moment.DECIDING)
+
+    def make_durable(self, record: Record) -> None:
+        before, self.durable = self.durable, record
+        self.checks.durable(before, record)
+        if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
+            self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
+        members = {member.identity.id: member.state for member in record.members}
+        for worker in self.workers.values():
+            if worker.doing is Doing.OVER and members.get(worker.id) in (None, WorkerState.DONE):
+                self._roll.discard(worker.id)
+        for member in record.members:
+            if member.state is WorkerState.LEAVING:
+                self.happens(Moment.LEAVING, self.workers[member.identity.id])
+        if record.arrivals and not record.generation and record.plan is None:
+            self.after(SESSION_S, self._start_for_the_first, record)
+        self.note(f"record {record.version}: {_short(record)}")
+
+    def _start_for_the_first(self, record: Record) -> None:
+        """The first generation waits for as many as were asked for: whoever started those that died starts others."""
+        if self.durable is record:
+            self.start_missing()
+
+    def publish(self, leader: SimLeader) -> None:
+        """All who wait for orders get them."""
+        for worker in self._listeners():
+            late = max(0.0, worker.deaf_until - self.now)
+            self.after(late + self._delay(), self._hear, worker, leader.book)
+            if self.random.random() < 0.03:
+                self.after(late + self._delay() + LATE_S, self._hear, worker, leader.book)
+
+    def _listeners(self) -> list[SimWorker]:
+        """Whose daemons ask for orders."""
+        listening = (one for one in self.workers.values() if one.alive and one.daemon and one.admitted)
+        return [worker for worker in listening if worker.doing is not Doing.OVER]
+
+    # ------------------------------------------------------------------------------------------------ a worker's world
+
+    def _stir(self, worker: SimWorker) -> None:
+        """There is something to report: its daemon does so soon."""
+        if worker.daemon and worker.admitted and not worker.report_due:
+            worker.report_due = True
+            self.after(REPORT_S * self.random.random(), self._report, worker)
+
+    def _report(self, worker: SimWorker) -> None:
+        worker.report_due = False
+        observation = worker.observation(self.spec, STEP_S)
+        if worker.daemon and observation != worker.sent:
+            worker.sent = observation
+            self._call(Reported(worker.id, observation))
+
+    def _hear(self, worker: SimWorker, book: OrderBook) -> None:
+        """Orders arrive at a daemon, which hands them to its trainer."""
+        orders = book.orders(worker.id)
+        if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
-        generation = max(worker.generation, worker.failed_generation)
-        move = next_move(Seat(generation, worker.step, worker.waiting), worker.orders)
+        self.checks.heard(worker, orders, book.record)
+        worker.orders = orders
+        worker.attention = attention_step(worker.generation, orders)
+        if worker.generation and worker.hear() and worker.sits:
+            self._take_up(worker)
+        if worker.waits or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
+            self.look(worker)
+
+    def _is_hungry(self, worker: SimWorker) -> bool:
+        return worker.share is None or worker.share.covered_step <= worker.step
+
+    def _take_up(self, worker: SimWorker) -> None:
+        """There is data: train."""
+        if worker.doing is Doing.AWAITING:
+            worker.doing = Doing.TRAINING
+        self.rings.arm(self.rings.rings[worker.generation])
+
+    def look(self, worker: SimWorker) -> None:
+        """What the trainer does with the orders it has, where `edl.runtime` lets it look at them."""
+        if worker.orders is None or worker.stalled or not worker.alive:
+            return
+        move = next_move(worker.seat(), worker.orders)
         match move:
-            case Enter(assignment):
-                worker.entering = assignment
-                worker.phase = Phase.BROKEN if worker.generation else worker.phase
-            case Leave() | Stop():
-                worker.phase = Phase.DONE
-            case Stay():
-                if worker.phase is Phase.BOOTING and worker.orders.boot_alone:
-                    self._boot(worker)
-            case _:
-                if worker.phase is Phase.BOOTING and worker.orders.boot_alone:
-                    self._boot(worker)
+            case Enter(assignment) if worker.waits or worker.doing is Doing.TRAINING:
+                if worker.doing is Doing.TRAINING and self._is_hungry(worker):
+                    return  # it waits for samples, where only endings are obeyed
+                self.checks.enters(worker, assignment)
+                self.rings.arrive(worker, assignment)
+            case Leave():
+                self._finish(worker, Phase.DONE, "")
+            case Stop(reason):
+                self._finish(worker, Phase.FAILED if reason else Phase.DONE, reason)
+            case _ if worker.doing is Doing.COMING and worker.orders.boot_alone:
+                self._boot(worker)
 
     def _boot(self, worker: SimWorker) -> None:
-        if self.clock.now() >= worker.ready_at:
-            worker.phase, worker.opened = Phase.READY, True
+        worker.doing = Doing.BOOTING
+        self.happens(Moment.BOOTING, worker)
+        self.after(0.02 + 0.2 * self.random.random(), self._rehearse, worker)
 
-    def _move(self) -> None:
-        for worker in self.workers.values():
-            if worker.alive and worker.waiting:
-                self._look(worker)
+    def _rehearse(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stalled and worker.doing is Doing.BOOTING:
+            worker.doing, worker.phase, worker.opened = Doing.REHEARSING, Phase.REHEARSING, True
+            self._stir(worker)
+            self.happens(Moment.REHEARSING, worker)
+            self.after(0.02 + 0.1 * self.random.random(), self._rehearsed, worker)
 
-    def _form_rings(self) -> None:
-        plans = {w.entering.place.generation: w.entering for w in self.workers.values() if w.alive and w.entering}
-        for assignment in plans.values():
-            members = [self.workers[name] for name in assignment.members]
-            there = [w for w in members if w.alive and w.entering and w.entering.place == _place(assignment, w)]
-            if len(there) == len(members):
-                self._form(assignment, members)
-            elif any(not worker.alive or worker.phase is Phase.DONE for worker in members) or self._superseded(
-                assignment
-            ):
-                for worker in there:  # the rendezvous was closed, or a connection was reset
-                    worker.entering = None
-                    worker.failed_generation = assignment.place.generation
-                    worker.phase = Phase.BROKEN
+    def _rehearsed(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stalled and worker.doing is Doing.REHEARSING:
+            worker.doing, worker.phase, worker.rehearsed = Doing.CHANGING, Phase.READY, True
+            self._stir(worker)
+            self.happens(Moment.READY, worker)
+            self.look(worker)
 
-    def _superseded(self, assignment: Assignment) -> bool:
-        plan = self.durable.plan
-        return plan is None or plan.generation != assignment.place.generation
+    def sit(self, worker: SimWorker, generation: int, step: int) -> None:
+        """Its ring stands, and begins after `step`."""
+        worker.generation, worker.failed_generation, worker.assignment = generation, 0, None
+        worker.entered = worker.step = step
+        worker.share, worker.phase, worker.sits = None, Phase.TRAINING, True
+        worker.doing = Doing.AWAITING
+        found = worker.hear()
+        worker.leases_told = worker.leases_of
+        if worker.orders is not None:
+            worker.attention = attention_step(generation, worker.orders)
+        self._stir(worker)
+        self.happens(Moment.SITTING, worker)
+        if not worker.opened:  # the first generation: the script goes on from `init` to its first batch
+            worker.opened = True
+        if found:
+            self._take_up(worker)
+        else:
+            self.look(worker)
 
-    def _form(self, assignment: Assignment, members: list[SimWorker]) -> None:
-        with_state = [worker for worker in members if worker.generation]
-        step = max((worker.step for worker in with_state), default=0)
-        for worker in with_state:
-            self._settle(self.rings[worker.generation], step)
-        generation = assignment.place.generation
-        self.rings[generation] = SimRing(generation, assignment.members)
-        for worker in members:
-            worker.generation, worker.failed_generation, worker.phase = generation, 0, Phase.TRAINING
-            worker.step = worker.after_step = step
-            worker.entering, worker.share = None, None
-            self._adopt(worker)
-        self._note(f"ring {generation} of {assignment.members} formed after step {step}")
+    def stepped(self, worker: SimWorker) -> None:
+        """The end of a mini-batch that counts."""
+        self._stir(worker)
+        if worker.alive and not worker.stalled and worker.step >= worker.attention:
+            self.look(worker)
 
-    def _settle(self, ring: SimRing, step: int) -> None:
-        """The survivors agree on `step`: what was trained up to it counts, what goes beyond is void."""
-        for at, samples in ring.steps.items():
-            if self.settled < at <= step:
-                self.trained.update(samples)
-        self.settled = max(self.settled, step)
-        ring.steps.clear()
+    def broken(self, worker: SimWorker, reason: str) -> None:
+        """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
+        past_init = worker.generation > 0 or worker.rehearsed
+        worker.doing = Doing.CHANGING if past_init else Doing.COMING
+        worker.phase, worker.sits, worker.reason = Phase.BROKEN, False, reason
+        self.rings.missed(worker)
+        self._stir(worker)
+        self.look(worker)
 
-    def _note(self, line: str) -> None:
-        self.transcript.append(f"{self.clock.now():8.2f} {line}")
+    def end_script(self, worker: SimWorker) -> None:
+        """The generator has come to its end."""
+        self._finish(worker, Phase.DONE, "")
 
+    def fail_script(self, worker: SimWorker, reason: str) -> None:
+        self._finish(worker, Phase.FAILED, reason)
 
-def _place(assignment: Assignment, worker: SimWorker) -> object:
-    return None if worker.entering is None or worker.entering.members != assignment.members else worker.entering.place
-
-
-def _samples(worker: SimWorker, step: int) -> list[Sample]:
-    leases = worker.share.leases if worker.share else ()
-    found = [lease for lease in leases if lease.after_step < step <= lease.until_step]
-    pieces = [piece for lease in found for piece in lease.between(step - 1, step)]
-    return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]
-
-
-def _total(members: list[SimWorker], step: int) -> int:
-    """What the workers were told that all of them train in `step`; -1 when they were told different things."""
-    told = set()
-    for worker in members:
-        totals = worker.share.totals if worker.share else ()
-        told.add(next((total.samples for total in totals if step <= total.until_step), 0))
-    return told.pop() if len(told) == 1 else -1
+    def _finish(self, worker: SimWorker, phase: Phase, reason: str) -> None:
+        worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
+        self.rings.missed(worker)
+        self._stir(worker)
 
 
-def _short(machine: JobMachine) -> str:
-    record = machine.record
+def _short(record: Record) -> str:
     plan = None if record.plan is None else (record.plan.generation, record.plan.roster, record.plan.after_step)
-    states = {member.identity.id: member.state.value for member in record.members}
-    covered = None if machine.ledger is None else (machine.ledger.step, machine.ledger.covered_step)
-    return f"{record.state.value} generation {record.generation} {record.roster} plan {plan} {states} data {covered}"
+    states = " ".join(f"{member.identity.id}:{member.state.value}" for member in record.members)
+    state = record.state.value if record.state is not JobState.FAILED else f"failed ({record.reason})"
+    return f"{state} target {record.target} generation {record.generation} {record.roster} plan {plan} {states}"

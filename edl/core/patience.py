@@ -1,0 +1,102 @@
+"""How long a leader waits for a worker that does not come on: nobody's hang may hold up the others, or a place (I12).
+
+Owns: who is awaited for what, since when, and until when. Does not own: that a worker is lost (`edl.core.job`), nor
+workers whose daemon is gone (those have no session any more, and are lost by that).
+
+Two things are awaited, each with a bound of its own:
+
+- a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
+  meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
+- a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
+  of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
+  then a ring takes time to form: whoever has neither come nor failed to after twice the longest step hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from edl.core.scaling import BOOTING
+from edl.core.sightings import Sightings
+from edl.protocol.job import Member, Plan, Record, WorkerState
+
+BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
+SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
+NEVER: Final = float("inf")
+
+
+@dataclass(frozen=True, slots=True)
+class Patience:
+    """Bounds in seconds, derived from the user's step time-out."""
+
+    boot_s: float = 600.0
+    seat_s: float = 120.0
+
+    @classmethod
+    def of(cls, step_timeout_s: float) -> Patience:
+        return cls(boot_s=max(BOOT_STEPS * step_timeout_s, SHORTEST_BOOT_S), seat_s=2 * step_timeout_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """For whom, for what, until when; `seen`: the newest ring it was seen at, as whoever goes on does not hang."""
+
+    worker: str
+    what: str
+    seen: int
+    bound_s: float
+    until: float
+
+
+class Waits:
+    """All that is awaited. Not kept: a new leader begins to wait anew."""
+
+    def __init__(self, patience: Patience) -> None:
+        self.patience = patience
+        self.until = NEVER  # the first moment at which somebody is overdue
+        self._waits: dict[str, Wait] = {}
+
+    def look(self, record: Record, members: dict[str, Member], seen: Sightings, now: float) -> None:
+        """See who is awaited now; whoever still is for the same thing has been all along."""
+        before, self._waits = self._waits, {}
+        for worker, what, bound_s in self._awaited(record, members, seen):
+            wait, generation = before.get(worker), seen.generation(worker)
+            if wait is None or (wait.what, wait.seen) != (what, generation):
+                wait = Wait(worker, what, generation, bound_s, now + bound_s)
+            self._waits[worker] = wait
+        self.until = min((wait.until for wait in self._waits.values()), default=NEVER)
+
+    def overdue(self, now: float) -> list[Wait]:
+        """Who has been waited for long enough."""
+        return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
+
+    def _awaited(self, record: Record, members: dict[str, Member], seen: Sightings) -> Iterator[tuple[str, str, float]]:
+        plan = record.plan
+        if record.generation or plan is not None:  # else all wait for others to come, however long that takes
+            for member in members.values():
+                if member.state in BOOTING:
+                    yield member.identity.id, member.state.value, self.patience.boot_s
+        if plan is None:
+            return
+        newest = max((seen.generation(worker) for worker in plan.roster), default=0)
+        due = plan.generation if _is_time(plan, record, members, seen) else newest
+        if due <= record.generation:
+            return
+        for worker in plan.roster:
+            if _state(members, worker) not in (None, WorkerState.DONE) and seen.generation(worker) < due:
+                yield worker, "seat", self.patience.seat_s
+
+
+def _state(members: dict[str, Member], worker: str) -> WorkerState | None:
+    return members[worker].state if worker in members else None
+
+
+def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Sightings) -> bool:
+    """Those of the plan should be on their way: the ring before has done its part, or cannot any more."""
+    if plan.after_step is None or not record.generation:
+        return True
+    if any(worker not in members for worker in record.roster):
+        return True
+    return seen.newest_step(plan.roster)[0] >= plan.after_step

@@ -1,0 +1,122 @@
+"""Which generation should follow: a pure decision from what was decided and what was seen.
+
+Owns: who would be in it, and whether it is needed. Does not own: after which step, its data, its number, nor that it
+becomes the plan (`edl.core.job`).
+
+One next generation at a time: what comes up while one is planned waits for the one after, merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from edl.core.scaling import BOOTING, GOING
+from edl.core.sightings import Sightings
+from edl.protocol.job import Member, Record, WorkerState
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the decision depends on."""
+
+    record: Record
+    members: Mapping[str, Member]  # of the record, by id
+    seen: Sightings
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be."""
+
+    roster: tuple[str, ...]
+    forced: bool
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAnew:
+    """The first generation cannot stand as planned, and not enough are left for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No generation can follow, and one must."""
+
+    reason: str
+
+
+Decision = Follow | WaitAnew | GiveUp | None
+
+
+def decide(now: Situation) -> Decision:
+    """What should follow the newest generation; None: nothing."""
+    record, plan = now.record, now.record.plan
+    forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster)
+    if plan is not None and not forced:
+        return None
+    roster = wanted_roster(now, forced)
+    if outlived(record.roster, now.members) or (not forced and (roster == record.roster or _is_ending(now))):
+        return None
+    if record.generation == 0:
+        return _first(record, roster)
+    if not any(worker in record.roster for worker in roster):
+        return GiveUp("nobody is left who has the model's state")
+    if len(roster) < record.limits.minimum:
+        return GiveUp(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
+    return Follow(roster, forced)
+
+
+def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
+    """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can."""
+    record = now.record
+    base = record.plan.roster if record.plan else record.roster
+    staying = {worker for worker, member in now.members.items() if _could_enter(record, member)}
+    if not forced:
+        # Who is done keeps its seat, until the ring must be made anew for those who are not.
+        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
+    if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
+        # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
+        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING))
+    kept = tuple(worker for worker in base if worker in staying)
+    new = sorted(staying.difference(base), key=lambda worker: now.members[worker].number)
+    return kept + tuple(new)
+
+
+def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
+    """Of a ring, only those are left whose scripts have ended, and perhaps some that were told to leave."""
+    states = {members[worker].state for worker in roster if worker in members}
+    return WorkerState.DONE in states and states.issubset(GOING)
+
+
+def is_broken(now: Situation) -> bool:
+    """Somebody's ring of the newest generation failed."""
+    generation = now.record.plan.generation if now.record.plan else now.record.generation
+    return any(now.seen.breaks(worker, generation) for worker in now.members)
+
+
+def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
+    """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
+    return any(worker not in now.members for worker in roster)
+
+
+def _first(record: Record, roster: tuple[str, ...]) -> Decision:
+    """The first generation needs all that were asked for; who is lost before it stands is waited for anew."""
+    if len(roster) >= record.target:
+        return Follow(roster[: record.target], forced=record.plan is not None)
+    return WaitAnew() if record.plan is not None else None
+
+
+def _could_enter(record: Record, member: Member) -> bool:
+    """Nobody waits for a boot (I4); only in the first generation there is nobody who could."""
+    if member.state in GOING:
+        return False
+    return record.generation == 0 or member.state not in BOOTING
+
+
+def _is_ending(now: Situation) -> bool:
+    """Somebody's script has ended, and left the ring: no other generation follows of its own accord."""
+    return any(_is(now, worker, WorkerState.DONE) for worker in now.record.roster)
+
+
+def _is(now: Situation, worker: str, state: WorkerState) -> bool:
+    return worker in now.members and now.members[worker].state is state

@@ -1,0 +1,135 @@
+"""What a leader has seen workers do.
+
+Owns: the newest observation of each worker, and what follows from them together. Does not own: what was decided (the
+record). Nothing here is kept: every worker tells it anew to a new leader (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from edl.protocol.messages import Observation, Phase
+
+SITTING = (Phase.TRAINING, Phase.DONE)
+
+# While its generation is the same, a worker's phase only goes on in this order; so an earlier one is old news (I10).
+# Who could not enter the first ring, and is not needed for another, boots after it was BROKEN.
+ORDER: Final = {
+    Phase.BOOTING: 0,
+    Phase.TRAINING: 1,
+    Phase.BROKEN: 2,
+    Phase.REHEARSING: 3,
+    Phase.READY: 4,
+    Phase.DONE: 5,
+    Phase.FAILED: 5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Sighting:
+    """What a worker was last seen doing, and when."""
+
+    observation: Observation
+    at: float
+
+
+def overtaken(heard: Observation, last: Observation) -> bool:
+    """`heard` was observed before `last` was: reports may overtake each other when a call is tried again."""
+    if heard.generation != last.generation:
+        return heard.generation < last.generation
+    if heard.phase is not last.phase:
+        return ORDER[heard.phase] < ORDER[last.phase]
+    return heard.step < last.step
+
+
+def only_stepped(heard: Observation, last: Observation) -> bool:
+    """Nothing but the count of steps has changed, as in nearly all reports."""
+    return (
+        heard.phase is last.phase is Phase.TRAINING
+        and heard.generation == last.generation
+        and heard.leaving == last.leaving
+        and heard.data == last.data
+    )
+
+
+class Sightings:
+    """The newest of each worker."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Sighting] = {}
+
+    def take(self, worker: str, observation: Observation, now: float) -> None:
+        self._newest[worker] = Sighting(observation, now)
+
+    def forget(self, worker: str) -> None:
+        self._newest.pop(worker, None)
+
+    def get(self, worker: str) -> Sighting | None:
+        return self._newest.get(worker)
+
+    def observation(self, worker: str) -> Observation | None:
+        sighting = self._newest.get(worker)
+        return None if sighting is None else sighting.observation
+
+    def step(self, worker: str) -> int:
+        """Committed by `worker`, who was seen."""
+        return self._newest[worker].observation.step
+
+    def leases_of(self, worker: str) -> int:
+        """The generation by whose leases `worker`, who was seen, has trained its steps so far."""
+        return self._newest[worker].observation.leases_of
+
+    def generation(self, worker: str) -> int:
+        """The newest one that `worker` sits in or failed to enter; 0 before its first."""
+        sighting = self._newest.get(worker)
+        return 0 if sighting is None else sighting.observation.generation
+
+    def sits(self, worker: str, generation: int) -> bool:
+        """`worker` has entered the ring of `generation`, which had not failed when it was last seen."""
+        sighting = self._newest.get(worker)
+        return (
+            sighting is not None
+            and sighting.observation.generation == generation
+            and sighting.observation.phase in SITTING
+        )
+
+    def breaks(self, worker: str, generation: int) -> bool:
+        """The ring of `generation` failed `worker`."""
+        sighting = self._newest.get(worker)
+        return (
+            sighting is not None
+            and sighting.observation.phase is Phase.BROKEN
+            and sighting.observation.generation == generation
+        )
+
+    def stable_step(self, workers: Iterable[str]) -> int | None:
+        """The newest step that all of `workers` were seen to have applied; None when somebody was not seen yet."""
+        stable = None
+        for worker in workers:
+            sighting = self._newest.get(worker)
+            if sighting is None:
+                return None
+            step = sighting.observation.step
+            stable = step if stable is None or step < stable else stable
+        return stable
+
+    def newest_step(self, workers: Iterable[str]) -> tuple[int, float]:
+        """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when nobody was seen."""
+        newest, at = -1, 0.0
+        for worker in workers:
+            sighting = self._newest.get(worker)
+            if sighting is not None and (sighting.observation.step, sighting.at) > (newest, at):
+                newest, at = sighting.observation.step, sighting.at
+        return newest, at
+
+    def step_time_s(self, workers: Iterable[str]) -> float:
+        """The shortest that any of `workers` tells of; 0 when nobody knows."""
+        shortest = 0.0
+        for worker in workers:
+            sighting = self._newest.get(worker)
+            time_s = 0.0 if sighting is None else sighting.observation.step_time_s
+            if time_s > 0 and (not shortest or time_s < shortest):
+                shortest = time_s
+        return shortest

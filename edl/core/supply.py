@@ -1,0 +1,87 @@
+"""The data of a job through its generations: which ledger is in force, and how far it is leased.
+
+Owns: the ledger that goes with the present generation, the one that a plan would bring, and which of both counts when
+a plan comes to nothing. Does not own: who trains what (`edl.core.ledger`), nor what becomes durable (`edl.core.job`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edl.core.ledger import Ledger
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Plan
+from edl.protocol.ledger import LedgerSnapshot
+
+Epochs = tuple[int, ...]  # those that have ended
+
+
+class Supply:
+    """The ledger in force; none before anybody has said what is trained on."""
+
+    def __init__(self, snapshot: LedgerSnapshot | None) -> None:
+        self.ledger = None if snapshot is None else Ledger.restore(snapshot)
+
+    @property
+    def step(self) -> int:
+        """The newest stable one."""
+        return self.ledger.step if self.ledger is not None else 0
+
+    def snapshot(self) -> LedgerSnapshot | None:
+        return None if self.ledger is None else self.ledger.snapshot()
+
+    def open(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> bool:
+        """`worker` says what it trains on. True when that is news; raises UsageError when it contradicts the others."""
+        if self.ledger is None:
+            self.ledger = Ledger(spec, roster, step)
+            return True
+        if differences := spec.differences(self.ledger.spec):
+            named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
+            raise UsageError(f"worker {worker} trains on other data than the rest: {named}")
+        if spec.epochs <= self.ledger.spec.epochs:
+            return False
+        self.ledger.extend(spec.epochs)
+        return True
+
+    def planned(self, roster: Sequence[str], after_step: int | None, ahead: int) -> LedgerSnapshot | None:
+        """The data as it will be after `after_step`, so that nobody asks for it inside the pause."""
+        if self.ledger is None or after_step is None:
+            return None
+        ledger = Ledger.restore(self.ledger.snapshot())
+        ledger.enter(roster, after_step)
+        ledger.grant(after_step + ahead)
+        return ledger.snapshot()
+
+    def enter(self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int) -> Epochs:
+        """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
+
+        If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
+        step is known only now, and nobody trains on before the leases are.
+        """
+        if self.ledger is None:
+            return ()
+        before = self.ledger.epoch
+        if source == plan.generation and plan.ledger is not None:
+            self.ledger = Ledger.restore(plan.ledger)
+        else:
+            self.go_by(source, superseded)
+            self.ledger.enter(plan.roster, step)
+            self.ledger.grant(step + ahead)
+        return tuple(range(before, self.ledger.epoch))
+
+    def go_by(self, generation: int, plans: Iterable[Plan]) -> None:
+        """The ring trained by the leases of `generation`: of one of `plans`, though it came to nothing, or by ours."""
+        for plan in plans:
+            if plan.generation == generation and plan.ledger is not None:
+                self.ledger = Ledger.restore(plan.ledger)
+
+    def commit(self, step: int) -> Epochs:
+        """All members have applied `step`."""
+        if self.ledger is None or step <= self.ledger.step:
+            return ()
+        return self.ledger.commit(min(step, self.ledger.covered_step))
+
+    def reach(self, step: int) -> bool:
+        """Lease up to `step`, as far as there are samples. True when that gave anything."""
+        return self.ledger is not None and bool(self.ledger.grant(step))

@@ -1,0 +1,224 @@
+"""What must hold in a simulated job after every event, whatever went wrong; named by the invariants of the design.
+
+Owns: the truth about what was trained, kept sample by sample beside the ledger that never sees it. Cheap, because it
+runs after every event: each check looks only at what the event could have changed.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, NoReturn
+
+from edl.core.inputs import Input, Reported
+from edl.core.job import OVER, JobMachine
+from edl.core.ledger import Ledger
+from edl.errors import InvalidTransition
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.job import JobState, Record, WorkerState
+from edl.testing.worker import Doing, SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+Sample = tuple[int, int]  # epoch, position
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. The message has the transcript of the job."""
+
+
+class Checks:
+    """The invariants of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+        self._rosters: dict[int, tuple[str, ...]] = {}
+        self._durable: dict[int, Record] = {job.durable.version: job.durable}
+        self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
+        self._trained_in: dict[Sample, int] = {}
+        self._trained_until: list[int] = [0]  # samples in all steps up to this one
+        self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
+        self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
+        self._scales: int | None = None
+
+    def violated(self, invariant: str, complaint: str) -> NoReturn:
+        raise Violation(self.job.story(f"{invariant}: {complaint}"))
+
+    # --------------------------------------------------------------------------------------------------- the leader
+
+    def handled(self, machine: JobMachine, term: int, happened: Input) -> None:
+        """The machine has taken an input; nothing of it is durable yet."""
+        if isinstance(happened, Reported):
+            self._never_goes_back(machine, term, happened.worker)
+        ledger = machine.ledger
+        if ledger is not None and self._ledger != (known := (ledger, ledger.covered_step, len(ledger.roster))):
+            self._ledger = known
+            self._accounts_for_every_sample(ledger)
+
+    def _never_goes_back(self, machine: JobMachine, term: int, worker: str) -> None:
+        observation = machine.seen.observation(worker)
+        if observation is not None:
+            now = (term, observation.generation, observation.step)
+            if now < self._reported.get(worker, now):
+                self.violated("I10", f"an old report of {worker} counts: {now} after {self._reported[worker]}")
+            self._reported[worker] = now
+
+    def _accounts_for_every_sample(self, ledger: Ledger) -> None:
+        try:
+            untrained = ledger.validate()
+        except InvalidTransition as error:
+            self.violated("I6", str(error))
+        if ledger.step >= len(self._trained_until):
+            self.violated("I5", f"step {ledger.step} counts as stable, and nobody has trained it")
+        trained = ledger.spec.total * ledger.spec.epochs - untrained
+        if trained != self._trained_until[ledger.step]:
+            truth = self._trained_until[ledger.step]
+            self.violated("I6", f"{trained} samples count as trained after step {ledger.step}, and {truth} are")
+
+    def durable(self, before: Record, record: Record) -> None:
+        """A record was written."""
+        if record.version <= before.version:
+            self.violated("I9", f"version {record.version} was written over {before.version}")
+        self._durable[record.version] = record
+        if record.plan is not before.plan and record.plan is not None:
+            self._roster(record.plan.generation, record.plan.roster)
+            self._respects_limits(record, record.plan.roster)
+            if record.generation:
+                self._holds_only_the_ready(record.plan.roster)
+        if record.roster is not before.roster:
+            self._roster(record.generation, record.roster)
+            if record.generation <= before.generation:
+                self.violated("I2", f"generation {record.generation} follows {before.generation}")
+
+    def _roster(self, generation: int, roster: tuple[str, ...]) -> None:
+        if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):
+            self.violated("I2", f"generation {generation} is {self._rosters[generation]} and {roster}")
+
+    def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
+        minimum, maximum = record.limits.minimum, record.limits.maximum
+        if len(roster) < minimum or (maximum and len(roster) > maximum):
+            self.violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
+
+    def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
+        for worker in roster:
+            one = self.job.workers[worker]
+            if not one.generation and not one.rehearsed:
+                self.violated("I4", f"{worker} is planned for, and {one.doing.value}")
+
+    # -------------------------------------------------------------------------------------------------- the workers
+
+    def heard(self, worker: SimWorker, orders: Orders, record: Record) -> None:
+        """Orders have reached a worker."""
+        if self._durable.get(record.version) is not record:
+            self.violated("I9", f"{worker.id} is told version {record.version}, which is not durable")
+        known = worker.orders
+        if known is not None and (orders.term, orders.version) <= (known.term, known.version):
+            self.violated("I10", f"{worker.id} takes version {orders.version} of term {orders.term} after newer orders")
+        if orders.assignment is not None:
+            place, members = orders.assignment.place, orders.assignment.members
+            self._roster(place.generation, members)
+            if (place.rank, place.size) != (members.index(worker.id), len(members)):
+                self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
+
+    def enters(self, worker: SimWorker, assignment: Assignment) -> None:
+        """A worker goes to the rendezvous of its next ring."""
+        after_step = assignment.after_step
+        if worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step:
+            self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
+
+    def formed(self, generation: int, members: list[SimWorker], step: int, asked: bool) -> None:
+        """A ring stands, and all in it have the state of `step`. `asked`: they made sure who has not."""
+        self._roster(generation, tuple(worker.id for worker in members))
+        old = [worker for worker in members if worker.generation]
+        steps = {worker.id: worker.step for worker in old if worker.has_state}
+        if steps and step != max(steps.values()):
+            self.violated("I5", f"generation {generation} begins after step {step} of {steps}")
+        if not asked and any(worker.step != step or worker.tainted for worker in old):
+            self.violated(
+                "I3", f"generation {generation} begins after step {step}, and nobody asked who has it: {steps}"
+            )
+        if steps and any(not worker.generation and not worker.rehearsed for worker in members):
+            self.violated("I4", f"generation {generation} has members that were not ready")
+
+    def trained(self, ring: int, members: list[SimWorker], step: int, samples: list[Sample], done: bool) -> None:
+        """A ring has been through an all-reduce. `done`: some have its result, else it is void."""
+        if any(worker.step != step - 1 or worker.generation != ring for worker in members):
+            at = {worker.id: (worker.generation, worker.step) for worker in members}
+            self.violated("I3", f"ring {ring} takes step {step} and its members are at {at}")
+        told = {total_told(worker, step) for worker in members}
+        if told != {len(samples)}:
+            self.violated("I7", f"step {step} has {len(samples)} samples, and the workers were told {told}")
+        if not done:
+            return
+        if step < len(self._trained_until) - 1 or step > len(self._trained_until):
+            self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
+        if step in self._steps:  # whoever had applied it is dead: it is void
+            self._void(step, members)
+        for sample in samples:
+            if self._trained_in.setdefault(sample, step) != step:
+                self.violated("I6", f"{sample} is trained in step {self._trained_in[sample]} and in step {step}")
+        if len(set(samples)) != len(samples):
+            self.violated("I6", f"step {step} has a sample twice: {samples}")
+        self._steps[step] = samples
+        self._trained_until.append(self._trained_until[step - 1] + len(samples))
+
+    def _void(self, step: int, members: list[SimWorker]) -> None:
+        holders = [w.id for w in self.job.workers.values() if self._holds(w, step) and w not in members]
+        if holders:
+            self.violated("I5", f"step {step} is trained again, and {holders} have applied it")
+        for sample in self._steps.pop(step):
+            del self._trained_in[sample]
+        self._trained_until.pop()
+
+    @staticmethod
+    def _holds(worker: SimWorker, step: int) -> bool:
+        """Whoever's script has ended is no survivor: it cannot give its state to anybody."""
+        lives = worker.alive and not worker.stalled and worker.doing is not Doing.OVER
+        return lives and worker.has_state and worker.step >= step
+
+    # ------------------------------------------------------------------------------------------------------ the end
+
+    def reached(self, size: int) -> None:
+        """`size` was the last that anybody asked for, long ago, and nothing has happened since."""
+        record = self.job.durable
+        if self.job.hangs():
+            return
+        if record.state not in OVER and (record.target, len(record.roster)) != (size, size):
+            self.violated(
+                "requests", f"{size} workers were asked for, and generation {record.generation} has {record.roster}"
+            )
+
+    def over(self) -> None:
+        """Nothing happens any more."""
+        record, spec = self.job.durable, self.job.spec
+        if record.state not in OVER:
+            self.violated("I12", "nothing happens any more, and the job is not over")
+        if record.state is JobState.FAILED:
+            self._has_to_fail(record.reason)
+        elif len(self._trained_in) != spec.total * spec.epochs:
+            lost = {(epoch, at) for epoch in range(spec.epochs) for at in range(spec.total)} - self._trained_in.keys()
+            self.violated("I6", f"the job is finished, and nobody has trained {sorted(lost)[:9]}")
+
+    def _has_to_fail(self, reason: str) -> None:
+        """A job may fail, but only where nothing else was left to do."""
+        if "before their data did" in reason and self.job.spec.by_sample:
+            return  # the one case that the documentation admits
+        if "workers are left and the job needs" in reason and self.job.durable.limits.minimum > 1:
+            return
+        if "has the model's state" not in reason:
+            self.violated("I6", f"the job failed: {reason}")
+        record = self.job.durable
+        staying = [member.identity.id for member in record.members if member.state is not WorkerState.LEAVING]
+        left = [worker for worker in staying if worker in record.roster]
+        able = [worker for worker in left if self._could_go_on(self.job.workers[worker])]
+        if able:
+            self.violated("I5", f"the job failed: {reason}; and {able} could have gone on")
+
+    @staticmethod
+    def _could_go_on(worker: SimWorker) -> bool:
+        return worker.alive and not worker.stalled and not worker.leaving and worker.has_state
+
+
+def total_told(worker: SimWorker, step: int) -> int:
+    """What `worker` was told that all together train in `step`."""
+    totals = worker.share.totals if worker.share else ()
+    return next((total.samples for total in totals if step <= total.until_step), 0)

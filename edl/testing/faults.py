@@ -1,0 +1,80 @@
+"""What can go wrong with a simulated job, and when: planned beforehand, so that a seed always tells the same story.
+
+Owns: the kinds of fault, and drawing a plan of them. Does not own: carrying one out (`edl.testing.simulation`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+
+class Fault(StrEnum):
+    """What can be done to a job."""
+
+    JOIN = "join"  # somebody starts one more worker
+    LEAVE = "leave"  # SIGTERM
+    KILL = "kill a trainer"  # its daemon tells
+    VANISH = "vanish"  # host and all: only the session's end tells
+    STALL = "stall"  # a trainer hangs; its daemon lives
+    DEAFEN = "deafen"  # the word reaches one worker late
+    CHANGE_LEADER = "change leader"  # another takes over; the old one does not know it yet, and goes on talking
+    CRASH_LEADER = "crash leader"  # what it was about to write is lost, or is written and told to nobody
+    RENEW_DAEMON = "renew a daemon"  # it died: the trainer starts another, which registers again
+    SCALE = "scale"  # somebody asks for another size
+
+
+class Moment(Enum):
+    """What a fault can wait for: a worker getting somewhere, or the leader."""
+
+    BOOTING = "boots"
+    REHEARSING = "rehearses"
+    READY = "is ready"
+    ENTERING = "waits for its new ring"
+    FORMING = "is in a ring that just forms"
+    SITTING = "sits in its new ring"
+    STEPPING = "takes part in a step"
+    LEAVING = "was told to leave"
+    DECIDING = "the leader has decided, and not written it"
+    SWITCHING = "a switch was announced"
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """One fault: at a time in seconds, or the `count`-th time that something happens. It strikes who is there then."""
+
+    fault: Fault
+    at: float | Moment
+    count: int = 1
+
+
+# Where a fault finds its victim, if it waits for a moment at all; and how often it is drawn.
+DRAWN: tuple[tuple[Fault, int, tuple[Moment, ...]], ...] = (
+    (Fault.JOIN, 6, (Moment.SWITCHING, Moment.DECIDING, Moment.READY)),
+    (Fault.LEAVE, 4, (Moment.STEPPING, Moment.SWITCHING, Moment.READY, Moment.ENTERING, Moment.REHEARSING)),
+    (Fault.KILL, 4, tuple(Moment)),
+    (Fault.VANISH, 3, tuple(Moment)),
+    (Fault.STALL, 2, tuple(Moment)),
+    (Fault.DEAFEN, 2, (Moment.STEPPING, Moment.SWITCHING, Moment.DECIDING)),
+    (Fault.CHANGE_LEADER, 3, (Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
+    (Fault.CRASH_LEADER, 3, (Moment.DECIDING,)),
+    (Fault.RENEW_DAEMON, 2, (Moment.READY, Moment.ENTERING, Moment.SITTING, Moment.STEPPING, Moment.LEAVING)),
+    (Fault.SCALE, 4, (Moment.SWITCHING, Moment.ENTERING, Moment.DECIDING)),
+)
+
+
+def draw(source: random.Random, count: int, within_s: float) -> list[Planned]:
+    """So many faults. One in four comes together with the one before."""
+    kinds, weights, moments = zip(*DRAWN, strict=True)
+    plan: list[Planned] = []
+    for index in source.choices(range(len(kinds)), weights, k=count):
+        at: float | Moment = source.random() * within_s
+        number = 1
+        if plan and source.random() < 0.25:
+            at, number = plan[-1].at, plan[-1].count
+        elif source.random() < 0.6:
+            at = source.choice(moments[index])
+            number = source.randint(1, 30) if at is Moment.STEPPING else source.randint(1, 4)
+        plan.append(Planned(kinds[index], at, number))
+    return plan

@@ -1,0 +1,46 @@
+"""A whole job from one number: how large it is, and what goes wrong with it.
+
+Most are small, as a fault hits a short job harder: there is less time in which nothing happens.
+"""
+
+from __future__ import annotations
+
+import random
+
+from edl.protocol.data import DataSpec
+from edl.testing.faults import draw
+from edl.testing.simulation import SimJob
+
+SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
+
+
+def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
+    """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks."""
+    source = random.Random(f"scenario {seed}")  # noqa: S311 - repeatable is the point
+    (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
+    workers = source.randint(*((1, 3), (2, 5), (5, 10))[size])
+    batch = source.randint(1, 4)
+    steps = source.randint(*((1, 60), (60, 250), (100, 300))[size])
+    epochs = source.randint(1, 3)
+    spec = DataSpec(
+        total=max(1, steps * batch * workers // epochs - source.randint(0, batch * workers)),
+        epochs=epochs,
+        batch=batch,
+        whole_epochs=source.random() < 0.5,
+        by_sample=source.random() < 0.1,
+    )
+    minimum = source.choice((1, 1, 1, min(2, workers)))
+    maximum = source.choice((0, 0, workers + 2))
+    job = job_class(
+        spec,
+        seed=seed,
+        workers=workers,
+        minimum=minimum,
+        maximum=maximum,
+        lease_s=source.choice((0.2, 0.6, 1.2)),
+    )
+    within_s = 0.05 + 0.01 * steps
+    job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
+    if source.random() < 0.3:
+        job.after(0.3 * within_s, job.demand, source.randint(minimum, maximum or 4))
+    return job

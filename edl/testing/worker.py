@@ -1,0 +1,127 @@
+"""A simulated worker: where its trainer is, and what its daemon knows.
+
+Owns: the state of one worker, and what is seen of it. Does not own: what it does next (`edl.testing.simulation`).
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from edl.core.agreement import has_state
+from edl.core.seat import NEVER, Seat
+from edl.protocol.assignment import Assignment, Orders, Share
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity
+from edl.protocol.messages import Observation, Phase
+
+
+class Doing(Enum):
+    """Where a trainer is in its script and in `edl.runtime`."""
+
+    COMING = "coming"  # inside `init`, before its first seat
+    BOOTING = "booting"  # in a ring of one, imports and models
+    REHEARSING = "rehearsing"
+    CHANGING = "changing"  # `change_ring`: it waits for orders to enter the next one
+    ENTERING = "entering"  # it waits in the rendezvous
+    AWAITING = "awaiting"  # `_await_share`: the ring stands, its data is not known yet
+    TRAINING = "training"
+    OVER = "over"
+
+
+class SimWorker:
+    """A trainer and its daemon."""
+
+    __slots__ = (
+        "admitted",
+        "alive",
+        "assignment",
+        "attention",
+        "daemon",
+        "deaf_until",
+        "doing",
+        "entered",
+        "failed_generation",
+        "generation",
+        "id",
+        "leases_of",
+        "leases_told",
+        "leaving",
+        "opened",
+        "orders",
+        "phase",
+        "reason",
+        "rehearsed",
+        "report_due",
+        "sent",
+        "share",
+        "sits",
+        "stalled",
+        "step",
+        "tainted",
+    )
+
+    def __init__(self, worker: str) -> None:
+        self.id = worker
+        self.alive = True  # the trainer's process
+        self.stalled = False  # it hangs
+        self.doing = Doing.COMING
+        self.generation = 0  # of the ring it sits in, or sat in last
+        self.failed_generation = 0  # of a newer one that it could not enter
+        self.sits = False  # in that ring, and has not left it
+        self.entered = 0  # the step that its generation took over after
+        self.step = 0  # committed
+        self.tainted = False  # a copy of the state broke off: it must not become anybody's
+        self.rehearsed = False
+        self.opened = False
+        self.assignment: Assignment | None = None  # while it enters
+        self.share: Share | None = None
+        self.leases_of = 0  # the generation by whose leases `step` was trained
+        self.leases_told = 0  # the same when it entered, as its daemon was told
+        self.orders: Orders | None = None
+        self.attention = NEVER
+        # its daemon's
+        self.admitted = False  # a leader has taken its registration
+        self.daemon = 1  # number of the process; 0: gone with its host
+        self.phase = Phase.BOOTING
+        self.leaving = False
+        self.reason = ""
+        self.sent: Observation | None = None
+        self.report_due = False
+        self.deaf_until = 0.0
+
+    @property
+    def has_state(self) -> bool:
+        """Its model is that of `step`."""
+        return has_state(self.step, tainted=self.tainted)
+
+    @property
+    def waits(self) -> bool:
+        """It could take a seat at once."""
+        return self.doing in (Doing.COMING, Doing.CHANGING, Doing.AWAITING)
+
+    def seat(self) -> Seat:
+        return Seat(max(self.generation, self.failed_generation), self.step, self.waits)
+
+    def identity(self) -> Identity:
+        return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
+
+    def observation(self, spec: DataSpec, step_time_s: float) -> Observation:
+        return Observation(
+            phase=self.phase,
+            generation=max(self.generation, self.failed_generation),
+            step=self.step,
+            leases_of=self.leases_told,
+            step_time_s=step_time_s if self.step > self.entered else 0.0,
+            data=spec if self.opened else None,
+            pause=None,
+            leaving=self.leaving,
+            reason=self.reason,
+        )
+
+    def hear(self) -> bool:
+        """Take the share of this generation, if the orders have it. False: they have not."""
+        for share in self.orders.shares if self.orders else ():
+            if (share.generation, share.after_step) == (self.generation, self.entered):
+                self.share, self.leases_of = share, share.generation
+                return True
+        return False
