@@ -20,6 +20,8 @@ from collections.abc import Collection, Iterator
 from types import TracebackType
 from typing import Any
 
+import msgspec
+
 from edl.config import Given, Settings
 from edl.errors import EdlError, NoSuchJob, UsageError
 from edl.events import Event, from_flat
@@ -54,6 +56,7 @@ class Job:
         self._settings = Settings.from_given(given, os.environ)
         self._secret = secret or b""
         self._where = self._locate()
+        self._settings = msgspec.structs.replace(self._settings, job=self._where.job)
         self._client: JobClient | None = None
 
     @property
@@ -70,9 +73,8 @@ class Job:
 
     def close(self) -> None:
         """Let go of the connection. The next call opens another."""
-        client, self._client = self._client, None
-        if client is not None:
-            loop_thread().run(client.__aexit__(None, None, None))
+        if self._client is not None:
+            loop_thread().run(self._closed())
 
     # -------------------------------------------------------------------------------------------------------- looking
 
@@ -144,10 +146,17 @@ class Job:
         return locate(self._settings, self._secret)
 
     async def _opened(self) -> JobClient:
-        if self._client is None:
-            self._where = self._locate()  # it may have come up, or ended, since the last look
-            self._client = await self._where.client().__aenter__()
+        where = self._locate()  # it may have come up, ended, or begun anew since the last call
+        if self._client is None or where.coordinator != self._where.coordinator:
+            await self._closed()
+            self._where = where
+            self._client = await where.client().__aenter__()
         return self._client
+
+    async def _closed(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await client.__aexit__(None, None, None)
 
     async def _status(self) -> Status:
         try:
