@@ -359,15 +359,20 @@ class JobMachine:
             self._change(superseded=(*self.record.superseded, plan))
 
     def _finish(self) -> None:
-        """The job is finished when nobody trains any more, and no data that was asked for is left untrained."""
+        """The job is finished when nobody trains any more, unless samples are left that nobody declined to train.
+
+        Scripts that end with samples still in their hands broke off by their own will: a number of steps is reached, a
+        loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
+        """
         in_ring = (self._state(worker) for worker in self.record.roster)
         if self.record.generation == 0 or any(state not in (None, WorkerState.DONE) for state in in_ring):
             return
         ledger = self.ledger
-        if ledger is not None and not ledger.exhausted:
-            self._end(JobState.FAILED, f"all scripts ended at step {ledger.step}, before their data did")
-        else:
+        if ledger is None or ledger.exhausted:
             self._end(JobState.FINISHED, "")
+            return
+        reason = f"all scripts ended at step {ledger.step}, before their data did"
+        self._end(JobState.FINISHED if ledger.step < ledger.covered_step else JobState.FAILED, reason)
 
     # ---------------------------------------------------------------------------------------------------- the data
 

@@ -193,12 +193,12 @@ def test_the_job_is_finished_when_all_scripts_ended_and_all_is_trained() -> None
     assert job.kinds()[-2:] == ["epoch_ended", "job_finished"]
 
 
-def test_scripts_that_end_before_their_data_fail_the_job() -> None:
+def test_scripts_may_break_off_before_their_data_ends() -> None:
     job = running()
     job.see("w0", Phase.DONE, generation=1, step=3)
     job.see("w1", Phase.DONE, generation=1, step=3)
-    assert job.machine.record.state is JobState.FAILED
-    assert "before their data" in job.machine.record.reason
+    assert job.machine.record.state is JobState.FINISHED
+    assert job.machine.record.reason == "all scripts ended at step 3, before their data did"
 
 
 def test_below_the_minimum_the_job_fails_with_the_last_loss() -> None:
