@@ -40,6 +40,7 @@ __all__ = ["Ack", "JobClient", "Retry"]
 
 SESSION_S = 10.0
 ANSWER_S = 2.0
+CALL_S = 5.0  # then another leader may be in charge
 RETRY_S = 0.1
 LOOK_S = 0.25
 NAME = "client"
@@ -218,7 +219,7 @@ class JobClient:
             async with asyncio.timeout(timeout_s):
                 while True:
                     try:
-                        return await self._ask(body, timeout_s)
+                        return await self._ask(body, min(timeout_s, CALL_S))
                     except (PeerError, StoreUnavailable) as error:
                         last = await self._why_never() or error
                         await asyncio.sleep(RETRY_S)
