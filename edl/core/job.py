@@ -229,8 +229,7 @@ class JobMachine:
             taken = (*self.record.taken, Taken(asked.request, change.target))
             self._change(taken=taken[-scaling.KEPT :])
         self._commands.append(Acknowledge(change.target))
-        if self.record.generation or self.record.plan is None:  # else the first ring forms, and has to stand first
-            self._dismiss(change.leavers)
+        self._dismiss(change.leavers)
 
     def _dismiss(self, leavers: tuple[str, ...]) -> None:
         for worker in leavers:
@@ -306,11 +305,8 @@ class JobMachine:
             self._tell_scaled(plan, old)
 
     def _settle_first_size(self) -> None:
-        """What could not be done while the first ring was forming, and whoever came beyond what was asked for."""
-        if len(self.record.roster) > self.record.target:
-            self._dismiss(scaling.surplus(self.record, self.record.target))
-        else:
-            self._change(target=max(self.record.target, len(scaling.staying(self.record))))
+        """Whoever came beyond what was asked for, while the first ring was forming, is welcome."""
+        self._change(target=max(self.record.target, len(scaling.staying(self.record))))
 
     def _plan_if_needed(self, now: float) -> None:
         match decide(Situation(self.record, self._members, self.seen)):
@@ -482,9 +478,12 @@ class JobMachine:
         return next((gone for gone in self.record.gone if gone.worker == worker), None)
 
     def _newest(self) -> tuple[int, float]:
-        """The newest step that anybody of the ring was seen to have committed, and when."""
+        """The newest step that anybody of the ring is known to have committed, and when somebody was seen.
+
+        A new leader may hear an old report first, of a step that the one before knew to be stable.
+        """
         newest, at = self.seen.newest_step(self.record.roster)
-        return (newest, at) if newest >= 0 else (self.supply.step, 0.0)
+        return max(newest, self.supply.step), at
 
     @property
     def ledger(self) -> Ledger | None:
@@ -494,7 +493,7 @@ class JobMachine:
     @property
     def newest_step(self) -> int:
         """The newest step that anybody is known to have committed."""
-        return max(self._newest()[0], self.supply.step)
+        return self._newest()[0]
 
     def _step_time_s(self) -> float:
         return self.seen.step_time_s(self.record.roster)

@@ -38,7 +38,11 @@ class Checks:
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
-        self._scales: int | None = None
+
+    @property
+    def steps(self) -> int:
+        """Trained so far."""
+        return len(self._steps)
 
     def violated(self, invariant: str, complaint: str) -> NoReturn:
         raise Violation(self.job.story(f"{invariant}: {complaint}"))
@@ -50,7 +54,10 @@ class Checks:
         if isinstance(happened, Reported):
             self._never_goes_back(machine, term, happened.worker)
         ledger = machine.ledger
-        if ledger is not None and self._ledger != (known := (ledger, ledger.covered_step, len(ledger.roster))):
+        if ledger is None:
+            return
+        known = (ledger, ledger.covered_step, machine.record.generation)
+        if self._ledger != known:  # else it has only moved on by whole steps, which its leases know how to count
             self._ledger = known
             self._accounts_for_every_sample(ledger)
 

@@ -35,6 +35,7 @@ class Moment(Enum):
     FORMING = "is in a ring that just forms"
     SITTING = "sits in its new ring"
     STEPPING = "takes part in a step"
+    LAST_STEP = "takes part in the last step before a switch"
     LEAVING = "was told to leave"
     DECIDING = "the leader has decided, and not written it"
     SWITCHING = "a switch was announced"
@@ -57,7 +58,7 @@ DRAWN: tuple[tuple[Fault, int, tuple[Moment, ...]], ...] = (
     (Fault.VANISH, 3, tuple(Moment)),
     (Fault.STALL, 2, tuple(Moment)),
     (Fault.DEAFEN, 2, (Moment.STEPPING, Moment.SWITCHING, Moment.DECIDING)),
-    (Fault.CHANGE_LEADER, 3, (Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
+    (Fault.CHANGE_LEADER, 3, (Moment.DECIDING, Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
     (Fault.CRASH_LEADER, 3, (Moment.DECIDING,)),
     (Fault.RENEW_DAEMON, 2, (Moment.READY, Moment.ENTERING, Moment.SITTING, Moment.STEPPING, Moment.LEAVING)),
     (Fault.SCALE, 4, (Moment.SWITCHING, Moment.ENTERING, Moment.DECIDING)),

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.agreement import agreed, doubts, vote
 from edl.protocol.assignment import Assignment
-from edl.protocol.data import Lease
+from edl.protocol.data import DataSpec, Lease
 from edl.testing.faults import Moment
 from edl.testing.worker import Doing, SimWorker
 
@@ -191,7 +191,7 @@ class Rings:
             assert share is not None
             if share.covered_step > worker.step:
                 supplied.append(worker)
-            elif share.last:
+            elif share.last or sees_the_end(worker, self.job.spec):
                 self.job.end_script(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
@@ -215,6 +215,9 @@ class Rings:
             samples += samples_of(worker, step)
         victim = members[step % len(members)]
         self.job.happens(Moment.STEPPING, victim)
+        if any(worker.attention == step for worker in members):
+            victim = next((worker for worker in members if worker.leaving), victim)
+            self.job.happens(Moment.LAST_STEP, victim)
         applied = members
         if not victim.alive or victim.stalled:  # in this very step: some have the result already, others never get it
             applied = [worker for worker in members if self.job.random.random() < 0.5]
@@ -231,6 +234,13 @@ def samples_of(worker: SimWorker, step: int) -> list[Sample]:
     lease = lease_at(worker, step)
     pieces = lease.between(step - 1, step) if lease else ()
     return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]
+
+
+def sees_the_end(worker: SimWorker, spec: DataSpec) -> bool:
+    """A script that cuts batches itself has ended with its last short one, whatever comes back later."""
+    lease = lease_at(worker, worker.step) if spec.by_sample else None
+    last = lease is not None and lease.final and lease.until_step == worker.step
+    return last and lease is not None and (lease.epoch == spec.epochs - 1 or not spec.whole_epochs)
 
 
 def lease_at(worker: SimWorker, step: int) -> Lease | None:

@@ -109,6 +109,14 @@ class SimJob:
         sitting = [worker for worker in self.workers.values() if worker.alive and worker.sits]
         return bool(sitting) and all(worker.stalled for worker in sitting)
 
+    @property
+    def end(self) -> str:
+        """How it ended, in a word or a few."""
+        reason = self.durable.reason.partition(";")[0]
+        if self.durable.state is JobState.FAILED:
+            return f"failed: {' '.join(word for word in reason.split() if not word.isdigit())}"
+        return self.durable.state.value if self.durable.state in OVER else "all that train hang"
+
     def story(self, complaint: str, lines: int = 80) -> str:
         """A complaint with what led there."""
         return "\n".join([complaint, *self.transcript[-lines:]])
@@ -134,7 +142,7 @@ class SimJob:
         self._counts[moment] += 1
         for fault in [fault for fault in waiting if fault.count == self._counts[moment]]:
             waiting.remove(fault)
-            if moment in (Moment.FORMING, Moment.STEPPING):
+            if moment in (Moment.FORMING, Moment.STEPPING, Moment.LAST_STEP):
                 self.inflict(fault.fault, worker)  # in the very middle
             else:
                 self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
@@ -262,6 +270,7 @@ class SimJob:
         if self.durable.state in OVER:
             return
         if not said:
+            self._calm_at = self.now
             self.ask(size)
         elif True in said and self.durable.target == size:
             self.start_missing()

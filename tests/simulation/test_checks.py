@@ -1,0 +1,206 @@
+"""The checks can fail: each mutant here breaks one rule of edl, and the simulation must notice.
+
+A mutant is a rule replaced in the real code, not a fault told to the simulation. It must be caught within SEEDS jobs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edl.core import agreement, job, ledger, orders, patience, planning, seat, supply
+from edl.errors import InvalidTransition
+from edl.protocol.data import DataSpec
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, rings, scenario, simulation
+from edl.testing.leading import SimLeader
+from edl.testing.worker import SimWorker
+
+SEEDS = 200
+SPEC = DataSpec(total=400, epochs=1, batch=4)
+LONG = DataSpec(total=2000, epochs=1, batch=2)  # not all of it is leased yet when a newcomer comes
+
+Mutant = Callable[[pytest.MonkeyPatch], None]
+
+
+def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in planning.GOING)
+    transitions = job.moved
+
+    def moved(member, cause):  # the table of states would notice first
+        booting = member.state in patience.BOOTING and cause is job.Cause.PLANNED
+        return (
+            planning.Member(member.identity, job.WorkerState.SWITCHING, member.number)
+            if booting
+            else transitions(member, cause)
+        )
+
+    patch.setattr(job, "moved", moved)
+
+
+def publishes_before_it_writes(patch: pytest.MonkeyPatch) -> None:
+    work = SimLeader._work
+
+    def hasty(self: SimLeader) -> None:
+        work(self)
+        record = self.machine.record
+        if self.writing:
+            self.book = orders.OrderBook(record, self.term, ("127.0.0.1", self.term))
+            self.job.publish(self)
+
+    patch.setattr(SimLeader, "_work", hasty)
+
+
+def writes_though_another_leads(patch: pytest.MonkeyPatch) -> None:
+    settle = SimLeader._settle
+
+    def unfenced(self: SimLeader, *what) -> None:
+        term, self.term = self.term, self.job.term
+        try:
+            settle(self, *what)
+        finally:
+            self.term = term
+
+    patch.setattr(SimLeader, "_settle", unfenced)
+
+
+def leaves_its_ring_too_early(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(seat, "_is_due", lambda _seat, _assignment: True)
+    patch.setattr(simulation, "attention_step", lambda _generation, _orders: 0)
+
+
+def takes_stale_orders(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(simulation, "are_newer", lambda _orders, _known: True)
+
+
+def takes_overtaken_reports(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(job, "overtaken", lambda _heard, _last: False)
+
+
+def never_asks_who_is_behind(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(rings, "doubts", lambda *_args, **_more: False)
+
+
+def follows_the_lowest_step(patch: pytest.MonkeyPatch) -> None:
+    def vote(step: int, rank: int, *, has_state: bool) -> int:
+        return ((10_000 - step) << agreement.RANK_BITS) + rank if has_state else 0
+
+    def agreed(highest: int) -> agreement.Agreed | None:
+        step = 10_000 - (highest >> agreement.RANK_BITS)
+        return agreement.Agreed(step, highest & agreement.RANKS) if highest else None
+
+    patch.setattr(rings, "vote", vote)
+    patch.setattr(rings, "agreed", agreed)
+
+
+def forgets_what_the_dead_held(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger.Unassigned, "give_back", lambda _self, _ranges: None)
+
+
+def forgets_superseded_plans(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(supply.Supply, "go_by", lambda _self, _generation, _plans: None)
+
+
+def never_notices_a_broken_ring(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "is_broken", lambda _now: False)
+
+
+def waits_for_those_that_hang(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(patience.Waits, "overdue", lambda _self, _now: [])
+
+
+def loses_requests_during_a_switch(patch: pytest.MonkeyPatch) -> None:
+    take = job.JobMachine._take
+
+    def forgetful(self: job.JobMachine, asked, change) -> None:
+        if self.record.plan is None:
+            take(self, asked, change)
+
+    patch.setattr(job.JobMachine, "_take", forgetful)
+
+
+def admits_more_than_the_maximum(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(job.scaling, "staying", lambda _record: [])
+
+
+def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
+    plan = job.JobMachine._plan
+
+    def again(self: job.JobMachine, roster, after_step, now) -> None:
+        self._change(planned=max(self.record.generation, self.record.planned - 1))
+        plan(self, roster, after_step, now)
+
+    patch.setattr(job.JobMachine, "_plan", again)
+
+
+MUTANTS: dict[Mutant, set[str]] = {
+    plans_with_whoever_boots: {"I4"},
+    publishes_before_it_writes: {"I9"},
+    writes_though_another_leads: {"I2", "I9"},
+    leaves_its_ring_too_early: {"I3"},
+    takes_stale_orders: {"I10"},
+    takes_overtaken_reports: {"I10"},
+    never_asks_who_is_behind: {"I3"},
+    follows_the_lowest_step: {"I3", "I5"},
+    forgets_what_the_dead_held: {"I6"},
+    forgets_superseded_plans: {"I5", "I6", "I7"},
+    never_notices_a_broken_ring: {"I12"},
+    waits_for_those_that_hang: {"I12"},
+    loses_requests_during_a_switch: {"requests"},
+    admits_more_than_the_maximum: {"limits"},
+    uses_a_generation_twice: {"I2"},
+}
+
+
+def leaver_dies(seed: int) -> SimJob:
+    """In the very step after which it would have left."""
+    job = SimJob(SPEC, seed=seed, workers=3)
+    job.plan([Planned(Fault.LEAVE, 0.1), Planned(Fault.KILL, Moment.LAST_STEP)])
+    return job
+
+
+class DiesEarly(SimJob):
+    """A host vanishes right after the first step of a new ring, of which the leader may know nothing yet."""
+
+    def stepped(self, worker: SimWorker) -> None:
+        super().stepped(worker)
+        if worker.generation > 1 and worker.step == worker.entered + 1 and not self.struck[Fault.VANISH]:
+            self.inflict(Fault.VANISH, worker)
+
+
+def survivor_dies(seed: int) -> SimJob:
+    job = DiesEarly(LONG, seed=seed, workers=3)
+    job.plan([Planned(Fault.JOIN, 0.1)])
+    return job
+
+
+def asked_in_a_switch(seed: int) -> SimJob:
+    """For another size, while one is being reached."""
+    job = SimJob(LONG, seed=seed, workers=3)
+    job.after(0.1, job.inflict, Fault.LEAVE)
+    job.after(0.11 + 0.005 * seed, job.demand, 4)
+    return job
+
+
+RARE = {  # what few seeds of `scenario` come across within a minute
+    never_asks_who_is_behind: leaver_dies,
+    follows_the_lowest_step: leaver_dies,
+    forgets_superseded_plans: survivor_dies,
+    loses_requests_during_a_switch: asked_in_a_switch,
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_mutant_is_caught(mutant: Mutant, monkeypatch: pytest.MonkeyPatch) -> None:
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            RARE.get(mutant, scenario)(seed).run()
+        except Violation as violation:
+            noticed, story = str(violation).partition(":")[0], str(violation)
+            break
+        except InvalidTransition:  # a machine noticed before the checks did
+            continue
+    else:
+        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
+    assert noticed in MUTANTS[mutant], story
