@@ -100,6 +100,7 @@ class JobMachine:
         """Take one input at time `now`; return what is to be done once `record` is durable."""
         self._history.append(happened)
         self._commands, self._now = [], now
+        self._waits.pass_time(now)
         news = True
         match happened:
             case TookOver():
@@ -368,7 +369,8 @@ class JobMachine:
             self._end(JobState.FINISHED, "")
             return
         reason = f"all scripts ended at step {ledger.step}, before their data did"
-        self._end(JobState.FINISHED if ledger.step < ledger.covered_step else JobState.FAILED, reason)
+        willing = ledger.step < ledger.covered_step and not ledger.stranded
+        self._end(JobState.FINISHED if willing else JobState.FAILED, reason)
 
     # ---------------------------------------------------------------------------------------------------- the data
 

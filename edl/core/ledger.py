@@ -101,6 +101,12 @@ class Ledger:
         """No sample of the wanted epochs is unassigned; some may yet be untrained, and come back."""
         return self._pool.first_epoch >= self._spec.epochs
 
+    @property
+    def stranded(self) -> bool:
+        """Samples came back after scripts that cut batches themselves had their last one: nobody will ask for these."""
+        unseen = all(lease.after_step >= self._step for lease in self._all_leases())
+        return self._spec.by_sample and self.fully_leased and unseen
+
     def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
         """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
         member = self._members.get(worker)

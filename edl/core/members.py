@@ -11,8 +11,9 @@
                                   leave      ▼
                                           LEAVING ──────────► DONE
 
-A worker that is lost or has left is not a state: it is not a member any more. The table below is the picture, and
-`docs/architecture.md` shows it; a test compares the two.
+While there is no generation yet, a plan that is dropped brings its members back to JOINING. A worker that is lost or
+has left is not a state: it is not a member any more. The table below is the picture, and `docs/architecture.md` shows
+it; a test compares the two.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ Two things are awaited, each with a bound of its own:
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from edl.core.scaling import BOOTING
@@ -24,6 +24,7 @@ from edl.protocol.job import Member, Plan, Record, WorkerState
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
+AWAY_S: Final = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 NEVER: Final = float("inf")
 
 
@@ -56,7 +57,18 @@ class Waits:
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
         self.until = NEVER  # the first moment at which somebody is overdue
+        self._now = 0.0
         self._waits: dict[str, Wait] = {}
+
+    def pass_time(self, now: float) -> None:
+        """Called before each input. A leader that was away itself, say because nothing could be written, heard nobody.
+
+        So it judges nobody by that time (I11): what came meanwhile is only about to be taken.
+        """
+        away_s, self._now = now - self._now, now
+        if self._waits and away_s > AWAY_S:
+            self._waits = {worker: replace(wait, until=wait.until + away_s) for worker, wait in self._waits.items()}
+            self.until += away_s
 
     def look(self, record: Record, members: dict[str, Member], seen: Sightings, now: float) -> None:
         """See who is awaited now; whoever still is for the same thing has been all along."""

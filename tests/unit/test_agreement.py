@@ -1,0 +1,44 @@
+"""One number from each member tells a new ring where it begins, and from whose state (I5)."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.agreement import DOUBT, Agreed, agreed, doubts, has_state, vote
+from edl.protocol.assignment import Assignment
+from edl.protocol.ring import Place
+
+
+def planned(after_step: int | None) -> Assignment:
+    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers=0, members=("w0", "w1"))
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [([7, 7, 7], Agreed(7, 0)), ([7, 8, 7], Agreed(8, 1)), ([8, 7, 8], Agreed(8, 0)), ([None, 5, 6], Agreed(6, 2))],
+)
+def test_the_newest_step_and_the_lowest_rank_that_has_it(steps: list[int | None], expected: Agreed) -> None:
+    votes = [vote(step or 0, rank, has_state=step is not None) for rank, step in enumerate(steps)]
+    assert agreed(max(votes)) == expected
+    assert max(votes) < DOUBT
+
+
+def test_nobody_has_a_state_before_the_first_step() -> None:
+    assert not has_state(0, tainted=False)
+    assert agreed(vote(0, 3, has_state=False)) is None
+
+
+def test_a_copy_that_broke_off_is_no_state() -> None:
+    assert not has_state(7, tainted=True)
+
+
+def test_a_survivor_that_comes_with_another_step_doubts() -> None:
+    """A leaver died in step 11, which others have applied: unasked, this one would go on with the model of step 10."""
+    assert doubts(planned(11), generation=1, step=10, has_state=True)
+    assert not doubts(planned(11), generation=1, step=11, has_state=True)
+    assert doubts(planned(11), generation=1, step=11, has_state=False)
+
+
+def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway() -> None:
+    assert not doubts(planned(11), generation=0, step=0, has_state=False)
+    assert not doubts(planned(None), generation=1, step=10, has_state=True)

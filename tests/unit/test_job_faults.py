@@ -1,0 +1,193 @@
+"""The leader's machine in what the simulation found: each a short story that once went wrong."""
+
+from __future__ import annotations
+
+from edl.core.horizon import Horizon
+from edl.core.inputs import Refuse, Registered, Reported, ScaleAsked, TookOver, Vanished
+from edl.core.job import JobMachine, new_record
+from edl.core.orders import OrderBook
+from edl.core.seat import are_newer
+from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, JobState, WorkerState
+from edl.protocol.messages import Observation, Phase
+
+SPEC = DataSpec(total=40, epochs=1, batch=10)  # two steps of two workers
+LONG = DataSpec(total=100_000, epochs=1, batch=10)
+
+
+class Job:
+    """A machine, and workers that do what is said of them."""
+
+    def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0) -> None:
+        self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
+        self.spec, self.np, self.now = spec, np or len(workers), 0.0
+        for worker in workers:
+            self.join(worker)
+
+    def feed(self, happened: object) -> list[object]:
+        self.now += 0.01
+        return list(self.machine.handle(happened, self.now))  # type: ignore[arg-type]
+
+    def join(self, worker: str) -> list[object]:
+        return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, 0))
+
+    def see(self, worker: str, phase: Phase, generation: int, step: int = 0, **more: object) -> list[object]:
+        values = {"leases_of": generation, "data": self.spec, "pause": None, "leaving": False, "reason": ""} | more
+        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **values)  # type: ignore[arg-type]
+        return self.feed(Reported(worker, seen))
+
+    def sit(self, *workers: str, generation: int = 1, step: int = 0) -> None:
+        for worker in workers:
+            self.see(worker, Phase.TRAINING, generation, step)
+
+    def succeed(self, *alive: str) -> None:
+        """Another leader goes on from the record."""
+        self.machine = JobMachine(self.machine.record, Horizon.of(10.0))
+        self.feed(TookOver(frozenset(alive)))
+
+    def orders(self, worker: str) -> Orders:
+        return OrderBook(self.machine.record, 1, ("127.0.0.1", 1)).orders(worker)
+
+    def state(self, worker: str) -> WorkerState | None:
+        states = {member.identity.id: member.state for member in self.machine.record.members}
+        return states.get(worker)
+
+    @property
+    def plan(self):
+        assert self.machine.record.plan is not None
+        return self.machine.record.plan
+
+
+def test_a_leader_that_comes_after_some_are_done_does_not_wait_for_their_reports() -> None:
+    job = Job("w0", "w1")
+    job.sit("w0", "w1")
+    job.see("w1", Phase.DONE, 1, 2)
+    job.succeed("w0")  # the daemon of w1 has ended, as it was told that its end is known
+    job.see("w0", Phase.DONE, 1, 2)
+    assert (job.machine.record.state, job.machine.record.reason) == (JobState.FINISHED, "")
+
+
+def test_a_job_whose_last_steps_were_trained_by_a_planned_generation_is_finished() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w2", Phase.READY, 0)
+    job.see("w2", Phase.DONE, 2, job.plan.after_step or 0)  # the fastest: nobody else was seen in the new ring yet
+    assert job.state("w2") is WorkerState.DONE
+    assert job.plan.roster == ("w0", "w1", "w2")
+
+
+def test_newcomers_do_not_fail_a_job_that_all_others_have_finished() -> None:
+    job = Job("w0", "w1")
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w0", Phase.DONE, 1, 2)
+    job.see("w2", Phase.READY, 0)
+    job.feed(Vanished("w1", "its daemon's session ended"))
+    assert (job.machine.record.state, job.machine.record.reason) == (JobState.FINISHED, "")
+
+
+def test_a_leaver_goes_when_all_others_are_done() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.see("w0", Phase.DONE, 1, 0)
+    job.see("w1", Phase.BROKEN, 1, 0, leaving=True)
+    assert job.orders("w1").verdict is Verdict.LEAVE
+
+
+def test_a_newcomer_that_is_told_to_leave_goes_along_with_the_ring_that_counts_on_it() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w2", Phase.READY, 0)
+    job.feed(ScaleAsked(2))
+    assert job.state("w2") is WorkerState.LEAVING
+    assert job.orders("w2").verdict is Verdict.STAY
+    after = job.plan.after_step or 0
+    job.sit("w0", "w1", "w2", generation=2, step=after)
+    assert job.plan.roster == ("w0", "w1")
+    assert job.orders("w2").verdict is Verdict.LEAVE
+
+
+def test_until_the_first_ring_stands_nobody_boots_alone() -> None:
+    job = Job("w0", "w1", "w2", np=2)
+    assert job.plan.roster == ("w0", "w1")
+    assert not job.orders("w2").boot_alone  # it may be needed, and then must be inside `init` like the others
+    job.feed(Vanished("w1", "gone"))
+    assert job.plan.roster == ("w0", "w2")
+
+
+def test_whoever_was_planned_for_a_first_ring_that_is_dropped_is_no_ready_newcomer() -> None:
+    job = Job("w0", "w1")
+    job.feed(Vanished("w0", "gone"))
+    assert job.machine.record.plan is None
+    assert job.state("w1") is WorkerState.JOINING
+
+
+def test_a_report_that_was_overtaken_is_refused() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1", step=0)
+    job.see("w0", Phase.TRAINING, 1, 5)
+    (refusal,) = [command for command in job.see("w0", Phase.TRAINING, 1, 4) if isinstance(command, Refuse)]
+    assert refusal.stale == "generation"
+
+
+def test_a_leaver_may_say_twice_that_it_has_left() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.see("w1", Phase.TRAINING, 1, 0, leaving=True)
+    job.see("w1", Phase.DONE, 1, 30)
+    assert not [command for command in job.see("w1", Phase.DONE, 1, 30) if isinstance(command, Refuse)]
+
+
+def test_who_was_given_up_hears_why() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.feed(Vanished("w1", "its daemon's session ended"))
+    (refusal,) = [command for command in job.see("w1", Phase.TRAINING, 1, 3) if isinstance(command, Refuse)]
+    assert (refusal.reason, refusal.retry) == ("its daemon's session ended", True)
+
+
+def test_a_smaller_size_asked_for_before_the_first_ring_stands_is_kept() -> None:
+    job = Job("w0", "w1", "w2")
+    job.feed(ScaleAsked(2))
+    job.see("w0", Phase.BROKEN, 1, 0, data=None)  # it did not form
+    job.sit(*job.plan.roster, generation=job.plan.generation)
+    assert (job.machine.record.target, job.machine.record.roster) == (2, ("w0", "w1"))
+
+
+def test_an_old_report_to_a_new_leader_plans_nothing_in_the_past() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1", step=0)
+    job.sit("w0", "w1", step=50)
+    job.join("w2")
+    job.see("w2", Phase.READY, 0)  # the plan's ledger, which is kept, knows of step 50
+    after = job.plan.after_step or 0
+    job.sit("w0", "w1", "w2", generation=2, step=after)
+    job.succeed("w0", "w1", "w2")
+    job.see("w0", Phase.TRAINING, 2, 3, leaving=True)
+    assert job.machine.record.plan is None or (job.plan.after_step or 0) >= after
+
+
+def test_orders_of_a_stale_leader_are_not_newer() -> None:
+    job = Job("w0", "w1")
+    old = OrderBook(job.machine.record, 1, None).orders("w0")
+    new = OrderBook(job.machine.record, 2, None).orders("w0")
+    assert are_newer(old, None)
+    assert are_newer(new, old)
+    assert not are_newer(old, new)
+    assert not are_newer(old, old)
+
+
+def test_samples_that_come_back_after_the_last_short_batch_fail_the_job() -> None:
+    """Scripts that cut batches themselves have seen the end: that is no breaking off by their own will."""
+    job = Job("w0", "w1", "w2", spec=DataSpec(total=9, epochs=1, batch=1, by_sample=True))
+    job.sit("w0", "w1", "w2")
+    job.sit("w0", "w1", "w2", step=2)
+    job.feed(Vanished("w0", "gone"))
+    job.sit("w1", "w2", generation=2, step=2)
+    for worker in ("w1", "w2"):
+        job.see(worker, Phase.DONE, 2, 3, leases_of=1)
+    assert "before their data did" in job.machine.record.reason
+    assert job.machine.record.state is JobState.FAILED

@@ -1,0 +1,129 @@
+"""Whoever hangs is lost after its bound, with a reason; whoever only takes long is not (I12)."""
+
+from __future__ import annotations
+
+import pytest
+
+from edl.core.horizon import Horizon
+from edl.core.inputs import Registered, Reported, Tell, TimePassed, Vanished
+from edl.core.job import JobMachine, new_record
+from edl.core.orders import OrderBook
+from edl.core.patience import Patience
+from edl.protocol.assignment import Verdict
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, WorkerState
+from edl.protocol.messages import Observation, Phase
+
+SPEC = DataSpec(total=100_000, epochs=1, batch=10)
+PATIENCE = Patience(boot_s=100.0, seat_s=20.0)
+
+
+class Job:
+    """A leader's machine with two workers that train."""
+
+    def __init__(self) -> None:
+        self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0), PATIENCE)
+        self.lost: dict[str, str] = {}
+        for worker in ("w0", "w1"):
+            self.join(worker, 0.0)
+        for worker in ("w0", "w1"):
+            self.see(worker, Phase.TRAINING, 1, 0, 0.0)
+
+    def feed(self, happened: object, at: float) -> None:
+        for command in self.machine.handle(happened, at):  # type: ignore[arg-type]
+            if isinstance(command, Tell) and command.kind.value == "worker_lost":
+                self.lost[command.details["worker"]] = command.details["reason"]
+
+    def wait(self, since: float, until: float) -> None:
+        """A leader at work takes an input each second."""
+        for at in range(int(since) + 1, int(until) + 1):
+            self.feed(TimePassed(), float(at))
+
+    def join(self, worker: str, at: float) -> None:
+        self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
+
+    def see(self, worker: str, phase: Phase, generation: int, step: int, at: float) -> None:
+        self.feed(Reported(worker, Observation(phase, generation, step, generation, 0.01, SPEC, None, False, "")), at)
+
+    def state(self, worker: str) -> WorkerState | None:
+        states = {member.identity.id: member.state for member in self.machine.record.members}
+        return states.get(worker)
+
+
+@pytest.mark.parametrize(("step_timeout_s", "boot_s"), [(1, 300), (60, 600), (600, 6000)])
+def test_a_boot_may_take_ten_of_the_longest_steps_and_five_minutes_at_least(step_timeout_s: int, boot_s: int) -> None:
+    assert Patience.of(step_timeout_s) == Patience(boot_s=boot_s, seat_s=2 * step_timeout_s)
+
+
+def test_a_newcomer_that_never_boots_is_dropped_and_hears_why() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 100)
+    assert job.lost == {}
+    job.wait(100, 103)
+    assert "joining for 100 s: it hangs" in job.lost["w2"]
+    assert job.machine.record.plan is None  # nobody waited for it
+    orders = OrderBook(job.machine.record, 1, None).orders("w2")
+    assert orders.verdict is Verdict.STOP
+    assert orders.reason == f"the job's leader has given this worker up: {job.lost['w2']}"
+
+
+def test_a_newcomer_that_goes_on_gets_the_time_anew() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 90)
+    job.see("w2", Phase.REHEARSING, 0, 0, 90.0)
+    job.wait(90, 150)
+    assert job.state("w2") is WorkerState.WARMING
+    job.wait(150, 189)
+    job.see("w2", Phase.READY, 0, 0, 189.0)
+    job.wait(189, 900)
+    assert job.lost == {}
+
+
+def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.see("w2", Phase.READY, 0, 0, 2.0)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.after_step is not None
+    for turn in range(2):  # each time after a step time-out, in which the ring did not form
+        at = 30.0 + 10.0 * turn
+        for worker in ("w0", "w1"):
+            job.see(worker, Phase.BROKEN, plan.generation + turn, plan.after_step, at)
+        job.wait(at, at + 9)
+    assert job.lost == {}
+    job.wait(49, 51)
+    assert list(job.lost) == ["w2"]
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.roster == ("w0", "w1")
+
+
+def test_whoever_fails_at_each_ring_does_not_hang() -> None:
+    job = Job()
+    job.feed(Vanished("w1", "gone"), 1.0)
+    for turn in range(5):
+        plan = job.machine.record.plan
+        assert plan is not None
+        job.see("w0", Phase.BROKEN, plan.generation, 0, 10.0 + 15.0 * turn)
+    assert job.lost == {"w1": "gone"}
+
+
+def test_an_id_is_never_used_twice() -> None:
+    job = Job()
+    job.feed(Vanished("w1", "gone"), 1.0)
+    job.join("w1", 2.0)
+    assert job.state("w1") is None
+
+
+def test_a_leader_that_was_away_judges_nobody_by_that() -> None:
+    """Nothing could be written for a minute: what the others have done meanwhile lies in its queue."""
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 90)
+    job.see("w0", Phase.TRAINING, 1, 9, 500.0)
+    job.see("w2", Phase.REHEARSING, 0, 0, 500.0)
+    assert job.lost == {}
+    assert job.state("w2") is WorkerState.WARMING
