@@ -84,9 +84,9 @@ class HorovodRing:
     def leave(self) -> None:
         if self._place is None:
             return
-        self._guard.set_standing(False)  # from here on connections may end
         # A clean shutdown is negotiated between all members. If one of them is gone or frozen, it ends in a hurry;
-        # gloo's own time-out would be tens of seconds.
+        # gloo's own time-out would be tens of seconds. If one is merely the first to be through with it, nobody needs
+        # anything of anybody any more.
         if self._broken:
             self.abort()
         rescue = threading.Timer(self._timeout_s, self.abort)
@@ -97,6 +97,7 @@ class HorovodRing:
         finally:
             rescue.cancel()
             self._place, self.size, self._own = None, 0, frozenset()
+            self._guard.set_standing(False)
             self._guard.set_hurry(False)
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:

@@ -103,8 +103,9 @@ def is_launcher(line: str) -> bool:
 
 
 @pytest.fixture
-def edl(tmp_path: Path) -> Iterator[Edl]:
+def edl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Edl]:
     edl = Edl(tmp_path / "home", tmp_path)
+    monkeypatch.setenv("EDL_HOME", str(edl.home))  # for a look by `edl.client` in this process
     yield edl
     left = edl.processes()
     edl.clean_up()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
@@ -11,67 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+from elastic_job import Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
-SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
 SCHEDULER = Path(__file__).parents[2] / "examples" / "scheduler.py"
-SAMPLES, EPOCHS = 203, 40
-
-
-def trained(out: Path) -> Counter[int]:
-    """How often each sample was trained. (What is returned late may be trained in the pass after its own.)"""
-    lines = [json.loads(line) for path in out.glob("audit-*.jsonl") for line in path.read_text().splitlines()]
-    return Counter(sample for line in lines for sample in line["ids"])
-
-
-def results(out: Path) -> list[dict]:
-    return [json.loads(path.read_text()) for path in out.glob("result-*.json")]
-
-
-class Job:
-    """One job under `edl run`, and workers that join it from outside."""
-
-    def __init__(self, edl, out: Path, workers: int, epochs: int = EPOCHS, **environ: str) -> None:
-        self.edl, self.out = edl, out
-        self.command = [sys.executable, str(SCRIPT), "--out", str(out), "--epochs", str(epochs)]
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **environ}
-        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **quiet)
-
-    def status(self) -> dict:
-        shown = self.edl("status", "s", "--json")
-        return json.loads(shown.stdout) if shown.returncode == 0 and shown.stdout else {"state": "none", "size": 0}
-
-    def join(self) -> subprocess.Popen[bytes]:
-        environ = {**self.edl.environ, "EDL_JOB": "s", "TF_CPP_MIN_LOG_LEVEL": "3"}
-        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
-
-    def wait_size(self, size: int) -> dict:
-        def there() -> dict | None:
-            status = self.status()
-            assert status["state"] not in {"failed", "finished"}, f"{status}: {self.launcher.communicate()}"
-            return status if status["size"] == size and status["state"] == "running" else None
-
-        return self.edl.wait(there, f"{size} workers", timeout_s=90)
-
-    def finish(self) -> list[dict]:
-        out, err = self.launcher.communicate(timeout=150)
-        assert self.launcher.returncode == 0, out + err
-        return self.events()
-
-    def events(self) -> list[dict]:
-        shown = self.edl("events", "s", "--json").stdout
-        return [json.loads(line) for line in shown.splitlines()]
-
-
-def expect_exactly_once(out: Path) -> None:
-    assert trained(out) == Counter(dict.fromkeys(range(SAMPLES), EPOCHS))
-
-
-def expect_equal_models(out: Path) -> None:
-    found = results(out)
-    assert all(result["state"] == found[0]["state"] for result in found)
-    assert {result["batches"] for result in found} == {found[0]["batches"]}
 
 
 def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
@@ -88,9 +31,9 @@ def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
     assert sizes == [(2, 3), (3, 2)]
     assert not any(event["forced"] for event in events if event["kind"] == "scaled")
     assert "batch_voided" not in {event["kind"] for event in events}
-    assert len(results(job.out)) == 2
-    expect_equal_models(job.out)
-    expect_exactly_once(job.out)
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once()
 
 
 def test_a_killed_worker_costs_the_survivors_one_batch(edl, tmp_path):
@@ -101,12 +44,9 @@ def test_a_killed_worker_costs_the_survivors_one_batch(edl, tmp_path):
     job.wait_size(2)
     events = job.finish()
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(3, 2)]
-    assert len(results(job.out)) == 2
-    expect_equal_models(job.out)
-    seen = trained(job.out)
-    assert max(seen.values()) <= EPOCHS
-    # What the victim had trained in its last step it may not have written down any more.
-    assert EPOCHS * SAMPLES - seen.total() <= 4
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once(unwritten=4)
 
 
 def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):
@@ -119,12 +59,12 @@ def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):
     refused = edl("scale", "s", "0")
     assert refused.returncode != 0
     job.finish()
-    expect_exactly_once(job.out)
+    job.expect_exactly_once()
 
 
 def test_a_scheduler_grows_and_shrinks_a_running_job(edl, tmp_path):
     """`examples/scheduler.py`, with nothing but the job's name: by `edl.client.Job`."""
-    job = Job(edl, tmp_path / "out", workers=2, epochs=100_000, EDL_MAX_NP="3")
+    job = Job(edl, tmp_path / "out", workers=2, EDL_MAX_NP="3")
     first = {worker["id"] for worker in job.wait_size(2)["workers"]}
     scheduler = subprocess.run(
         [sys.executable, str(SCHEDULER), "s", "--steps", "5"],
@@ -167,5 +107,5 @@ def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_
     kinds = Counter(event["kind"] for event in events)
     assert kinds["leader_elected"] >= 2
     assert (kinds["scaled"], kinds["worker_lost"]) == (0, 0)  # the ring was not touched
-    expect_equal_models(job.out)
-    expect_exactly_once(job.out)
+    job.expect_equal_models()
+    job.expect_exactly_once()

@@ -5,7 +5,9 @@ import json
 import os
 import time
 from pathlib import Path
+from typing import Any
 
+import mortal
 import task
 import torch
 
@@ -13,8 +15,9 @@ import edl.torch as edl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--epochs", type=int, default=60)
 parser.add_argument("--step-time", type=float, default=0.01)
+parser.add_argument("--epochs", type=int, help="known from the beginning")
+parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -41,26 +44,39 @@ extra = edl.register(batches=0)
 resizes: list[tuple[int, int]] = []
 edl.on_resize(lambda old, new: resizes.append((old, new)))
 
-with (options.out / f"audit-{os.getpid()}.jsonl").open("w") as audit:
+
+def epochs_wanted() -> int:
+    if options.epochs is not None:
+        return options.epochs
+    return int(options.until.read_text()) if options.until.exists() else 2**31
+
+
+def train(ids: Any) -> None:
+    step, epoch = edl.step(), edl.epoch()
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
+    optimizer.step()
+    time.sleep(0.0 if options.until.exists() else options.step_time)
+    extra.batches += 1
+    # Without a share there are stand-ins of weight zero.
+    own = [] if edl.rehearsing() else ids[: shards.share(step)].tolist()
+    if edl.rehearsing():
+        mortal.before_rehearsed()
+    line = json.dumps({"step": step, "epoch": epoch, "ids": own}) + "\n"
+    try:
+        committed = edl.notify_batch_end()
+    except edl.Leaving:
+        audit.write(line)  # it leaves after a committed step
+        raise
+    if committed:
+        audit.write(line)
+
+
+with (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1) as audit:
     shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
-    for ids in shards.batches(4):
-        step, epoch = edl.step(), edl.epoch()
-        optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
-        optimizer.step()
-        time.sleep(options.step_time)
-        extra.batches += 1
-        own = (
-            [] if edl.rehearsing() else ids[: shards.share(step)].tolist()
-        )  # without a share: stand-ins of weight zero
-        line = json.dumps({"step": step, "epoch": epoch, "ids": own}) + "\n"
-        try:
-            committed = edl.notify_batch_end()
-        except edl.Leaving:
-            audit.write(line)  # it leaves after a committed step
-            raise
-        if committed:
-            audit.write(line)
+    while shards.epochs_done < epochs_wanted():
+        for ids in shards.batches(4):
+            train(ids)
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}

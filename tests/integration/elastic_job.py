@@ -1,0 +1,94 @@
+"""A job under `edl run` that grows and shrinks while it trains, and what must hold at its end."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+
+from edl import client
+from edl.errors import EdlError
+
+SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
+SAMPLES = 203
+
+
+class Job:
+    """Trains at leisure until `finish`, or for so many epochs. Workers may join it from outside."""
+
+    def __init__(self, edl, out: Path, workers: int, epochs: int | None = None, **environ: str) -> None:
+        self.edl, self.out = edl, out
+        self.epochs = epochs
+        self.until = out / "epochs"
+        self.command = [sys.executable, str(SCRIPT), "--out", str(out), "--until", str(self.until)]
+        self.command += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **quiet)
+
+    def status(self) -> dict:
+        """As `edl status --json` shows it, without a process for each look."""
+        try:
+            with client.Job("s") as job:
+                return msgspec.to_builtins(job.status())
+        except EdlError:  # not started yet
+            return {"state": "none", "size": 0, "step": 0}
+
+    def events(self) -> list[dict]:
+        with client.Job("s") as job:
+            return [event.flat() for event in job.events()]
+
+    def join(self, **environ: str) -> subprocess.Popen[bytes]:
+        environ = {**self.edl.environ, "EDL_JOB": "s", "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
+
+    def wait_size(self, size: int) -> dict:
+        def there() -> dict | None:
+            status = self.status()
+            assert status["state"] not in {"failed", "finished"}, f"{status}: {self.launcher.communicate()}"
+            return status if status["size"] == size and status["state"] == "running" else None
+
+        return self.edl.wait(there, f"{size} workers", timeout_s=90)
+
+    def wait_steps(self, count: int) -> None:
+        """Until so many more are made."""
+        step = self.status()["step"] + count
+        self.edl.wait(lambda: self.status()["step"] >= step, f"step {step}", timeout_s=90)
+
+    def finish(self) -> list[dict]:
+        """Let the job end well, after the next few epochs unless it has a number of them; its events."""
+        if self.epochs is None:
+            self.epochs = self.status()["epoch"] + 3  # nobody may have begun the last one when the word comes
+        draft = self.until.with_suffix(".new")
+        draft.write_text(str(self.epochs))
+        draft.rename(self.until)
+        out, err = self.launcher.communicate(timeout=150)
+        assert self.launcher.returncode == 0, out + err
+        self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them
+        return self.events()
+
+    # ------------------------------------------------------------------------------------------- what must hold
+
+    def trained(self) -> Counter[int]:
+        """How often each sample was. (What is returned late may be trained in the pass after its own.)"""
+        audits = [path.read_text().splitlines() for path in self.out.glob("audit-*.jsonl")]
+        return Counter(sample for lines in audits for line in lines for sample in json.loads(line)["ids"])
+
+    def results(self) -> list[dict]:
+        return [json.loads(path.read_text()) for path in self.out.glob("result-*.json")]
+
+    def expect_exactly_once(self, unwritten: int = 0) -> None:
+        """`unwritten`: samples that a victim had trained in its last step, and could not write down any more."""
+        assert self.epochs is not None
+        seen = self.trained()
+        assert set(seen) <= set(range(SAMPLES))
+        assert max(seen.values()) <= self.epochs
+        assert self.epochs * SAMPLES - seen.total() <= unwritten
+
+    def expect_equal_models(self) -> None:
+        found = self.results()
+        assert all(result["state"] == found[0]["state"] for result in found)
+        assert {result["batches"] for result in found} == {found[0]["batches"]}

@@ -1,0 +1,61 @@
+"""Death on cue: a script that imports this is killed, as if from outside, at the moment that EDL_TEST_DIE names."""
+
+import os
+import signal
+import threading
+from typing import Any
+
+from edl.collectives.horovod import HorovodRing
+from edl.core.seat import Leave, Move
+from edl.protocol.ring import Place
+from edl.runtime.sitting import Sitting
+
+MOMENT = os.environ.get("EDL_TEST_DIE", "")
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def before_rehearsed() -> None:
+    """To be called at the end of the rehearsal's mini-batch."""
+    if MOMENT == "rehearsing":
+        die()
+    if MOMENT == "ready":
+        threading.Timer(0.1, die).start()  # the word is given when notify_batch_end() begins; the switch comes later
+
+
+def _entering(enter: Any) -> Any:
+    def dying(ring: HorovodRing, place: Place, timeout_s: float) -> None:
+        if place.size > 1 and MOMENT == "entering":
+            die()
+        if place.size > 1 and MOMENT == "connecting":
+            threading.Timer(0.02, die).start()
+        enter(ring, place, timeout_s)
+
+    return dying
+
+
+def _synchronizing(synchronize: Any) -> Any:
+    def dying(seat: Sitting, root: int, rank: int) -> None:
+        if MOMENT == "receiving the state":
+            die()
+        synchronize(seat, root, rank)
+
+    return dying
+
+
+def _leaving(obey: Any) -> Any:
+    def dying(seat: Sitting, move: Move | None) -> None:
+        if isinstance(move, Leave) and MOMENT == "leaving":
+            die()
+        obey(seat, move)
+
+    return dying
+
+
+if MOMENT == "importing":
+    die()
+HorovodRing.enter = _entering(HorovodRing.enter)  # type: ignore[method-assign]
+Sitting.synchronize = _synchronizing(Sitting.synchronize)  # type: ignore[method-assign]
+Sitting.obey_endings = _leaving(Sitting.obey_endings)  # type: ignore[method-assign]

@@ -1,0 +1,97 @@
+"""Workers that are killed while they join or leave, and news that comes late: the others train on."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+
+import pytest
+from elastic_job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+# Before the switch nobody but the leader hears of a newcomer's death; in it, the survivors form another ring.
+UNSEEN = ("importing", "rehearsing", "ready")
+SEEN = ("entering", "connecting", "receiving the state")
+STEPS_ON = 15  # that the job must make after each death
+
+
+def voided(job: Job) -> Counter[str]:
+    """How many mini-batches each worker had to do again."""
+    return Counter(event["worker"] for event in job.events() if event["kind"] == "batch_voided")
+
+
+def test_newcomers_may_die_at_any_moment(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2)
+    first = {worker["id"] for worker in job.wait_size(2)["workers"]}
+    before: Counter[str] = Counter()
+    for moment in (*UNSEEN, *SEEN):
+        newcomer = job.join(EDL_TEST_DIE=moment)
+        assert newcomer.wait(90) == -signal.SIGKILL, moment
+        job.wait_steps(STEPS_ON)
+        job.wait_size(2)
+        more = voided(job) - before
+        assert set(more) <= first, moment
+        assert max(more.values(), default=0) <= (1 if moment in SEEN else 0), moment
+        before += more
+    late = job.join()
+    job.wait_size(3)
+    events = job.finish()
+    assert late.wait(60) == 0
+    # Whoever died while importing had not joined yet.
+    assert Counter(event["kind"] for event in events)["worker_lost"] == len(UNSEEN) + len(SEEN) - 1
+    assert len(job.results()) == 3
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2)
+    job.wait_size(2)
+    leaver = job.join(EDL_TEST_DIE="leaving")
+    job.wait_size(3)
+    os.kill(leaver.pid, signal.SIGTERM)
+    assert leaver.wait(60) == -signal.SIGKILL
+    job.wait_size(2)
+    job.wait_steps(STEPS_ON)
+    assert max(voided(job).values(), default=0) <= 1
+    job.finish()
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once(unwritten=4)
+
+
+def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2, epochs=60, EDL_SESSION_TIMEOUT="20")
+    status = job.wait_size(2)
+    deaf = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
+    newcomer = job.join()
+    edl.wait(lambda: job.events()[-1]["kind"] == "worker_joining", "the newcomer joins", timeout_s=60)
+    os.kill(deaf["daemon_pid"], signal.SIGSTOP)
+    try:
+        last_step = edl.wait(lambda: _switch_step(job), "the switch is scheduled", timeout_s=60)
+        edl.wait(lambda: _audited_step(job, deaf["pid"]) >= last_step, f"step {last_step}", timeout_s=60)
+    finally:
+        os.kill(deaf["daemon_pid"], signal.SIGCONT)
+    job.wait_size(3)
+    again = voided(job)
+    events = job.finish()
+    assert newcomer.wait(60) == 0
+    assert again == {deaf["id"]: 1}
+    assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 3)]
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def _switch_step(job: Job) -> int:
+    """After which the newcomer is to come in; 0 before that is known."""
+    found = [event for event in job.events() if event["kind"] == "switch_scheduled" and event["size"] == 3]
+    return found[0]["after_step"] if found else 0
+
+
+def _audited_step(job: Job, pid: int) -> int:
+    """The last one that this worker is known to have committed."""
+    *_, last, _ = [0, *(job.out / f"audit-{pid}.jsonl").read_text().splitlines(keepends=True), ""]
+    return json.loads(last)["step"] if last else 0
