@@ -1,10 +1,21 @@
 """What a change of size costs those who stay: edl beside stock Horovod elastic, the same model in the same run.
 
-    python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--json]
+    python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock]
+                               [--state-mb 0] [--rounds 1] [--json]
 
 For each change: start that many workers, let them train, ask for the other size (`edl scale`; Horovod's host discovery
 script), wait until all survivors train at it. A survivor's pause is its longest time between two ends of steps around
-the change, less its median step; printed is the longest of all survivors. edl's own events have the parts.
+the change, less its median step; printed is the longest of all survivors, of edl's jobs with its parts:
+
+    leave       the old ring
+    rendezvous  until the last member of the new one has come
+    connect     from then on until the ring stands
+    state       agree on the newest step, and move the state to newcomers
+    first step  what the first mini-batch in the new ring takes beyond the median
+
+`boot` is the survivors' median step while newcomers start, import, build and rehearse on the same cores, as a ratio to
+the median before. With --state-mb the model carries so much more state, and `broadcast` is what a broadcast of just
+that takes in the new ring (median of 5): what a pause should be compared to.
 """
 
 from __future__ import annotations
@@ -19,71 +30,91 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-WORKER = [sys.executable, "-m", "benchmarks.pause_worker"]
-PATIENCE_S = 180.0
+PATIENCE_S = 300.0
 BEFORE_STEPS, AFTER_STEPS = 60, 60
+END_S = 30.0
 
 
 def program(name: str) -> str:
     return str(Path(sys.executable).with_name(name))
 
 
-def steps_of(path: Path) -> list[tuple[float, int]]:
-    lines = (line.split() for line in path.read_text().splitlines(keepends=True) if line.endswith("\n"))
-    return [(float(at), int(size)) for at, size in lines]
-
-
-def wait(true: Callable[[], bool], what: str, job: subprocess.Popen[bytes]) -> None:
+def wait(true: Callable[[], Any], what: str, job: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + PATIENCE_S
     while not true():
         if job.poll() is not None or time.monotonic() > deadline:
-            raise SystemExit(f"never: {what} (exit {job.poll()})")
+            raise SystemExit(f"never: {what} (exit {job.poll()}); the last lines:\n{log.read_text()[-2000:]}")
         time.sleep(0.1)
 
 
-def longest_pause_ms(steps: list[tuple[float, int]], asked: float) -> float:
-    ends = [at for at, _ in steps]
-    gaps = [later - earlier for earlier, later in itertools.pairwise(ends)]
-    around = [gap for gap, end in zip(gaps, ends[1:], strict=True) if end > asked]
-    return 1000 * (max(around) - statistics.median(gaps))
+@dataclass
+class Worker:
+    """What one worker has noted."""
+
+    steps: list[tuple[float, int]] = field(default_factory=list)  # when it ended, in a ring of what size
+    entered: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, size
+    broadcasts: list[float] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, path: Path) -> Worker:
+        worker = cls()
+        for line in path.read_text().splitlines(keepends=True):
+            kind, *numbers = line.split()
+            if not line.endswith("\n"):
+                break
+            match kind:
+                case "step":
+                    worker.steps.append((float(numbers[0]), int(numbers[1])))
+                case "enter":
+                    worker.entered.append((float(numbers[0]), float(numbers[1]), int(numbers[2])))
+                case _:
+                    worker.broadcasts.append(float(numbers[0]))
+        return worker
+
+    @property
+    def gaps(self) -> list[tuple[float, float]]:
+        """End and length of each step but the first."""
+        return [(later, later - earlier) for (earlier, _), (later, _) in itertools.pairwise(self.steps)]
 
 
 class Run:
     """One job of one kind, in a folder of its own."""
 
-    def __init__(self, mode: str, folder: Path, before: int, after: int) -> None:
-        self.mode, self.folder, self.before, self.after = mode, folder, before, after
-        self.log = (folder / "output.log").open("wb")
+    def __init__(self, mode: str, framework: str, folder: Path, change: tuple[int, int], state_mb: int) -> None:
+        self.mode, self.framework, self.folder, self.state_mb = mode, framework, folder, state_mb
+        self.before, self.after = change
+        self.log = folder / "output.log"
 
-    def measure(self) -> dict[str, Any]:
-        job = self._start()
-        try:
-            wait(lambda: self._training(self.before, BEFORE_STEPS, self.before), f"{self.before} workers", job)
-            survivors = set(self.folder.glob("*.steps"))
-            asked = time.time()
-            self._ask()
-            wait(lambda: self._training(self.after, AFTER_STEPS, self.after), f"{self.after} workers", job)
-            stayed = [steps_of(path) for path in survivors if steps_of(path)[-1][1] == self.after]
-            return {"pause_ms": max(longest_pause_ms(steps, asked) for steps in stayed), **self._parts()}
-        finally:
-            (self.folder / "stop").touch()
+    def measure(self) -> dict[str, float]:
+        with self.log.open("wb") as log:
+            job = self._start(log)
             try:
-                job.wait(20)
-            except subprocess.TimeoutExpired:
-                job.terminate()
-                job.wait(20)
-            self.log.close()
+                wait(lambda: self._training(self.before, BEFORE_STEPS), f"{self.before} workers", job, self.log)
+                survivors = set(self.folder.glob("*.steps"))
+                asked = time.time()
+                self._ask()
+                wait(lambda: self._training(self.after, AFTER_STEPS), f"{self.after} workers", job, self.log)
+                if self.mode == "edl" and self.state_mb:
+                    self._set("broadcast", self._step() + 25)
+                    wait(lambda: all(Worker.read(path).broadcasts for path in survivors), "broadcasts", job, self.log)
+                read = [Worker.read(path) for path in survivors]
+                result = figures([worker for worker in read if worker.steps[-1][1] == self.after], asked)
+                return {**result, **(self._parts(asked, survivors) if self.mode == "edl" else {})}
+            finally:
+                self._stop(job)
 
-    def _training(self, size: int, steps: int, workers: int) -> bool:
-        """So many workers have made so many steps at that size."""
-        counts = [sum(at == size for _, at in steps_of(path)[-steps:]) for path in self.folder.glob("*.steps")]
-        return sum(count >= steps for count in counts) >= workers
+    def _training(self, size: int, steps: int) -> bool:
+        """All of so many workers have made so many steps at that size."""
+        made = [Worker.read(path).steps[-steps:] for path in self.folder.glob("*.steps")]
+        return sum(len(last) == steps and all(at == size for _, at in last) for last in made) >= size
 
-    def _start(self) -> subprocess.Popen[bytes]:
-        worker = [*WORKER, self.mode, str(self.folder)]
+    def _start(self, log: Any) -> subprocess.Popen[bytes]:
+        worker = [sys.executable, "-m", "benchmarks.pause_worker", self.mode, self.framework, str(self.folder)]
+        worker += ["--ballast-mb", str(self.state_mb)]
         if self.mode == "edl":
             command = [program("edl"), "run", "-np", str(self.before), "--job", "pause", *worker]
         else:
@@ -91,11 +122,25 @@ class Run:
             script = self.folder / "hosts.sh"
             script.write_text(f"#!/bin/sh\ncat {self.folder}/hosts\n")
             script.chmod(0o755)
-            limits = ["-np", str(self.before), "--min-np", "1", "--max-np", "8", "--network-interface", "lo"]
+            limits = ["-np", str(self.before), "--min-np", "1", "--max-np", "32", "--network-interface", "lo"]
             command = [program("horovodrun"), *limits, "--host-discovery-script", str(script), *worker]
         environ = {**os.environ, "EDL_HOME": str(self.folder / "home"), "TF_CPP_MIN_LOG_LEVEL": "3"}
         environ["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=self.log, stderr=self.log)
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+
+    def _stop(self, job: subprocess.Popen[bytes]) -> None:
+        self._set("stop", self._step() + 50 if self.mode == "edl" else 0)
+        try:
+            job.wait(END_S)
+        except subprocess.TimeoutExpired:
+            job.terminate()
+            job.wait(END_S)
+
+    def _set(self, name: str, step: int) -> None:
+        """All workers do something after the same step."""
+        draft = self.folder / f"{name}.new"
+        draft.write_text(str(step))
+        draft.rename(self.folder / name)
 
     def _hosts(self, slots: int) -> None:
         draft = self.folder / "hosts.new"
@@ -115,35 +160,94 @@ class Run:
             raise SystemExit(done.stderr)
         return done.stdout
 
-    def _parts(self) -> dict[str, Any]:
-        if self.mode == "stock":
-            return {}
+    def _step(self) -> int:
+        status = json.loads(self._edl("status", "pause", "--json"))
+        return int(status["step"])
+
+    def _parts(self, asked: float, survivors: set[Path]) -> dict[str, float]:
+        """Of the last change; in milliseconds."""
         events = [json.loads(line) for line in self._edl("events", "pause", "--json").splitlines()]
-        scaled = [event for event in events if event["kind"] == "scaled"]
-        return {name: max(event[f"{name}_ms"] for event in scaled) for name in ("leave", "enter", "state")}
+        scaled = next(event for event in reversed(events) if event["kind"] == "scaled")
+        workers = {path: Worker.read(path) for path in self.folder.glob("*.steps")}
+        entering = {
+            path: worker.entered[-1]
+            for path, worker in workers.items()
+            if worker.entered and worker.entered[-1][0] > asked and worker.entered[-1][2] == self.after
+        }
+        first_came = min(began for path, (began, _, _) in entering.items() if path in survivors)
+        last_came = max(began for began, _, _ in entering.values())
+        stands = max(ended for _, ended, _ in entering.values())
+        found = {
+            "leave": scaled["leave_ms"],
+            "rendezvous": 1000 * (last_came - first_came),
+            "connect": 1000 * (stands - last_came),
+            "state": scaled["state_ms"],
+        }
+        if broadcasts := [seconds for worker in workers.values() for seconds in worker.broadcasts]:
+            found["broadcast"] = 1000 * statistics.median(broadcasts)
+        return found
+
+
+def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
+    """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
+    found = []
+    for worker in survivors:
+        gaps = worker.gaps
+        before = statistics.median(gap for end, gap in gaps if end < asked)
+        changed_at, pause = max(((end, gap) for end, gap in gaps if end > asked), key=lambda one: one[1])
+        booting = [gap for end, gap in gaps if asked < end < changed_at]
+        after = [gap for end, gap in gaps if end > changed_at]
+        found.append(
+            {
+                "pause": 1000 * (pause - before),
+                "first step": 1000 * (after[0] - statistics.median(after)),
+                "boot": statistics.median(booting) / before if booting else 1.0,
+                "step": 1000 * before,
+            }
+        )
+    return max(found, key=lambda one: one["pause"])
+
+
+def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
+    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+
+
+PARTS = ("leave", "rendezvous", "connect", "state", "first step", "broadcast")
+
+
+def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, float]]) -> str:
+    line = f"{framework:<10} {change[0]:>2} -> {change[1]:<2} "
+    line += "  ".join(f"{mode} {result['pause']:.0f} ms" for mode, result in found.items())
+    if len(found) > 1:
+        line += f"  ({found['stock']['pause'] / found['edl']['pause']:.0f} times)"
+    if ours := found.get("edl"):
+        parts = ", ".join(f"{name} {ours[name]:.0f}" for name in PARTS if name in ours)
+        line += f"  edl: {parts}; steps {ours['step']:.0f} ms"
+        if change[1] > change[0]:
+            line += f", while newcomers boot x {ours['boot']:.2f}"
+    return line
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--changes", nargs="+", default=["2-3", "3-2", "1-4", "4-1"])
+    parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--modes", nargs="+", default=["edl", "stock"])
+    parser.add_argument("--state-mb", type=int, default=0)
+    parser.add_argument("--rounds", type=int, default=1, help="medians of so many jobs of each kind")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    for change in options.changes:
+    for framework, change in itertools.product(options.frameworks, options.changes):
         before, after = (int(part) for part in change.split("-"))
-        result: dict[str, Any] = {"before": before, "after": after}
-        for mode in options.modes:
+        rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
+        for _, mode in itertools.product(range(options.rounds), options.modes):
             with tempfile.TemporaryDirectory() as folder:
-                result[mode] = Run(mode, Path(folder), before, after).measure()
+                rounds[mode].append(Run(mode, framework, Path(folder), (before, after), options.state_mb).measure())
+        found = {mode: medians(results) for mode, results in rounds.items()}
         if options.json:
-            print(json.dumps(result), flush=True)
-            continue
-        ours = result.get("edl", {})
-        parts = ", ".join(f"{name} {ours[name]:.0f}" for name in ("leave", "enter", "state") if name in ours)
-        line = f"{before} -> {after}: " + "  ".join(f"{m} {result[m]['pause_ms']:.0f} ms" for m in options.modes)
-        if {"edl", "stock"} <= result.keys():
-            line += f"  stock / edl {result['stock']['pause_ms'] / max(ours['pause_ms'], 1.0):.0f}"
-        print(f"{line}  (edl: {parts})", flush=True)
+            print(json.dumps({"framework": framework, "from": before, "to": after, **found}), flush=True)
+        else:
+            print(shown(framework, (before, after), found), flush=True)
     return 0
 
 

@@ -1,78 +1,203 @@
-"""One worker of benchmarks/pause.py: a small torch model trains until it is told to stop, and notes each step's end.
+"""One worker of benchmarks/pause.py: a small model trains until it is told to stop, and notes the end of each step.
 
-`edl` mode is an elastic script of ours, `stock` the same with `horovod.torch.elastic`.
+`edl` is an elastic script of ours, `stock` the same with Horovod's own elastic mode; both in PyTorch and TensorFlow.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
-import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import torch
-
 STEP_S = 0.02  # what a step takes at least: the rest of a step of a real model
 SAMPLES, FEATURES, BATCH = 100_000, 64, 8
+COMMIT_EVERY = 10  # steps, as in Horovod's own elastic examples
+BROADCASTS = 5
 
 
-def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-    torch.set_num_threads(1)
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-    return model, torch.optim.SGD(model.parameters(), lr=0.001, momentum=0.9)
+class Notes:
+    """Lines for the benchmark, each written whole."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = (folder / f"{os.getpid()}.steps").open("w", buffering=1)
+
+    def step(self, size: int) -> None:
+        self._file.write(f"step {time.time():.6f} {size}\n")
+
+    def entered(self, began: float, size: int) -> None:
+        self._file.write(f"enter {began:.6f} {time.time():.6f} {size}\n")
+
+    def broadcast(self, seconds: float) -> None:
+        self._file.write(f"broadcast {seconds:.6f}\n")
 
 
-def train(model: torch.nn.Module, optimizer: Any) -> None:
-    time.sleep(STEP_S)
-    optimizer.zero_grad()
-    model(torch.ones(BATCH, FEATURES)).square().mean().backward()
-    optimizer.step()
+class TorchTask:
+    """Two layers, and ballast: state that is moved to newcomers and costs a step nothing."""
+
+    def __init__(self, ballast_bytes: int) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
+        self.model.register_buffer("ballast", torch.zeros(ballast_bytes // 4))
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
+        self._inputs = torch.ones(BATCH, FEATURES)
+
+    def use_edl(self, edl: Any) -> None:
+        self.optimizer = edl.Optimizer(self.optimizer, model=self.model)
+
+    def use_horovod(self) -> Any:
+        import horovod.torch as hvd
+
+        named = self.model.named_parameters()
+        self.optimizer = hvd.DistributedOptimizer(self.optimizer, named_parameters=named)
+        return hvd.elastic.TorchState(model=self.model, optimizer=self.optimizer, batch=0)
+
+    def train(self) -> None:
+        self.optimizer.zero_grad()
+        self.model(self._inputs).square().mean().backward()
+        self.optimizer.step()
+
+    def broadcast(self, count: int) -> None:
+        import horovod.torch as hvd
+        import torch
+
+        hvd.broadcast_(torch.zeros(count // 4), 0, name="ballast")
 
 
-def run_edl(stop: Path, note: Any) -> None:
-    import edl.torch as edl
+class TensorFlowTask:
+    """The same; a step is a tf.function."""
 
+    def __init__(self, ballast_bytes: int) -> None:
+        import keras
+        import tensorflow as tf
+
+        keras.utils.set_random_seed(0)
+        layers = [keras.layers.Dense(256, "relu"), keras.layers.Dense(1)]
+        self.model = keras.Sequential([keras.Input((FEATURES,)), *layers])
+        if ballast_bytes:
+            layers[0].add_weight(shape=(ballast_bytes // 4,), trainable=False, name="ballast")
+        self.optimizer: Any = keras.optimizers.SGD(0.001, momentum=0.9)
+        self.optimizer.build(self.model.trainable_variables)
+        self._inputs = tf.ones((BATCH, FEATURES))
+        self._reduced: Callable[[Any], Any] = lambda tape: tape
+        self._step = tf.function(self._forward_and_back)
+
+    def use_edl(self, edl: Any) -> None:
+        self.optimizer = edl.Optimizer(self.optimizer, model=self.model)
+
+    def use_horovod(self) -> Any:
+        import horovod.tensorflow as hvd
+
+        self._reduced = hvd.DistributedGradientTape
+        variables = [variable.value for variable in (*self.model.variables, *self.optimizer.variables)]
+        return hvd.elastic.TensorFlowState(variables=variables, batch=0)
+
+    def train(self) -> None:
+        self._step()
+
+    def _forward_and_back(self) -> None:
+        import tensorflow as tf
+
+        variables = self.model.trainable_variables
+        with self._reduced(tf.GradientTape()) as tape:
+            loss = tf.reduce_mean(tf.square(self.model(self._inputs, training=True)))
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def broadcast(self, count: int) -> None:
+        import horovod.tensorflow as hvd
+        import tensorflow as tf
+
+        hvd.broadcast(tf.zeros(count // 4), 0, name="ballast").numpy()
+
+
+TASKS: dict[str, type[TorchTask | TensorFlowTask]] = {"torch": TorchTask, "tensorflow": TensorFlowTask}
+
+
+def run_edl(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:
+    if framework == "torch":
+        import edl.torch as edl
+    else:
+        import edl.tensorflow as edl
+    note_entering(notes)
     edl.init()
-    model, optimizer = build()
-    optimizer = edl.Optimizer(optimizer, model=model)
+    task = TASKS[framework](ballast_bytes)
+    task.use_edl(edl)
     for _ in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
-        train(model, optimizer)
+        time.sleep(STEP_S)
+        task.train()
         rehearsing = edl.rehearsing()
         edl.notify_batch_end()
         if not rehearsing:
-            note(edl.size())
-        if stop.exists():
+            notes.step(edl.size())
+        if until(folder, "broadcast") == edl.step():
+            for _ in range(BROADCASTS):
+                began = time.perf_counter()
+                task.broadcast(ballast_bytes)
+                notes.broadcast(time.perf_counter() - began)
+        if edl.step() >= until(folder, "stop"):
             break
 
 
-def run_stock(stop: Path, note: Any) -> None:
-    import horovod.torch as hvd
+def until(folder: Path, name: str) -> int:
+    """The step that the benchmark has set for something; never, as long as it has not."""
+    path = folder / name
+    return int(path.read_text()) if path.exists() else 2**63
 
+
+def note_entering(notes: Notes) -> None:
+    """When each worker comes to the rendezvous, and when its ring stands."""
+    from edl.collectives.horovod import HorovodRing
+
+    enter = HorovodRing.enter
+
+    def noted(ring: HorovodRing, place: Any, timeout_s: float) -> None:
+        began = time.time()
+        enter(ring, place, timeout_s)
+        notes.entered(began, place.size)
+
+    HorovodRing.enter = noted  # type: ignore[method-assign]
+
+
+def run_stock(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:
+    if framework == "torch":
+        import horovod.torch as hvd
+    else:
+        import horovod.tensorflow as hvd
     hvd.init()
-    model, optimizer = build()
-    optimizer = hvd.DistributedOptimizer(optimizer, named_parameters=model.named_parameters())
-    state = hvd.elastic.TorchState(model=model, optimizer=optimizer, batch=0)
+    task = TASKS[framework](ballast_bytes)
+    state = task.use_horovod()
 
     @hvd.elastic.run
     def loop(state: Any) -> None:
-        while not stop.exists():
-            train(model, optimizer)
+        while not (folder / "stop").exists():
+            time.sleep(STEP_S)
+            task.train()
             state.batch += 1
-            note(hvd.size())
-            if state.batch % 10 == 0:  # as Horovod's own elastic examples do
+            notes.step(hvd.size())
+            if state.batch % COMMIT_EVERY == 0:
                 state.commit()
 
     loop(state)
 
 
 def main() -> None:
-    mode, folder = sys.argv[1], Path(sys.argv[2])
-    with (folder / f"{mode}-{os.getpid()}.steps").open("w", buffering=1) as steps:
-        run = {"edl": run_edl, "stock": run_stock}[mode]
-        run(folder / "stop", lambda size: steps.write(f"{time.time():.6f} {size}\n"))
-    os._exit(0)  # the measurement is over: no orderly end is needed
+    parser = argparse.ArgumentParser()
+    parser.add_argument("mode", choices=["edl", "stock"])
+    parser.add_argument("framework", choices=sorted(TASKS))
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--ballast-mb", type=int, default=0)
+    options = parser.parse_args()
+    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+    run = {"edl": run_edl, "stock": run_stock}[options.mode]
+    run(options.framework, options.ballast_mb * 1_000_000, options.folder, Notes(options.folder))
+    if options.mode == "stock":
+        os._exit(0)  # the measurement is over: an orderly end would wait for the driver
 
 
 if __name__ == "__main__":
