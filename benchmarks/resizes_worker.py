@@ -1,0 +1,134 @@
+"""One worker of benchmarks/resizes.py: digits are learnt, and after each switch the weights' digest is noted."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+DIGITS = Path(__file__).resolve().parents[1] / "data" / "digits" / "digits.csv.gz"
+GLOBAL_LR, BATCH = 0.05, 16
+
+
+def digits() -> tuple[np.ndarray, np.ndarray]:
+    table = np.loadtxt(DIGITS, delimiter=",", dtype=np.float32)
+    return table[:, :64] / 16, table[:, 64].astype(np.int64)
+
+
+class TorchTask:
+    def __init__(self, edl: Any) -> None:
+        import torch
+
+        torch.set_num_threads(1)
+        torch.manual_seed(0)
+        self._torch = torch
+        self._images, self._labels = (torch.from_numpy(array) for array in digits())
+        self._model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
+        optimizer = torch.optim.SGD(self._model.parameters(), lr=GLOBAL_LR, momentum=0.9)
+        self._optimizer = edl.Optimizer(optimizer, model=self._model)
+
+    def train(self, ids: np.ndarray) -> None:
+        self._optimizer.zero_grad()
+        self._torch.nn.functional.cross_entropy(self._model(self._images[ids]), self._labels[ids]).backward()
+        self._optimizer.step()
+
+    def weights(self) -> list[np.ndarray]:
+        slots = [slot["momentum_buffer"] for slot in self._optimizer.state.values()]
+        return [tensor.detach().numpy() for tensor in (*self._model.parameters(), *slots)]
+
+    def loss(self) -> float:
+        with self._torch.no_grad():
+            return float(self._torch.nn.functional.cross_entropy(self._model(self._images), self._labels))
+
+
+class TensorFlowTask:
+    def __init__(self, edl: Any) -> None:
+        import keras
+        import tensorflow as tf
+
+        keras.utils.set_random_seed(0)
+        images, labels = digits()
+        self._images, self._labels = tf.constant(images), tf.constant(labels)
+        layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
+        self._model = keras.Sequential([keras.Input((64,)), *layers])
+        self._loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        self._optimizer = edl.Optimizer(keras.optimizers.SGD(GLOBAL_LR, momentum=0.9), model=self._model)
+        self._step = tf.function(self._forward_and_back, input_signature=[tf.TensorSpec([None], tf.int64)])
+
+    def _forward_and_back(self, ids: Any) -> None:
+        import tensorflow as tf
+
+        variables = self._model.trainable_variables
+        with tf.GradientTape() as tape:
+            loss = self._loss(tf.gather(self._labels, ids), self._model(tf.gather(self._images, ids), training=True))
+        gradients = tape.gradient(loss, [variable.value for variable in variables])
+        self._optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def train(self, ids: np.ndarray) -> None:
+        import tensorflow as tf
+
+        self._step(tf.constant(ids))
+
+    def weights(self) -> list[np.ndarray]:
+        return [np.asarray(variable) for variable in (*self._model.variables, *self._optimizer.variables)]
+
+    def loss(self) -> float:
+        return float(self._loss(self._labels, self._model(self._images)))
+
+
+def digest(arrays: list[np.ndarray]) -> str:
+    found = hashlib.sha256()
+    for array in arrays:
+        found.update(np.ascontiguousarray(array).tobytes())
+    return found.hexdigest()[:16]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("framework", choices=["torch", "tensorflow"])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--step-time", type=float, default=0.02)
+    options = parser.parse_args()
+    os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
+    if options.framework == "torch":
+        import edl.torch as edl
+    else:
+        import edl.tensorflow as edl
+    edl.init()
+    task = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl)
+    until = options.folder / "epochs"
+    notes = (options.folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
+
+    def note(kind: str, **values: Any) -> None:
+        notes.write(json.dumps({"kind": kind, "generation": edl.generation(), "step": edl.step() - 1, **values}) + "\n")
+
+    edl.on_resize(lambda _, new: note("switch", size=new, digest=digest(task.weights())))
+    shards = edl.elastic_shard_generator(1797, shuffle=True)
+    wanted = 2**31
+    while shards.epochs_done < wanted:
+        for ids in shards.batches(BATCH):
+            task.train(ids)
+            time.sleep(options.step_time)
+            step = edl.step()
+            own = ids[: shards.share(step)].tolist() if not edl.rehearsing() else []
+            try:
+                committed = edl.notify_batch_end()
+            except edl.Leaving:
+                note("trained", ids=own)
+                raise
+            if committed:
+                note("trained", ids=own)
+        if edl.rank() == 0:
+            note("epoch", loss=task.loss(), samples=1797 * shards.epochs_done)
+        wanted = int(until.read_text()) if until.exists() else wanted
+    note("end", digest=digest(task.weights()), loss=task.loss())
+
+
+if __name__ == "__main__":
+    main()
