@@ -69,6 +69,20 @@ class TorchTask:
         hvd.broadcast_(torch.zeros(count // 4), 0, name="ballast")
 
 
+class AsKeras2:
+    """What Horovod's state for Keras asks of a model (attributes) and of an optimizer (`variables()`)."""
+
+    built = True
+
+    def __init__(self, variables: list[Any]) -> None:
+        self.variables = Called(variable.value for variable in variables)
+
+
+class Called(list[Any]):
+    def __call__(self) -> list[Any]:
+        return self
+
+
 class TensorFlowTask:
     """The same; a step is a tf.function."""
 
@@ -94,8 +108,8 @@ class TensorFlowTask:
         import horovod.tensorflow as hvd
 
         self._reduced = hvd.DistributedGradientTape
-        variables = [variable.value for variable in (*self.model.variables, *self.optimizer.variables)]
-        return hvd.elastic.TensorFlowState(variables=variables, batch=0)
+        model, optimizer = AsKeras2(self.model.variables), AsKeras2(self.optimizer.variables)
+        return hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0)
 
     def train(self) -> None:
         self._step()
