@@ -63,7 +63,7 @@ class Supply:
             return ()
         before = self.ledger.epoch
         if source == plan.generation and plan.ledger is not None:
-            self.ledger = Ledger.restore(plan.ledger)
+            self._take(plan.ledger)
         else:
             self.go_by(source, superseded)
             self.ledger.enter(plan.roster, step)
@@ -74,7 +74,14 @@ class Supply:
         """The ring trained by the leases of `generation`: of one of `plans`, though it came to nothing, or by ours."""
         for plan in plans:
             if plan.generation == generation and plan.ledger is not None:
-                self.ledger = Ledger.restore(plan.ledger)
+                self._take(plan.ledger)
+
+    def _take(self, snapshot: LedgerSnapshot) -> None:
+        """In place of ours. It may have been made before a worker asked for more epochs, and none says so twice."""
+        asked = self.ledger.spec.epochs if self.ledger is not None else 0
+        self.ledger = Ledger.restore(snapshot)
+        if asked > self.ledger.spec.epochs:
+            self.ledger.extend(asked)
 
     def commit(self, step: int) -> Epochs:
         """All members have applied `step`."""

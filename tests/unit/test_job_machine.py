@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
 from edl.core.horizon import Horizon
@@ -105,6 +106,24 @@ def test_data_is_leased_to_all_once_one_opens_it() -> None:
         (share,) = job.orders(worker).shares
         assert (share.generation, share.after_step) == (1, 0)
         assert share.covered_step >= 16
+
+
+def test_more_epochs_asked_for_while_a_switch_is_planned_are_not_forgotten() -> None:
+    """Found by 50 changes of size: a lone survivor opened the next epoch just before the switch, and waited forever."""
+    job = running()
+    job.join("w2")
+    for phase in (Phase.REHEARSING, Phase.READY):
+        job.see("w2", phase)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.after_step is not None
+    more = msgspec.structs.replace(SPEC, epochs=2)
+    job.see("w0", Phase.TRAINING, generation=1, step=plan.after_step, data=more)
+    for worker in ("w0", "w1", "w2"):
+        job.see(worker, Phase.TRAINING, generation=plan.generation, step=plan.after_step, data=SPEC)
+    assert job.machine.record.generation == plan.generation
+    assert job.machine.ledger is not None
+    assert job.machine.ledger.spec.epochs == 2
 
 
 def test_other_data_on_one_worker_fails_the_job() -> None:
