@@ -3,14 +3,20 @@
 from setuptools import Extension, setup
 
 setup(
+    # Optional: where there is no compiler, the package installs without them.
     ext_modules=[
-        # Optional: where there is no compiler, the package installs without it. See edl/collectives/guard.py.
-        Extension(
+        Extension(  # see edl/collectives/guard.py
             "edl.collectives._guard",
             ["edl/collectives/_guard.cpp"],
             language="c++",
             extra_compile_args=["-std=c++17", "-O2", "-g0"],
             optional=True,
-        )
+        ),
+        Extension(  # see edl/transport/count.py
+            "edl.transport._count",
+            ["edl/transport/_count.c"],
+            extra_compile_args=["-std=c11", "-O2", "-g0"],
+            optional=True,
+        ),
     ]
 )

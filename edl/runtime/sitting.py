@@ -23,6 +23,7 @@ from edl.runtime.extras import Extras, synchronize_extras
 from edl.runtime.feed import LeaseFeed
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
+from edl.transport.page import Page
 
 
 class Sitting:
@@ -31,11 +32,9 @@ class Sitting:
     def __init__(self, framework: Framework, feed: LeaseFeed, extras: Extras) -> None:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0
-        self.step = 0  # committed
         self.even_until = NEVER  # the weight holds up to this step
-        self.usual_until = 0  # before this step the end of a mini-batch needs nothing but to be counted
         self.void: BaseException | None = None  # why the mini-batch in flight is void
-        self.words = memoryview(b"")  # of the page, once there is one
+        self.count = Page.unshared().count()  # in the daemon's page, once there is one
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
@@ -60,12 +59,19 @@ class Sitting:
     @link.setter
     def link(self, link: DaemonLink) -> None:
         self._link = link
-        self.words = link.page.words
+        count = link.page.count()
+        count.step, count.usual_until = self.count.step, self.count.usual_until
+        self.count = count
+
+    @property
+    def step(self) -> int:
+        """The newest committed step: the state that this trainer has is that step's."""
+        return self.count.step
 
     def refresh(self) -> None:
         """After a change of what makes the end of a mini-batch unusual."""
         unusual = not self.generation or self.void is not None or self.models_may_differ
-        self.usual_until = 0 if unusual else self.even_until
+        self.count.usual_until = 0 if unusual else self.even_until
 
     # ------------------------------------------------------------------------------------------------------- seats
 
@@ -182,11 +188,9 @@ class Sitting:
         self._tainted = False
 
     def _sit(self, place: Place, step: int) -> None:
-        page = self.link.page
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
-        self._entered_step = self.step = step
+        self._entered_step = self.count.step = step
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
-        page.generation, page.step = place.generation, step
         self.even_until = NEVER
         self._framework.set_weight(1.0 / place.size)
 

@@ -28,7 +28,6 @@ from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
 from edl.runtime.shards import ShardGenerator
 from edl.runtime.sitting import Sitting
-from edl.transport.page import AT_ATTENTION_STEP, AT_STEP
 
 logger = logging.getLogger("edl")
 
@@ -46,6 +45,7 @@ class Trainer:
         self._feed = LeaseFeed()
         self._extras = Extras()
         self._seat = Sitting(framework, self._feed, self._extras)
+        self._count = self._seat.count  # the seat's own; here, as each look at a cold object costs the hot path
         self._shards: ShardGenerator | None = None
         self._thread = 0
         self._callbacks: list[Callable[[int, int], object]] = []
@@ -82,6 +82,7 @@ class Trainer:
         self._thread = threading.get_ident()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         link = self._seat.link = DaemonLink(self._settings, worker, self._seat.hear, self._seat.story)
+        self._count = self._seat.count
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(lambda: link.send(say.LeaveAsked()))
@@ -266,34 +267,25 @@ class Trainer:
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
-        seat = self._seat
-        step = seat.step + 1
-        if step >= seat.usual_until or samples is not None:
-            return self._end_unusual_batch(samples)
-        seat.step = step
-        words = seat.words
-        words[AT_STEP] = step
-        if step >= words[AT_ATTENTION_STEP]:
-            self._attend()
-        return True
-
-    def _attend(self) -> None:
-        old = self._seat.size
-        self._seat.attend(self._timeout_s)
-        self._tell_resized(old)
+        if samples is None and self._count.advance():
+            return True
+        return self._end_unusual_batch(samples)
 
     def _end_unusual_batch(self, samples: int | None) -> bool:
-        """A rehearsal, a void batch, one before an uneven one, the first of all; or a call before `init()`."""
+        """One at which there may be new orders, one before an uneven one, the first of all, a void one, a rehearsal;
+        or a call before `init()`.
+        """
         self._started()
         seat = self._seat
         if samples is not None:
             self._check_samples(samples)
         if seat.void is not None or not seat.generation:
             return self._end_uncommitted_batch()
-        seat.step += 1
-        seat.words[AT_STEP] = seat.step
-        if seat.step >= seat.words[AT_ATTENTION_STEP]:
-            self._attend()
+        seat.count.step += 1
+        if seat.step >= seat.link.page.attention_step:
+            old = seat.size
+            seat.attend(self._timeout_s)
+            self._tell_resized(old)
         self.begin_batch()
         if seat.step >= seat.even_until:
             seat.weigh_if_known(seat.step + 1)

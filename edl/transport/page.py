@@ -5,7 +5,7 @@ moves such a word with one store or load, so nobody takes a lock. Each word stan
 one word that another, written before it, has arrived. What must travel together goes through the pipe.
 
     offset   0  magic, version                                              whoever creates the page
-            64  step, generation, batches, batch_end_ns, samples            the trainer
+            64  step                                                        the trainer
            128  attention_step, flags                                       the daemon
 
 The two writers' words lie in cache lines of their own. Put the file in memory (/dev/shm, $XDG_RUNTIME_DIR) where
@@ -22,6 +22,11 @@ from typing import Final
 
 from edl.errors import ConfigError
 
+try:
+    from edl.transport._count import Count
+except ImportError:
+    from edl.transport.count import Count
+
 NEVER: Final = 2**63 - 1  # attention_step: nothing is going to happen
 
 _MAGIC: Final = int.from_bytes(b"edl page", "little")
@@ -30,12 +35,8 @@ _BYTES: Final = 4096
 
 _AT_MAGIC: Final = 0
 _AT_VERSION: Final = 1
-AT_STEP: Final = 8
-_AT_GENERATION: Final = 9
-_AT_BATCHES: Final = 10
-_AT_BATCH_END_NS: Final = 11
-_AT_SAMPLES: Final = 12
-AT_ATTENTION_STEP: Final = 16
+_AT_STEP: Final = 8
+_AT_ATTENTION_STEP: Final = 16
 _AT_FLAGS: Final = 17
 
 
@@ -49,6 +50,11 @@ class Page:
         self._words = memoryview(mapping).cast("q")
 
     @classmethod
+    def unshared(cls) -> Page:
+        """A page without a file, which nobody else reads."""
+        return cls(mmap.mmap(-1, _BYTES))
+
+    @classmethod
     def create(cls, path: str | os.PathLike[str]) -> Page:
         """A fresh page that asks for no attention. Replaces an older one: it appears whole, or not at all."""
         target = Path(path)
@@ -60,7 +66,7 @@ class Page:
             page = cls(mmap.mmap(descriptor, _BYTES))
         finally:
             os.close(descriptor)
-        page._words[AT_ATTENTION_STEP] = NEVER
+        page._words[_AT_ATTENTION_STEP] = NEVER
         page._words[_AT_VERSION] = _VERSION
         page._words[_AT_MAGIC] = _MAGIC
         draft.rename(target)
@@ -83,72 +89,31 @@ class Page:
         return page
 
     def close(self) -> None:
-        """Unmaps the page; the file stays. Harmless twice."""
+        """Unmaps the page; the file stays. Harmless twice. Raises BufferError while there is a count of it."""
         self._words.release()
         self._mapping.close()
-
-    @property
-    def words(self) -> memoryview:
-        """The words themselves, for the hot path: it indexes them by AT_STEP and AT_ATTENTION_STEP."""
-        return self._words
 
     # ------------------------------------------------------------------------------------ the trainer's words
 
     @property
     def step(self) -> int:
         """The newest step that this worker has applied (I5)."""
-        return self._words[AT_STEP]
+        return self._words[_AT_STEP]
 
-    @step.setter
-    def step(self, value: int) -> None:
-        self._words[AT_STEP] = value
-
-    @property
-    def generation(self) -> int:
-        """The ring that the worker sits in, 0 = alone."""
-        return self._words[_AT_GENERATION]
-
-    @generation.setter
-    def generation(self, value: int) -> None:
-        self._words[_AT_GENERATION] = value
-
-    @property
-    def batches(self) -> int:
-        """Ends of mini-batches so far, void ones and rehearsals too: the trainer's heartbeat."""
-        return self._words[_AT_BATCHES]
-
-    @batches.setter
-    def batches(self, value: int) -> None:
-        self._words[_AT_BATCHES] = value
-
-    @property
-    def batch_end_ns(self) -> int:
-        """`time.monotonic_ns()` at the end of the newest mini-batch; one clock for all processes of a host."""
-        return self._words[_AT_BATCH_END_NS]
-
-    @batch_end_ns.setter
-    def batch_end_ns(self, value: int) -> None:
-        self._words[_AT_BATCH_END_NS] = value
-
-    @property
-    def samples(self) -> int:
-        """Samples that this worker has trained in committed steps."""
-        return self._words[_AT_SAMPLES]
-
-    @samples.setter
-    def samples(self, value: int) -> None:
-        self._words[_AT_SAMPLES] = value
+    def count(self) -> Count:
+        """What writes `step`."""
+        return Count(self._words[_AT_STEP : _AT_STEP + 1], self._words[_AT_ATTENTION_STEP : _AT_ATTENTION_STEP + 1])
 
     # ------------------------------------------------------------------------------------- the daemon's words
 
     @property
     def attention_step(self) -> int:
         """The step after which the trainer must look into its orders; 0 = at once, NEVER = go on."""
-        return self._words[AT_ATTENTION_STEP]
+        return self._words[_AT_ATTENTION_STEP]
 
     @attention_step.setter
     def attention_step(self, value: int) -> None:
-        self._words[AT_ATTENTION_STEP] = value
+        self._words[_AT_ATTENTION_STEP] = value
 
     @property
     def flags(self) -> int:

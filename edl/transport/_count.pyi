@@ -1,0 +1,1 @@
+from edl.transport.count import Count as Count
