@@ -233,6 +233,11 @@ class Trainer:
     # -------------------------------------------------------------------------------------- the port of the adapters
 
     @property
+    def epochs_done(self) -> int | None:
+        """Of the script's `elastic_shard_generator`; None without one."""
+        return None if self._shards is None else self._shards.epochs_done
+
+    @property
     def voided(self) -> bool:
         """True from the first `void` of a mini-batch until its end."""
         return self._seat.void is not None

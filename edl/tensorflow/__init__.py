@@ -11,13 +11,14 @@ from typing import Any, TypeVar
 from edl import errors
 from edl.runtime.endings import Leaving
 from edl.runtime.trainer import Trainer
-from edl.tensorflow.callback import ElasticFit
+from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.framework import TensorFlowFramework
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
 _framework = TensorFlowFramework()
 _trainer = Trainer(_framework)
+_passes_wanted = PassesWanted()
 
 init = _trainer.init
 shutdown = _trainer.shutdown
@@ -55,7 +56,7 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
 
 def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     """For `model.fit(..., callbacks=[edl.KerasCallback()])`: calls `notify_batch_end()` after each batch."""
-    return ElasticFit(_trainer, _framework.ring)
+    return ElasticFit(_trainer, _framework.ring, _passes_wanted)
 
 
 __all__ = [

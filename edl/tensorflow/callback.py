@@ -6,7 +6,9 @@ Owns: `edl.tensorflow.KerasCallback`. Does not own: averaging (`edl.tensorflow.k
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
+from types import FrameType
 from typing import Any, Protocol
 
 import keras
@@ -32,30 +34,71 @@ class BatchPort(Protocol):
     def notify_batch_end(self, samples: int | None = None) -> bool:
         """After the update."""
 
+    def rehearsing(self) -> bool:
+        """This mini-batch is a newcomer's throw-away one."""
+
+    @property
+    def epochs_done(self) -> int | None:
+        """Passes of the job over its data that have come to their end here; None when edl does not deal it out."""
+
+
+class PassesWanted:
+    """How many passes over the data all calls of `fit` so far want together.
+
+    A newcomer calls `fit(epochs=10)` too, when the others have done 7 of them: it is done when the job is.
+    """
+
+    def __init__(self) -> None:
+        self.total = 0
+
 
 class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
     """Tells edl of the end of each batch, and keeps `fit` going when a peer is lost in the middle of one."""
 
-    def __init__(self, trainer: BatchPort, ring: HorovodRing) -> None:
+    def __init__(self, trainer: BatchPort, ring: HorovodRing, wanted: PassesWanted) -> None:
         super().__init__()
         self._trainer = trainer
         self._ring = ring
+        self._wanted = wanted
         self._unguarded: Callable[[Any], Any]
+        self._begun = False  # the first epoch of this `fit`
+        self._batches: Any = None  # Keras's, when an epoch is as long as the data lasts
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
         check_fit(self.model)
         self._unguarded = self.model.train_function
         self.model.train_function = self._guarded(self._unguarded)
+        self._begun = False
+        self._batches = _batches_of_fit(sys._getframe()) if self.params.get("steps") is None else None
+
+    def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
+        if self._batches is None:
+            return
+        # Keras takes the length of its first epoch for that of all. Ours differ: a newcomer's first is only the rest of
+        # one, and fewer workers have more batches each.
+        self._batches._num_batches = None
+        if not self._begun:
+            self._begun = True
+            self._wanted.total += self.params["epochs"] - epoch
+
+    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
+        done = self._trainer.epochs_done
+        if self._batches is not None and done is not None and done >= self._wanted.total:
+            self.model.stop_training = True
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
         self.model.train_function = self._unguarded
+        self._batches = None
 
     def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
         self._trainer.begin_batch()
         self._trainer.before_reduce()
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
+        rehearsed = self._trainer.rehearsing()
         self._trainer.notify_batch_end()
+        if rehearsed:
+            self.model.reset_metrics()  # they are not sent to a newcomer, so what it threw away would stay in them
 
     def _guarded(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A failed all-reduce stops the traced step before any update; `fit` itself need not know."""
@@ -70,3 +113,13 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
                 return self.model.get_metrics_result()
 
         return guarded
+
+
+def _batches_of_fit(frame: FrameType | None) -> Any:
+    """The iterator over epochs of the `fit` that calls us, which Keras shows to nobody. None: we are in no `fit`."""
+    while frame is not None:
+        batches = frame.f_locals.get("epoch_iterator")
+        if hasattr(batches, "_num_batches"):
+            return batches
+        frame = frame.f_back
+    return None

@@ -36,13 +36,13 @@ class Job:
     """A model, its optimizer, a trainer."""
 
     def __init__(self, framework: Any, wrapped: bool = True, optimizer: Any = None) -> None:
-        from edl.tensorflow.callback import ElasticFit
+        from edl.tensorflow.callback import ElasticFit, PassesWanted
 
         keras.utils.set_random_seed(0)
         self.trainer = FakeTrainer()
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-        self.callback = ElasticFit(self.trainer, framework.ring)
+        self.callback = ElasticFit(self.trainer, framework.ring, PassesWanted())
         if wrapped:
             framework.wrap(self.trainer, self.optimizer, self.model)
 
@@ -86,6 +86,53 @@ def test_fit_tells_of_each_batch(framework: Any) -> None:
     job.fit()
     job.fit()
     assert (job.trainer.begun, job.trainer.ended) == (4, 4)
+
+
+class Passes:
+    """Data that ends, as a generator of edl's does, after other numbers of batches in each pass."""
+
+    def __init__(self, trainer: FakeTrainer, *lengths: int) -> None:
+        self.trainer = trainer
+        self.lengths = list(lengths)
+
+    def __call__(self) -> Iterator[tuple[Any, Any]]:
+        for _ in range(self.lengths.pop(0)):
+            yield [1.0, 1.0, 1.0], [1.0]
+        assert self.trainer.epochs_done is not None
+        self.trainer.epochs_done += 1
+
+    def dataset(self) -> Any:
+        signature = tf.TensorSpec([3]), tf.TensorSpec([1])
+        return tf.data.Dataset.from_generator(self, output_signature=signature).batch(1)
+
+
+@pytest.mark.filterwarnings("ignore:.*input ran out of data")  # said by Keras at the end of any pass of unknown length
+def test_fit_makes_whole_passes_whatever_their_lengths(framework: Any) -> None:
+    """Keras alone takes the length of the first for that of all, and trains 2 + 3 + 3."""
+    job = Job(framework)
+    job.trainer.epochs_done = 0
+    job.model.compile(optimizer=job.optimizer, loss="mse")
+    job.model.fit(Passes(job.trainer, 2, 5, 3).dataset(), epochs=3, shuffle=False, verbose=0, callbacks=[job.callback])
+    assert job.trainer.ended == 10
+
+
+@pytest.mark.filterwarnings("ignore:.*input ran out of data")
+def test_a_newcomers_fit_ends_with_the_job(framework: Any) -> None:
+    job = Job(framework)
+    job.trainer.epochs_done = 7  # as soon as it sits in the ring
+    job.model.compile(optimizer=job.optimizer, loss="mse")
+    passes = Passes(job.trainer, 1, 2, 2, 2, 2)
+    job.model.fit(passes.dataset(), epochs=9, shuffle=False, verbose=0, callbacks=[job.callback])
+    assert (job.trainer.ended, job.trainer.epochs_done) == (3, 9)
+    job.model.fit(passes.dataset(), epochs=2, shuffle=False, verbose=0, callbacks=[job.callback])
+    assert (job.trainer.ended, job.trainer.epochs_done) == (7, 11)
+
+
+def test_a_rehearsal_leaves_nothing_in_the_metrics(framework: Any) -> None:
+    job = Job(framework)
+    job.trainer.rehearses = True
+    job.fit()
+    assert float(job.model.metrics[0].count) == 2  # samples of the second of two batches
 
 
 def test_a_void_step_changes_nothing(framework: Any) -> None:

@@ -24,6 +24,8 @@ class FakeTrainer:
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.before = self.begun = self.ended = 0
+        self.epochs_done: int | None = None
+        self.rehearses = False
 
     @property
     def voided(self) -> bool:
@@ -40,7 +42,11 @@ class FakeTrainer:
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         self.ended += 1
+        self.rehearses = False
         return not self.voided
+
+    def rehearsing(self) -> bool:
+        return self.rehearses
 
     def take_error(self) -> str:
         error, self.error = self.error, None

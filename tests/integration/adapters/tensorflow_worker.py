@@ -13,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 from seat import FakeTrainer, serve
 
-from edl.tensorflow.callback import ElasticFit
+from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.framework import TensorFlowFramework
 
 WAY, KIND = sys.argv[2:4]
@@ -45,7 +45,7 @@ class Keras:
             self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
         framework.wrap(trainer, self.optimizer, self.model)
         self.model.compile(optimizer=self.optimizer, loss="mse")
-        self.fit_calls = ElasticFit(trainer, framework.ring)
+        self.fit_calls = ElasticFit(trainer, framework.ring, PassesWanted())
         self.traced = tf.function(self.step) if WAY == "function" else self.step
 
     def step(self, x: Any, y: Any) -> None:
