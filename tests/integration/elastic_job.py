@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
@@ -13,19 +14,31 @@ import msgspec
 from edl import client
 from edl.errors import EdlError
 
-SCRIPT = Path(__file__).parent / "jobs" / "torch_elastic.py"
+JOBS = Path(__file__).parent / "jobs"
 SAMPLES = 203
 
 
 class Job:
-    """Trains at leisure until `finish`, or for so many epochs. Workers may join it from outside."""
+    """Trains at leisure until `finish`, or for so many epochs. Workers may join it from outside.
 
-    def __init__(self, edl, out: Path, workers: int, epochs: int | None = None, **environ: str) -> None:
+    `script`: one of `jobs/`, and its own arguments.
+    """
+
+    def __init__(
+        self,
+        edl,
+        out: Path,
+        workers: int,
+        epochs: int | None = None,
+        script: Sequence[str] = ("torch_elastic.py",),
+        **environ: str,
+    ) -> None:
         self.edl, self.out = edl, out
         self.epochs = epochs
         self.until = out / "epochs"
-        self.command = [sys.executable, str(SCRIPT), "--out", str(out), "--until", str(self.until)]
+        self.command = [sys.executable, str(JOBS / script[0]), "--out", str(out), "--until", str(self.until)]
         self.command += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
+        self.command += script[1:]
         quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **environ}
         self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **quiet)
 
