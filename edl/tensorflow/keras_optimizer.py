@@ -14,6 +14,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import keras
+import tensorflow as tf
 
 from edl.errors import UsageError
 from edl.tensorflow.reducer import Reducer
@@ -25,12 +26,18 @@ class Elastic:
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """Average the gradients, then apply them, unless the mini-batch is void."""
+        """Average the gradients, then apply them, unless the mini-batch is void.
+
+        Keras counts its iterations without regard to the gradients. So at the end of the data, where `fit` asks for one
+        batch more and gets none, it may count a step that is none, on one worker and not on another. Here nothing
+        happens before the gradients are there.
+        """
         gradients: list[Any] | None = list(grads)
         if self._edl is not None and gradients:
             gradients = self._edl.average(gradients)
         if gradients is not None:
-            super().apply(gradients, trainable_variables)  # type: ignore[misc]
+            with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+                super().apply(gradients, trainable_variables)  # type: ignore[misc]
 
 
 def attach(optimizer: Any, reducer: Reducer) -> None:

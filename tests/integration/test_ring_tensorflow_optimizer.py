@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -199,6 +200,23 @@ def test_fit_refuses_a_loss_scale_around_the_wrapper(framework: Any) -> None:
 def test_fit_refuses_a_plain_optimizer(framework: Any) -> None:
     with pytest.raises(UsageError, match="nothing is averaged"):
         Job(framework, wrapped=False).fit()
+
+
+@pytest.mark.filterwarnings("ignore:Your input ran out of data")
+def test_the_end_of_the_data_is_no_iteration(framework: Any) -> None:
+    """Keras's own count goes on there, in a race: workers would come to differ."""
+    job = Job(framework)
+    job.model.compile(optimizer=job.optimizer, loss="mse")
+
+    def rows() -> Iterator[tuple[list[float], list[float]]]:
+        for _ in range(3):
+            yield [1.0, 1.0, 1.0], [1.0]
+        time.sleep(0.02)  # as when the last samples of an epoch are waited for
+
+    signature = (tf.TensorSpec([3], tf.float32), tf.TensorSpec([1], tf.float32))
+    data = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(1)
+    job.model.fit(data, epochs=10, shuffle=False, verbose=0, callbacks=[job.callback])
+    assert int(job.optimizer.iterations.numpy()) == 3 * 10
 
 
 def test_a_loss_scale_inside_works(framework: Any) -> None:
