@@ -51,6 +51,7 @@ from edl.protocol.messages import Observation, Phase
 
 OVER = (JobState.FINISHED, JobState.FAILED)
 GONE_KEPT = 32
+WORD_S = 0.1  # that orders take to reach every trainer, usually
 
 
 def new_record(job: str, started: float) -> Record:
@@ -422,7 +423,10 @@ class JobMachine:
             self._keep_ledger()
         if step < ledger.covered_step:
             return step
-        return ledger.covered_step if ledger.covered_step > newest else None
+        # The data that is known ends before that. Whoever has trained all of it waits for more, where no word reaches
+        # it; so the word must be there before. Else the switch waits, for more epochs or for the end.
+        left_s = (ledger.covered_step - newest) * self._step_time_s() - (now - at)
+        return ledger.covered_step if left_s > WORD_S else None
 
     def _grant(self) -> None:
         ledger, plan = self.supply.ledger, self.record.plan

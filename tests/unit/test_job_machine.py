@@ -69,7 +69,7 @@ class Job:
         return [tell.kind.value for tell in self.told]
 
 
-def running(np: int = 2) -> Job:
+def running(np: int = 2, data: DataSpec = SPEC) -> Job:
     job = Job(np)
     workers = [f"w{i}" for i in range(np)]
     for worker in workers:
@@ -77,7 +77,7 @@ def running(np: int = 2) -> Job:
     for worker in workers:
         job.see(worker, Phase.TRAINING, generation=1)
     for worker in workers:
-        job.see(worker, Phase.TRAINING, generation=1, data=SPEC)
+        job.see(worker, Phase.TRAINING, generation=1, data=data)
     return job
 
 
@@ -124,6 +124,24 @@ def test_more_epochs_asked_for_while_a_switch_is_planned_are_not_forgotten() -> 
     assert job.machine.record.generation == plan.generation
     assert job.machine.ledger is not None
     assert job.machine.ledger.spec.epochs == 2
+
+
+def test_a_switch_waits_when_the_known_data_ends_before_the_word_is_there() -> None:
+    """Whoever has trained it all waits for more samples, where no orders reach it: all waited for a step time-out."""
+    job = running()
+    ledger = job.machine.ledger
+    assert ledger is not None
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, generation=1, step=ledger.covered_step - 1, data=SPEC)
+    job.join("w2")
+    for phase in (Phase.REHEARSING, Phase.READY):
+        job.see("w2", phase)
+    assert job.machine.record.plan is None
+    job.see("w0", Phase.TRAINING, generation=1, step=50, data=msgspec.structs.replace(SPEC, epochs=9))
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.after_step is not None
+    assert plan.after_step > 50
 
 
 def test_other_data_on_one_worker_fails_the_job() -> None:
@@ -297,7 +315,7 @@ def test_a_size_outside_the_limits_is_refused_with_the_limit(size: int, why: str
 
 
 def test_a_second_request_during_a_scaling_is_not_lost() -> None:
-    job = running(3)
+    job = running(3, msgspec.structs.replace(SPEC, total=100_000))
     job.feed(ScaleAsked(2))
     job.feed(ScaleAsked(1))
     plan = job.machine.record.plan

@@ -65,11 +65,12 @@ class Job:
         """All of the plan enter; those who were told to leave go."""
         plan = self.record.plan
         assert plan is not None
+        step = self.machine.newest_step if plan.after_step is None else plan.after_step
         for worker in plan.roster:
-            self.see(worker, Phase.TRAINING, plan.generation, plan.after_step or 0)
+            self.see(worker, Phase.TRAINING, plan.generation, step)
         for member in self.record.members:
             if member.state is WorkerState.LEAVING:
-                self.see(member.identity.id, Phase.DONE, plan.generation - 1, plan.after_step or 0)
+                self.see(member.identity.id, Phase.DONE, plan.generation - 1, step)
 
     def answer(self, asked: Scaling) -> Acknowledge | Refuse:
         (answer,) = [c for c in self.feed(asked) if isinstance(c, Acknowledge | Refuse)]
