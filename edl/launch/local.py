@@ -42,6 +42,8 @@ from edl.launch.supervision import (
     JobSilent,
     KillWorkers,
     Limits,
+    LookAtJob,
+    Looked,
     Phase,
     StartWorkers,
     Supervisor,
@@ -89,6 +91,7 @@ class Launch:
         self._workers: list[Worker] = []
         self._watch: Watch | None = None
         self._following: asyncio.Task[None] | None = None
+        self._looking: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
         self._announced = False
         self._waited = False  # for the daemons to end
@@ -220,12 +223,19 @@ class Launch:
                     self._start_worker(slot=len(self._workers))
                     started = self._workers[-1]
                     self._inbox.put_nowait(WorkerStarted(started.slot, started.pid))
+            case LookAtJob():
+                self._looking = asyncio.create_task(self._look())
             case AskForLastWord():
                 self._last_word = asyncio.create_task(self._wait_last_word())
 
     def _signal_workers(self, signum: signal.Signals) -> None:
         for worker in self._workers:
             worker.signal(signum)
+
+    async def _look(self) -> None:
+        assert self._watch is not None
+        await self._watch.look()
+        self._inbox.put_nowait(Looked())
 
     async def _wait_last_word(self) -> None:
         """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
@@ -265,7 +275,7 @@ class Launch:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
         for worker in self._workers:
             await worker.wait_printed(PRINT_TIMEOUT_S)
-        for task in (self._last_word, self._following):
+        for task in (self._looking, self._last_word, self._following):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

@@ -3,11 +3,13 @@
 Owns: when the others are ended after a failure or a signal, how long each of them may take, and the verdict on the
 job. Does not own: processes, signals, clocks, and who is in the ring (the job's leader decides that).
 
-    WATCHING --a worker crashed while the job was running--> DOUBTING --the job goes on without it--> WATCHING
+    WATCHING --a worker crashed--> DOUBTING --the job runs, and goes on without it--> WATCHING
        |                                                         |
        |--all exited 0--> SETTLING --the job's last word-----> ENDED
        |
-       '--crash, interrupt, the job failed--> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
+       '--interrupt, the job failed-----> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
+                                            ^
+                 DOUBTING --the job does not--'
 """
 
 from __future__ import annotations
@@ -56,6 +58,10 @@ class JobSilent(msgspec.Struct, frozen=True):
     """All that this launch has started is gone, and nothing more is to be learnt about the job."""
 
 
+class Looked(msgspec.Struct, frozen=True):
+    """`LookAtJob` is done. `JobSeen` came before this, if there is a job at all."""
+
+
 class Interrupted(msgspec.Struct, frozen=True):
     """Ctrl-C, or a request to end."""
 
@@ -64,7 +70,7 @@ class TimePassed(msgspec.Struct, frozen=True):
     """The deadline of the machine is reached."""
 
 
-Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Interrupted | TimePassed
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | TimePassed
 
 
 # ---------------------------------------------------------------------------------------------------- what to do
@@ -84,11 +90,15 @@ class StartWorkers(msgspec.Struct, frozen=True):
     number: int
 
 
+class LookAtJob(msgspec.Struct, frozen=True):
+    """Report the job as it is now, then `Looked`."""
+
+
 class AskForLastWord(msgspec.Struct, frozen=True):
     """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
 
 
-Command = EndWorkers | KillWorkers | StartWorkers | AskForLastWord
+Command = EndWorkers | KillWorkers | StartWorkers | LookAtJob | AskForLastWord
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -112,6 +122,7 @@ class Phase(Enum):
 
 
 RUNNING = frozenset({"running", "scaling"})
+OVER = frozenset({"finished", "failed"})
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -152,6 +163,8 @@ class Supervisor:
                 commands = self._seen(happening, now)
             case JobSilent():
                 commands = self._silent()
+            case Looked():
+                commands = self._looked(now)
             case Interrupted():
                 commands = self._interrupted(now)
             case TimePassed():
@@ -172,11 +185,16 @@ class Supervisor:
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
         self._gone.add(pid)
-        if self._job.state not in RUNNING or not self._pids:
+        if self._job.state in OVER or not self._pids:
             return self._fail(self._doubt or reason, now)
-        if self.phase is Phase.WATCHING:  # else the first crash is the reason, and its deadline stands
-            self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
-        return []
+        if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
+            return []
+        self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
+        return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
+
+    def _looked(self, now: float) -> list[Command]:
+        doubtful = self.phase is Phase.DOUBTING and self._job.state not in RUNNING
+        return self._fail(self._doubt, now) if doubtful else []
 
     def _seen(self, job: JobSeen, now: float) -> list[Command]:
         before, self._job = self._job, job

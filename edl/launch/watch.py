@@ -39,6 +39,7 @@ class Watch:
         self._seen = seen
         self._status: Status | None = None
         self._after = 0
+        self._looking = asyncio.Lock()  # else two looks at a time would keep the same events twice
         self.last_events: list[Event] = []
 
     @property
@@ -59,6 +60,10 @@ class Watch:
 
     async def look(self) -> None:
         """Once. A job that does not answer is looked at again the next time: its launcher can do nothing else."""
+        async with self._looking:
+            await self._look()
+
+    async def _look(self) -> None:
         try:
             status = await self._job.status()
             after, events = await self._job.events(self._after)

@@ -18,6 +18,8 @@ from edl.launch.supervision import (
     JobSilent,
     KillWorkers,
     Limits,
+    LookAtJob,
+    Looked,
     Phase,
     StartWorkers,
     Supervisor,
@@ -58,9 +60,25 @@ def test_a_worker_that_leaves_with_0_does_not_end_the_others():
 
 def test_a_crash_before_the_job_runs_ends_the_others():
     supervisor = two_workers()
-    assert play(supervisor, WorkerExited(1, 1)) == [EndWorkers()]
+    assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
+    assert play(supervisor, JobSeen("starting"), Looked()) == [EndWorkers()]
     play(supervisor, WorkerExited(0, -15))
     assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 1")
+
+
+def test_a_crash_when_the_job_runs_already_and_was_not_looked_at_since():
+    supervisor = two_workers()
+    assert play(supervisor, JobSeen("starting"), WorkerExited(1, -9)) == [LookAtJob()]
+    assert play(supervisor, RUNNING, Looked()) == []
+    play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
+    assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+
+
+def test_a_crash_while_the_job_does_not_answer_ends_the_others():
+    supervisor = two_workers()
+    assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
+    assert play(supervisor, TimePassed(), now=10) == [EndWorkers()]
+    assert play(supervisor, Looked()) == []
 
 
 def test_a_crash_of_the_only_worker_needs_no_command():
@@ -192,7 +210,7 @@ SEEN = st.builds(
     ranks=st.dictionaries(st.sampled_from([100, 101, 102]), st.integers(0, 2)),
     size=st.integers(0, 3),
 )
-ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()))
+ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()), st.just(Looked()))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
