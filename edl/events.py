@@ -23,6 +23,7 @@ class Kind(StrEnum):
     WORKER_WARMING = "worker_warming"
     WORKER_READY = "worker_ready"
     SWITCH_SCHEDULED = "switch_scheduled"
+    SWITCH_PUT_OFF = "switch_put_off"
     SCALED = "scaled"
     WORKER_LEFT = "worker_left"
     WORKER_LOST = "worker_lost"

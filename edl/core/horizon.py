@@ -16,6 +16,11 @@ class Horizon:
     lease_s: float  # with leases so far ahead a change of leader goes unnoticed (I9, I11)
     notice_s: float  # time for orders to reach every trainer
 
+    @property
+    def torn_s(self) -> float:
+        """After some were seen to miss a switch, until those who were not are taken to be in it."""
+        return 3 * self.notice_s
+
     @classmethod
     def of(cls, session_timeout_s: float) -> Horizon:
         return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3)

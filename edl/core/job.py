@@ -39,7 +39,7 @@ from edl.core.ledger import Ledger
 from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
 from edl.core.patience import Patience, Wait, Waits
-from edl.core.planning import Follow, GiveUp, Situation, WaitAnew, decide
+from edl.core.planning import Follow, GiveUp, PutOff, Situation, WaitAnew, decide, missing
 from edl.core.sightings import Sightings, only_stepped, overtaken
 from edl.core.spans import Spans
 from edl.core.supply import Supply
@@ -51,7 +51,7 @@ from edl.protocol.messages import Observation, Phase
 
 OVER = (JobState.FINISHED, JobState.FAILED)
 GONE_KEPT = 32
-WORD_S = 0.1  # that orders take to reach every trainer, usually
+WORD_S = 0.2  # that orders take to reach every trainer, usually
 
 
 def new_record(job: str, started: float) -> Record:
@@ -94,6 +94,7 @@ class JobMachine:
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
         self._planned_at: float | None = None
+        self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
@@ -118,7 +119,7 @@ class JobMachine:
                 self._on_scale_asked(happened)
             case TimePassed():
                 pass
-        if news or now >= self._waits.until:
+        if news or now >= self._waits.until or self._missed_at is not None:
             self._advance(now)
         return self._commands
 
@@ -311,7 +312,7 @@ class JobMachine:
         self._change(target=max(self.record.target, len(scaling.staying(self.record))))
 
     def _plan_if_needed(self, now: float) -> None:
-        match decide(Situation(self.record, self._members, self.seen)):
+        match decide(Situation(self.record, self._members, self.seen, self._is_torn(now))):
             case Follow(roster, forced):
                 step = self._switch_step(now) if self.record.generation else 0
                 if forced or step is not None:
@@ -320,10 +321,30 @@ class JobMachine:
                 assert self.record.plan is not None
                 self._drop_plan(self.record.plan, roster=())
                 self._change(plan=None)
+            case PutOff():
+                self._put_off()
             case GiveUp(reason):
                 self._end(JobState.FAILED, f"{reason}{self._last_loss}")
             case None:
                 pass
+
+    def _is_torn(self, now: float) -> bool:
+        if not missing(Situation(self.record, self._members, self.seen)):
+            self._missed_at = None
+            return False
+        self._missed_at = now if self._missed_at is None else self._missed_at
+        return now - self._missed_at >= self.horizon.torn_s
+
+    def _put_off(self) -> None:
+        """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
+        plan = self.record.plan
+        assert plan is not None
+        self._tell(Kind.SWITCH_PUT_OFF, next_generation=plan.generation, after_step=plan.after_step)
+        self._close(plan, self.record.roster)
+        for worker in self.record.roster:
+            if self._state(worker) is WorkerState.SWITCHING:
+                self._move(worker, Cause.PUT_OFF)
+        self._change(plan=None, state=JobState.RUNNING)
 
     def _plan(self, roster: tuple[str, ...], after_step: int | None, now: float) -> None:
         generation = self.record.planned + 1
@@ -348,13 +369,16 @@ class JobMachine:
 
     def _drop_plan(self, plan: Plan, roster: tuple[str, ...]) -> None:
         """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
+        self._close(plan, roster)
+        if plan.ledger is not None:
+            self._change(superseded=(*self.record.superseded, plan))
+
+    def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
         self._commands.append(CloseRing(plan.generation))
         cause = Cause.UNPLANNED if self.record.generation else Cause.UNPLANNED_FIRST
         for worker in plan.roster:
             if worker not in roster and self._state(worker) is WorkerState.SWITCHING:
                 self._move(worker, cause)
-        if plan.ledger is not None:
-            self._change(superseded=(*self.record.superseded, plan))
 
     def _finish(self) -> None:
         """The job is finished when nobody trains any more, unless samples are left that nobody declined to train.

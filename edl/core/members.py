@@ -11,9 +11,9 @@
                                   leave      ▼
                                           LEAVING ──────────► DONE
 
-While there is no generation yet, a plan that is dropped brings its members back to JOINING. A worker that is lost or
-has left is not a state: it is not a member any more. The table below is the picture, and `docs/architecture.md` shows
-it; a test compares the two.
+While there is no generation yet, a plan that is dropped brings its members back to JOINING; a switch that is put
+off brings those who train back to TRAINING. A worker that is lost or has left is not a state: it is not a member any
+more. The table below is the picture, and `docs/architecture.md` shows it; a test compares the two.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ class Cause(StrEnum):
     PLANNED = "planned"
     UNPLANNED = "unplanned"
     UNPLANNED_FIRST = "first plan dropped"
+    PUT_OFF = "switch put off"
     ENTERED = "entered"
     TOLD_TO_LEAVE = "told to leave"
     ENDED = "ended"
@@ -51,6 +52,7 @@ TRANSITIONS: Final[dict[tuple[WorkerState, Cause], WorkerState]] = {
     (_S.SWITCHING, Cause.PLANNED): _S.SWITCHING,  # a newer plan supersedes
     (_S.SWITCHING, Cause.UNPLANNED): _S.READY,
     (_S.SWITCHING, Cause.UNPLANNED_FIRST): _S.JOINING,  # it has not booted: it waits inside `init` again
+    (_S.SWITCHING, Cause.PUT_OFF): _S.TRAINING,  # in the ring before, which it has not left
     (_S.SWITCHING, Cause.ENTERED): _S.TRAINING,
     (_S.JOINING, Cause.TOLD_TO_LEAVE): _S.LEAVING,
     (_S.WARMING, Cause.TOLD_TO_LEAVE): _S.LEAVING,

@@ -23,6 +23,7 @@ class Situation:
     record: Record
     members: Mapping[str, Member]  # of the record, by id
     seen: Sightings
+    torn: bool = False  # of a switch whose word came too late for some, the others wait for these
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,21 +40,26 @@ class WaitAnew:
 
 
 @dataclass(frozen=True, slots=True)
+class PutOff:
+    """The word of the switch came too late for all: the old ring goes on, and the same is planned anew later."""
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp:
     """No generation can follow, and one must."""
 
     reason: str
 
 
-Decision = Follow | WaitAnew | GiveUp | None
+Decision = Follow | WaitAnew | PutOff | GiveUp | None
 
 
 def decide(now: Situation) -> Decision:
     """What should follow the newest generation; None: nothing."""
     record, plan = now.record, now.record.plan
-    forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster)
+    forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster) or now.torn
     if plan is not None and not forced:
-        return None
+        return PutOff() if missed_by_all(now) else None
     roster = wanted_roster(now, forced)
     if outlived(record.roster, now.members) or (not forced and (roster == record.roster or _is_ending(now))):
         return None
@@ -92,6 +98,22 @@ def is_broken(now: Situation) -> bool:
     """Somebody's ring of the newest generation failed."""
     generation = now.record.plan.generation if now.record.plan else now.record.generation
     return any(now.seen.breaks(worker, generation) for worker in now.members)
+
+
+def missing(now: Situation) -> tuple[str, ...]:
+    """For whom the word of the planned switch came too late."""
+    plan = now.record.plan
+    if plan is None or plan.after_step is None:
+        return ()
+    return tuple(worker for worker in plan.roster if now.seen.misses(worker, plan.generation))
+
+
+def missed_by_all(now: Situation) -> bool:
+    """Nobody has left the old ring for the planned one, nor will."""
+    plan = now.record.plan
+    missed = missing(now)
+    staying = (worker for worker in plan.roster if worker in now.record.roster) if plan else ()
+    return bool(missed) and all(worker in missed or _is(now, worker, WorkerState.DONE) for worker in staying)
 
 
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:

@@ -51,6 +51,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
         and heard.generation == last.generation
         and heard.leaving == last.leaving
         and heard.data == last.data
+        and heard.missed == last.missed
     )
 
 
@@ -103,6 +104,11 @@ class Sightings:
             and sighting.observation.phase is Phase.BROKEN
             and sighting.observation.generation == generation
         )
+
+    def misses(self, worker: str, generation: int) -> bool:
+        """`worker` cannot come to the switch to `generation`: it stands behind its step, without samples."""
+        sighting = self._newest.get(worker)
+        return sighting is not None and sighting.observation.missed == generation and not self.sits(worker, generation)
 
     def stable_step(self, workers: Iterable[str]) -> int | None:
         """The newest step that all of `workers` were seen to have applied; None when somebody was not seen yet."""

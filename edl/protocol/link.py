@@ -47,6 +47,15 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
     reason: str
 
 
+class Missed(msgspec.Struct, frozen=True, tag="missed"):
+    """The word of the switch to `generation` came after its step, and no mini-batch follows whose end it could be at.
+
+    For there are no samples for one: those after the switch are leased with its plan.
+    """
+
+    generation: int
+
+
 class LeaveAsked(msgspec.Struct, frozen=True, tag="leave_asked"):
     """SIGTERM, or the script's own wish."""
 
@@ -57,7 +66,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended
+FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | LeaveAsked | Ended
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -44,6 +44,7 @@ class Observation(msgspec.Struct, frozen=True):
     pause: Pause | None  # of the switch into `generation`
     leaving: bool  # it was asked to leave (SIGTERM)
     reason: str
+    missed: int = 0  # the newest generation whose switch it has missed: it waits for samples beyond that step
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):

@@ -24,7 +24,7 @@ class Observer:
         self._pause: Pause | None = None
         self._leaving = False
         self._reason = ""
-        self._broke_at = 0
+        self._missed = 0
         self._step_time_s = 0.0
         self._last: tuple[int, float] | None = None  # step and time of the newest measurement
 
@@ -55,6 +55,8 @@ class Observer:
                 self._last = None
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
+            case say.Missed(generation):
+                self._missed = generation
             case say.LeaveAsked():
                 self._leaving = True
             case say.Ended(reason):
@@ -78,6 +80,7 @@ class Observer:
             pause=self._pause,
             leaving=self._leaving,
             reason=self._reason,
+            missed=self._missed,
         )
 
     def _measure(self, now: float) -> None:

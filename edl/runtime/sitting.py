@@ -38,6 +38,7 @@ class Sitting:
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
+        self.ending_batch = False  # the training thread is where rings change
         self.failure = ""  # why the script ends, when it does not end well
         self._framework = framework
         self._feed = feed
@@ -47,6 +48,7 @@ class Sitting:
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._entered_step = 0  # the step that this generation took over after
         self._failed_generation = 0  # a newer one that could not be entered
+        self._missed = 0  # the newest generation whose switch this trainer has missed
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
 
     @property
@@ -117,15 +119,14 @@ class Sitting:
 
     def obey_endings(self, move: Move | None) -> None:
         """Leave the job, or stop with it."""
-        if isinstance(move, Leave):
-            self._framework.ring.leave()
-            raise Leaving
-        if isinstance(move, Stop):
-            self._framework.ring.leave()
-            if not move.reason:
-                raise Leaving
+        if not isinstance(move, Leave | Stop):
+            return
+        self._framework.ring.leave()
+        self._feed.close()  # a pipeline that waits for samples would hold up whatever the script closes on its way out
+        if isinstance(move, Stop) and move.reason:
             self.failure = move.reason
             sys.exit(f"edl: {move.reason}")
+        raise Leaving
 
     def say_broken(self, reason: str) -> None:
         """The ring failed; the mini-batch in flight is void unless a peer has applied it."""
@@ -177,12 +178,15 @@ class Sitting:
         if doubted or assignment.after_step is None:  # not all may be at one step
             behind = ring.agree(int(not able or self.step < newest.step)) > 0
         if behind:
-            self.synchronize(newest.root, place.rank)
+            self.synchronize(newest.root, place.rank, current=able and self.step == newest.step)
         return newest.step
 
-    def synchronize(self, root: int, rank: int) -> None:
-        """Give everybody the state of rank `root`. Raises RingBroken."""
-        self._tainted = rank != root
+    def synchronize(self, root: int, rank: int, *, current: bool = False) -> None:
+        """Give everybody the state of rank `root`. Raises RingBroken.
+
+        `current`: ours is that of the same step already. Then half of theirs among it does no harm if this breaks off.
+        """
+        self._tainted = rank != root and not current
         self._framework.synchronize(root)
         synchronize_extras(self._extras, self._framework.ring, root, is_root=rank == root)
         self._tainted = False
@@ -212,7 +216,38 @@ class Sitting:
         """Between two looks at something that does not come: is there still a job?"""
         orders = self.link.orders
         if orders is not None:
-            self.obey_endings(next_move(self._seat(), orders))
+            seat = self._seat()
+            move = next_move(seat, orders)
+            self.obey_endings(move)
+            self._tell_missed(seat, move)
+
+    def while_pipeline_waits(self) -> None:
+        """The same on a thread that fetches samples, while the training thread waits for them, or trains.
+
+        A worker that is to leave gets no more samples: so its pipeline ends, and its script.
+        """
+        orders = self.link.orders
+        if orders is None:
+            return
+        seat = self._seat()
+        move = next_move(seat, orders)
+        if self.ending_batch:  # seen after the step was: it may be about to obey
+            return
+        if isinstance(move, Stop) and move.reason:
+            self.failure = move.reason
+            raise JobFailed(move.reason)
+        if isinstance(move, Leave | Stop):
+            self._feed.close()
+        self._tell_missed(seat, move)
+
+    def _tell_missed(self, seat: Seat, move: Move) -> None:
+        """A switch that was due before its word came, and cannot come about while nobody has samples to go on to."""
+        if not isinstance(move, Enter) or not move.assignment.after_step or self._feed.covers(seat.step + 1):
+            return
+        generation = move.assignment.place.generation
+        if seat.generation and generation > self._missed:
+            self._missed = generation
+            self.link.send(say.Missed(generation))
 
     def weigh(self, step: int) -> None:
         """Set this worker's weight for `step` and those like it: the averaged gradient is that of all samples."""
@@ -261,6 +296,8 @@ class Sitting:
             story.append(say.Entered(self.generation, self._entered_step, self._leases_of, None))
         elif self.rehearsed:
             story.append(say.Rehearsed())
+        if self._missed > self.generation:
+            story.append(say.Missed(self._missed))
         if self._broke is not None:
             story.append(self._broke)
         return story

@@ -229,6 +229,8 @@ class Trainer:
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:
             self._seat.while_waiting()
+        else:
+            self._seat.while_pipeline_waits()
 
     # -------------------------------------------------------------------------------------- the port of the adapters
 
@@ -281,6 +283,13 @@ class Trainer:
         or a call before `init()`.
         """
         self._started()
+        self._seat.ending_batch = True
+        try:
+            return self._end_batch(samples)
+        finally:
+            self._seat.ending_batch = False
+
+    def _end_batch(self, samples: int | None) -> bool:
         seat = self._seat
         if samples is not None:
             self._check_samples(samples)

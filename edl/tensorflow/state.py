@@ -2,8 +2,9 @@
 
 Owns: moving them. Does not own: which variables make up the state (`edl.tensorflow.framework`), nor when they move.
 
-Variables of TensorFlow 2 are read and written one by one. Those of a graph of TensorFlow 1 live in a session: all are
-read in one run and written in one, through their initializers, so that a finalized graph needs no new operation.
+Large variables of TensorFlow 2 go from memory to memory, one by one: at 100 MB each copy costs as much as sending it.
+Those of a graph of TensorFlow 1 live in a session: all are read in one run and written in one, through their
+initializers, so that a finalized graph needs no new operation.
 """
 
 from __future__ import annotations
@@ -32,16 +33,13 @@ class Described(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Variables(Protocol):
-    """Values of variables, in the same order on all workers."""
+    """Variables, in the same order on all workers."""
 
     def describe(self) -> list[Described]:
         """What there is."""
 
-    def read(self) -> list[np.ndarray[Any, Any]]:
-        """All values."""
-
-    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
-        """All values anew."""
+    def broadcast(self, root: int, receive: bool) -> int:
+        """Send the values of rank `root`; take them over if told to. Returns the bytes sent."""
 
 
 class EagerVariables:
@@ -53,12 +51,22 @@ class EagerVariables:
     def describe(self) -> list[Described]:
         return [_describe(name, variable) for name, variable in self._variables]
 
-    def read(self) -> list[np.ndarray[Any, Any]]:
-        return [variable.numpy() for _, variable in self._variables]
-
-    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
-        for (_, variable), value in zip(self._variables, values, strict=True):
-            variable.assign(value)
+    def broadcast(self, root: int, receive: bool) -> int:
+        moved = 0
+        small: list[Any] = []
+        for number, (_, variable) in enumerate(self._variables):
+            size: int = variable.dtype.size * variable.shape.num_elements()
+            if size < LARGE_BYTES:
+                small.append(variable)
+            else:
+                _send_alone(variable, root, f"edl_state_{number}", receive)
+                moved += size
+        values = [variable.numpy() for variable in small]
+        received = broadcast_arrays(values, root)
+        if receive:
+            for variable, value in zip(small, received, strict=True):
+                variable.assign(value)
+        return moved + _bytes(values)
 
 
 class SessionVariables:
@@ -75,7 +83,14 @@ class SessionVariables:
     def describe(self) -> list[Described]:
         return [_describe(variable.name, variable) for variable in self._variables]
 
-    def read(self) -> list[np.ndarray[Any, Any]]:
+    def broadcast(self, root: int, receive: bool) -> int:
+        values = self._read()
+        received = broadcast_arrays(values, root)
+        if receive:
+            self._write(received)
+        return _bytes(values)
+
+    def _read(self) -> list[np.ndarray[Any, Any]]:
         try:
             values: list[np.ndarray[Any, Any]] = self._session.run(self._variables)
         except tf.errors.FailedPreconditionError as error:
@@ -85,7 +100,7 @@ class SessionVariables:
             ) from error
         return values
 
-    def write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+    def _write(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
         self._session.run(
             [variable.initializer for variable in self._variables],
             {variable.initializer.inputs[1]: value for variable, value in zip(self._variables, values, strict=True)},
@@ -107,10 +122,19 @@ def synchronize(variables: Variables, ring: HorovodRing, root: int) -> int:
         head = ring.broadcast(None, root)
         _check_same(mine, msgspec.msgpack.decode(head, type=list[Described]), place.rank, root)
     with ring.failing():
-        values = broadcast_arrays(variables.read(), root)
-    if place.rank != root:
-        variables.write(values)
-    return len(head) + sum(value.nbytes for value in values)
+        return len(head) + variables.broadcast(root, receive=place.rank != root)
+
+
+def _send_alone(variable: Any, root: int, name: str, receive: bool) -> None:
+    kind = variable.dtype.base_dtype
+    with tf.device("CPU:0"):
+        value = variable.read_value()  # shares the variable's memory
+        if kind == tf.bool:
+            received = hvd.broadcast(value, root, name=name)
+        else:  # as bytes, so that every type travels, also those that Horovod does not know
+            received = tf.bitcast(hvd.broadcast(tf.bitcast(value, tf.uint8), root, name=name), kind)
+    if receive:
+        variable.assign(received)
 
 
 def broadcast_arrays(arrays: Sequence[np.ndarray[Any, Any]], root: int) -> list[np.ndarray[Any, Any]]:
@@ -137,6 +161,10 @@ def broadcast_bytes(array: np.ndarray[Any, Any], root: int, name: str) -> np.nda
     with context.eager_mode(), tf.device("CPU:0"):
         received: np.ndarray[Any, Any] = hvd.broadcast(tf.convert_to_tensor(array), root, name=name).numpy()
     return received
+
+
+def _bytes(values: Sequence[np.ndarray[Any, Any]]) -> int:
+    return sum(value.nbytes for value in values)
 
 
 def _as_bytes(array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:

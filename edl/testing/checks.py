@@ -86,6 +86,8 @@ class Checks:
         if record.version <= before.version:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
+        if record.gone is not before.gone:
+            self._gives_up_only_who_hangs(before, record)
         if record.plan is not before.plan and record.plan is not None:
             self._roster(record.plan.generation, record.plan.roster)
             self._respects_limits(record, record.plan.roster)
@@ -95,6 +97,12 @@ class Checks:
             self._roster(record.generation, record.roster)
             if record.generation <= before.generation:
                 self.violated("I2", f"generation {record.generation} follows {before.generation}")
+
+    def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
+        for gone in record.gone:
+            worker = self.job.workers[gone.worker]
+            if gone not in before.gone and "hangs" in gone.reason and worker.alive and not worker.is_odd:
+                self.violated("I12", f"{worker.id} is {worker.doing.value}, and is given up as one that hangs")
 
     def _roster(self, generation: int, roster: tuple[str, ...]) -> None:
         if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):

@@ -22,6 +22,7 @@ from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
 from edl.core.seat import Enter, Leave, Stop, are_newer, attention_step, next_move
+from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
 from edl.protocol.messages import Phase
@@ -398,15 +399,21 @@ class SimJob:
         match move:
             case Enter(assignment) if worker.waits or worker.doing is Doing.TRAINING:
                 if worker.doing is Doing.TRAINING and self._is_hungry(worker):
-                    return  # it waits for samples, where only endings are obeyed
-                self.checks.enters(worker, assignment)
-                self.rings.arrive(worker, assignment)
+                    self._miss(worker, assignment)  # it waits for samples, where only endings are obeyed
+                else:
+                    self.checks.enters(worker, assignment)
+                    self.rings.arrive(worker, assignment)
             case Leave():
                 self._finish(worker, Phase.DONE, "")
             case Stop(reason):
                 self._finish(worker, Phase.FAILED if reason else Phase.DONE, reason)
             case _ if worker.doing is Doing.COMING and worker.orders.boot_alone:
                 self._boot(worker)
+
+    def _miss(self, worker: SimWorker, assignment: Assignment) -> None:
+        if assignment.after_step and assignment.place.generation > worker.missed:
+            worker.missed = assignment.place.generation
+            self._stir(worker)
 
     def _boot(self, worker: SimWorker) -> None:
         worker.doing = Doing.BOOTING

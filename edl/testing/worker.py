@@ -46,6 +46,7 @@ class SimWorker:
         "leases_of",
         "leases_told",
         "leaving",
+        "missed",
         "opened",
         "orders",
         "phase",
@@ -84,6 +85,7 @@ class SimWorker:
         self.daemon = 1  # number of the process; 0: gone with its host
         self.phase = Phase.BOOTING
         self.leaving = False
+        self.missed = 0  # the newest generation whose switch it has missed
         self.reason = ""
         self.sent: Observation | None = None
         self.report_due = False
@@ -98,6 +100,11 @@ class SimWorker:
     def waits(self) -> bool:
         """It could take a seat at once."""
         return self.doing in (Doing.COMING, Doing.CHANGING, Doing.AWAITING)
+
+    @property
+    def is_odd(self) -> bool:
+        """It hangs, or hears nothing for longer than others wait."""
+        return self.stalled or self.deaf_until > 0
 
     def seat(self) -> Seat:
         return Seat(max(self.generation, self.failed_generation), self.step, self.waits)
@@ -116,6 +123,7 @@ class SimWorker:
             pause=None,
             leaving=self.leaving,
             reason=self.reason,
+            missed=self.missed,
         )
 
     def hear(self) -> bool:

@@ -47,6 +47,24 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
     job.expect_exactly_once()
 
 
+def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
+    died = tmp_path / "died"
+    job = Job(edl, tmp_path / "out", workers=2, EDL_TEST_DIE="sending the state", EDL_TEST_DIED=str(died))
+    job.wait_size(2)
+    newcomer = job.join()
+    edl.wait(died.exists, "the first of the survivors sends its state", timeout_s=60)
+    lost = edl.wait(lambda: [event for event in job.events() if event["kind"] == "worker_lost"], "its loss is known")
+    job.wait_size(2)
+    job.wait_steps(STEPS_ON)
+    events = job.finish()
+    assert newcomer.wait(60) == 0
+    assert len(lost) == 1
+    assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 2)]
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once(unwritten=4)
+
+
 def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2)
     job.wait_size(2)

@@ -14,7 +14,7 @@ from elastic_job import Job
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("way", ["eager", "function", "fit"])
+@pytest.mark.parametrize("way", ["eager", "function", "fit", "graph"])
 def test_a_newcomer_joins_warm_and_leaves_nothing_of_its_rehearsal(edl, tmp_path, way):
     epochs = 60 if way == "fit" else None
     script = ["tensorflow_elastic.py", "--way", way, "--step-time", "0.3" if way == "fit" else "0.1"]

@@ -133,6 +133,10 @@ def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job.JobMachine, "_plan", again)
 
 
+def lets_a_missed_switch_stand(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(job.Sightings, "misses", lambda _seen, _worker, _generation: False)
+
+
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
     publishes_before_it_writes: {"I9"},
@@ -149,6 +153,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     loses_requests_during_a_switch: {"requests"},
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
+    lets_a_missed_switch_stand: {"I12"},
 }
 
 
@@ -182,11 +187,20 @@ def asked_in_a_switch(seed: int) -> SimJob:
     return job
 
 
+def word_comes_late(seed: int) -> SimJob:
+    """At the end of an epoch, where the last samples are leased once all before them are trained."""
+    spec = DataSpec(total=61, epochs=8, batch=4, by_sample=True)
+    job = SimJob(spec, seed=seed, workers=1)
+    job.plan([Planned(Fault.JOIN, 0.01), Planned(Fault.CRASH_LEADER, 0.2)])
+    return job
+
+
 RARE = {  # what few seeds of `scenario` come across within a minute
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
     forgets_superseded_plans: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
+    lets_a_missed_switch_stand: word_comes_late,
 }
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Refuse, Registered, Reported, ScaleAsked, TookOver, Vanished
+from edl.core.inputs import CloseRing, Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.seat import are_newer
+from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, WorkerState
@@ -191,3 +192,48 @@ def test_samples_that_come_back_after_the_last_short_batch_fail_the_job() -> Non
         job.see(worker, Phase.DONE, 2, 3, leases_of=1)
     assert "before their data did" in job.machine.record.reason
     assert job.machine.record.state is JobState.FAILED
+
+
+def in_a_switch_that_came_late() -> Job:
+    """Two train and a third is to join them, in a stream whose next samples are leased with the switch."""
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w2", Phase.READY, 0)
+    assert job.plan.after_step is not None
+    return job
+
+
+def test_a_switch_that_all_have_missed_is_put_off_and_the_old_ring_is_supplied() -> None:
+    job = in_a_switch_that_came_late()
+    plan, step = job.plan, job.plan.after_step or 0
+    job.see("w0", Phase.TRAINING, 1, step, missed=plan.generation)
+    assert job.plan is plan, "the other one may be in it"
+    told = job.see("w1", Phase.TRAINING, 1, step, missed=plan.generation)
+    assert [command.kind for command in told if isinstance(command, Tell)] == [Kind.SWITCH_PUT_OFF]
+    assert CloseRing(plan.generation) in told
+    assert job.machine.record.plan is None
+    assert (job.state("w0"), job.state("w2")) == (WorkerState.TRAINING, WorkerState.READY)
+    assert job.orders("w0").shares[0].covered_step > step
+    job.feed(TimePassed())
+    assert job.plan.generation == plan.generation + 1
+    assert (job.plan.after_step or 0) > step
+
+
+def test_a_switch_that_some_have_missed_is_made_at_once_by_all() -> None:
+    job = in_a_switch_that_came_late()
+    plan, step = job.plan, job.plan.after_step or 0
+    job.see("w0", Phase.TRAINING, 1, step, missed=plan.generation)
+    job.now += job.machine.horizon.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.roster, job.plan.after_step) == (plan.roster, None)
+
+
+def test_a_switch_that_was_missed_before_is_no_news_about_the_next() -> None:
+    job = in_a_switch_that_came_late()
+    plan, step = job.plan, job.plan.after_step or 0
+    job.see("w0", Phase.TRAINING, 1, step, missed=plan.generation - 1)
+    job.see("w1", Phase.TRAINING, 1, step, missed=plan.generation - 1)
+    job.now += job.machine.horizon.torn_s
+    job.feed(TimePassed())
+    assert job.plan is plan

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+from pathlib import Path
 from typing import Any
 
 from edl.collectives.horovod import HorovodRing
@@ -37,12 +38,23 @@ def _entering(enter: Any) -> Any:
 
 
 def _synchronizing(synchronize: Any) -> Any:
-    def dying(seat: Sitting, root: int, rank: int) -> None:
+    def dying(seat: Sitting, root: int, rank: int, **how: bool) -> None:
         if MOMENT == "receiving the state":
             die()
-        synchronize(seat, root, rank)
+        if MOMENT == "sending the state" and rank == root and seat.step and _is_first():
+            die()
+        synchronize(seat, root, rank, **how)
 
     return dying
+
+
+def _is_first() -> bool:
+    """Of all processes that share EDL_TEST_DIED, a path of nothing yet."""
+    try:
+        Path(os.environ["EDL_TEST_DIED"]).touch(exist_ok=False)
+    except FileExistsError:
+        return False
+    return True
 
 
 def _leaving(obey: Any) -> Any:
