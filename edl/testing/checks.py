@@ -101,8 +101,8 @@ class Checks:
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
             worker = self.job.workers[gone.worker]
-            if gone not in before.gone and "hangs" in gone.reason and worker.alive and not worker.is_odd:
-                self.violated("I12", f"{worker.id} is {worker.doing.value}, and is given up as one that hangs")
+            if gone not in before.gone and "hangs" in gone.reason and worker.sits and not worker.is_odd:
+                self.violated("I12", f"{worker.id} sits in its ring, and is given up as one that hangs")
 
     def _roster(self, generation: int, roster: tuple[str, ...]) -> None:
         if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):
