@@ -117,20 +117,20 @@ Steady::time_point now() {
 
 int (*real_wait)(pthread_cond_t*, pthread_mutex_t*, clockid_t, const timespec*) = nullptr;
 int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t clock, const timespec* end) {
-  for (;;) {
-    if (role != Role::kOther && hurry) return ETIMEDOUT;
-    timespec real_end = *end;  // `end` is a time of the clock that leaps
-    real_end.tv_sec -= leaps.load() * std::chrono::seconds(kLeap).count();
-    timespec look;
-    clock_gettime(clock, &look);
-    look.tv_nsec += kLookNs;
-    look.tv_sec += look.tv_nsec / 1'000'000'000;
-    look.tv_nsec %= 1'000'000'000;
-    const bool last = real_end.tv_sec < look.tv_sec ||
-                      (real_end.tv_sec == look.tv_sec && real_end.tv_nsec <= look.tv_nsec);
-    const int result = real_wait(condition, mutex, clock, last ? &real_end : &look);
-    if (result != ETIMEDOUT || last) return result;
-  }
+  if (role != Role::kOther && hurry) return ETIMEDOUT;
+  timespec real_end = *end;  // `end` is a time of the clock that leaps
+  real_end.tv_sec -= leaps.load() * std::chrono::seconds(kLeap).count();
+  timespec look;
+  clock_gettime(clock, &look);
+  look.tv_nsec += kLookNs;
+  look.tv_sec += look.tv_nsec / 1'000'000'000;
+  look.tv_nsec %= 1'000'000'000;
+  const bool last = real_end.tv_sec < look.tv_sec ||
+                    (real_end.tv_sec == look.tv_sec && real_end.tv_nsec <= look.tv_nsec);
+  const int result = real_wait(condition, mutex, clock, last ? &real_end : &look);
+  // Only the caller can wait on: it must look at its condition first. Whoever was to be woken while this thread was
+  // about to hold the mutex again, after the time was up, is not woken another time.
+  return result == ETIMEDOUT && !last ? 0 : result;
 }
 
 int (*real_sleep)(const timespec*, timespec*) = nullptr;

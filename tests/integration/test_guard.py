@@ -1,0 +1,61 @@
+"""The guard's replacements of what Horovod's threads call, on a small library in Horovod's place."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+
+import pytest
+
+from edl.collectives.guard import Guard
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
+
+LIBRARY = """
+#include <chrono>
+#include <condition_variable>
+#include <mutex>
+#include <thread>
+using namespace std::chrono_literals;
+
+// How long, in ms, a thread that waits up to 20 s is not woken; whoever wakes it holds the mutex for a while before.
+extern "C" double wait_ms() {
+  std::mutex mutex;
+  std::condition_variable woken;
+  bool ready = false, waiting = false;
+  double took = 0;
+  std::thread waiter([&] {
+    std::unique_lock<std::mutex> lock(mutex);
+    waiting = true;
+    const auto began = std::chrono::steady_clock::now();
+    woken.wait_for(lock, 20s, [&] { return ready; });
+    took = std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - began).count();
+  });
+  for (;; std::this_thread::yield()) {
+    std::unique_lock<std::mutex> lock(mutex);
+    if (!waiting) continue;
+    std::this_thread::sleep_for(200ms);
+    ready = true;
+    woken.notify_one();
+    break;
+  }
+  waiter.join();
+  return took;
+}
+"""
+
+
+def test_whoever_is_woken_while_its_time_is_up_does_not_sleep_on(tmp_path):
+    compiler = shutil.which("c++")
+    if compiler is None:
+        pytest.skip("no C++ compiler, so no guard either")
+    source, library = tmp_path / "waiting.cpp", tmp_path / "libwaiting.so"
+    source.write_text(LIBRARY)
+    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-pthread", source, "-o", library], check=True)
+    native = ctypes.CDLL(str(library))
+    native.wait_ms.restype = ctypes.c_double
+    guard = Guard(str(library))
+    assert guard.active
+    guard.arm(1)
+    assert native.wait_ms() < 5000
