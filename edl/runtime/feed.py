@@ -51,13 +51,18 @@ class LeaseFeed:
             self._closed = True
             self._changed.notify_all()
 
+    def there_after(self, number: int) -> Lease | None:
+        """The lease after `number`, if it is here."""
+        with self._changed:
+            later = [candidate for candidate in self._leases if candidate > number]
+            return self._leases[min(later)] if later else None
+
     def next_after(self, number: int, committed: Callable[[], int], while_waiting: Callable[[], None]) -> Lease | None:
         """The lease after `number`. None when all is leased and trained: until then a fault may bring samples back."""
         while True:
             with self._changed:
-                later = [candidate for candidate in self._leases if candidate > number]
-                if later:
-                    return self._leases[min(later)]
+                if (lease := self.there_after(number)) is not None:
+                    return lease
                 if self.ends_before(committed() + 1):
                     return None
                 self._changed.wait(POLL_S)

@@ -31,11 +31,12 @@ class Feed(Protocol):
         Raises UsageError if the job trains on something else.
         """
 
-    def next_lease(self, after: int = 0) -> Lease | None:
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
         """The lease after number `after`; waits for it, with a bound, and raises when the job or this worker is over.
 
         None: nothing is left to be leased of all epochs that were asked for (by this worker's last `open` at least),
         and this worker has committed the last step that has data. Before that, a fault may yet bring samples back.
+        Without `wait`, None says no more than that the lease is not here.
         """
 
     def rehearsing(self) -> bool:
@@ -78,12 +79,12 @@ class Holdings:
         """The lease that gives `step` its share."""
         return next((lease for lease in self._leases if lease.after_step < step <= lease.until_step), None)
 
-    def fetch(self, newest: Lease | None) -> bool:
-        """Wait for a lease after `newest`, which was the newest when the caller looked. False: none comes."""
+    def fetch(self, newest: Lease | None, *, wait: bool = True) -> bool:
+        """Get the lease after `newest`, which was the newest when the caller looked. False: none comes (or is here)."""
         with self._fetching:
             if self.newest is not newest:
                 return True
-            lease = self._feed.next_lease(0 if newest is None else newest.number)
+            lease = self._feed.next_lease(0 if newest is None else newest.number, wait=wait)
             if lease is None:
                 return False
             if newest is not None and (lease.number, lease.after_step) != (newest.number + 1, newest.until_step):

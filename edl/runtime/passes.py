@@ -46,8 +46,8 @@ class Pass:
         self.epoch: int | None = None  # that its first step belonged to
         self.step = holdings.trained_step  # handed out up to and with this one; None before the first lease has come
 
-    def next(self) -> Batch | None:
-        """What to hand out next; None when the pass is over. Waits for leases."""
+    def next(self, *, wait: bool = True) -> Batch | None:
+        """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
         self._enter(State.BUSY)
         if not self._rehearsed and self._feed.rehearsing():
             self._rehearsed = True
@@ -59,7 +59,7 @@ class Pass:
                 lease = self._coming()
                 if lease is not None:
                     return None if self._is_beyond(lease) else self._take(lease)
-            if not self._holdings.fetch(newest):
+            if not self._holdings.fetch(newest, wait=wait):
                 return None
 
     def rest(self) -> None:

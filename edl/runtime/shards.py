@@ -22,7 +22,7 @@ import msgspec
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime.holdings import Feed, Holdings, Ids
-from edl.runtime.passes import Pass, State
+from edl.runtime.passes import Batch, Pass, State
 from edl.runtime.source import positive, samples_of, whole
 
 T = TypeVar("T")
@@ -78,6 +78,13 @@ class ShardGenerator:
         """
         self._check_process()
         return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))
+
+    def runs(self, n: int) -> Iterator[Iterator[Ids]]:
+        """The same, for a pipeline that reads ahead on the training thread: waiting there for samples beyond those that
+        it trains would be forever. A run ends where the next batch is not here yet. Take all of it before the next.
+        """
+        self._check_process()
+        return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")))
 
     def __iter__(self) -> Iterator[int]:
         """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
@@ -158,6 +165,12 @@ class ShardGenerator:
             yield batch.ids
         now.end()
 
+    def _runs(self, spec: DataSpec) -> Iterator[Iterator[Ids]]:
+        now = self._begin(spec)
+        while (batch := now.next()) is not None:
+            yield _run(now, batch)
+        now.end()
+
     def _samples(self, spec: DataSpec) -> Iterator[int]:
         now = self._begin(spec)
         while (batch := now.next()) is not None:
@@ -208,9 +221,17 @@ class ShardGenerator:
             raise UsageError(_OTHER_PROCESS)
 
 
+def _run(now: Pass, first: Batch) -> Iterator[Ids]:
+    batch: Batch | None = first
+    while batch is not None:
+        now.rest()
+        yield batch.ids
+        batch = now.next(wait=False)
+
+
 _OTHER_PROCESS = (
-    "elastic_shard_generator() works only in the process that called edl.init(): give DataLoader num_workers=0, or let "
-    "its workers load what the ids from .batches(n) stand for"
+    "elastic_shard_generator() works only in the process that called edl.init(): with worker processes of PyTorch use "
+    "edl.ElasticDataLoader, or let them load what the ids from .batches(n) stand for"
 )
 _NOT_TRAINED = (
     "elastic_shard_generator() is iterated again, but batches of the iteration before were never trained: take all "

@@ -215,11 +215,13 @@ class Trainer:
         if seat.link.orders is not None:
             seat.hear(seat.link.orders)  # another worker may have opened first: then our share is here already
 
-    def next_lease(self, after: int = 0) -> Lease | None:
-        """The lease after number `after`, None when all is leased and trained."""
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+        """The lease after number `after`, None when all is leased and trained, or when it is not here."""
         self.begin_batch()
         seat = self._seat
-        lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)
+        lease = self._feed.there_after(after)
+        if lease is None and wait:
+            lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)
         if lease is not None and lease.after_step <= seat.step and seat.step >= seat.even_until:
             # A pipeline's thread asks for the first samples of the coming step, whose weight could not be known when
             # the training thread passed by. That one cannot begin the step before it has them: set the weight first.

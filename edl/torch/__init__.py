@@ -7,14 +7,16 @@ the two; a process has one seat in one job.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
+from torch.utils.data import Dataset
 
 from edl import errors
 from edl.runtime.endings import Leaving
 from edl.runtime.trainer import Trainer
 from edl.torch.framework import TorchFramework
+from edl.torch.loader import ElasticLoader, check
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -60,7 +62,35 @@ def Optimizer(  # noqa: N802 - stands where a class would
     return optimizer
 
 
+def ElasticDataLoader(  # noqa: N802 - stands where a class would
+    dataset: Dataset[Any],
+    batch_size: int = 1,
+    shuffle: bool = False,
+    *,
+    epochs: int | None = None,
+    seed: int = 0,
+    **loading: Any,
+) -> ElasticLoader:
+    """A `torch.utils.data.DataLoader` over this worker's samples of `dataset`: one batch per step, each sample once.
+
+    Args:
+        dataset: anything with `__getitem__` and `__len__`.
+        batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
+        shuffle: each epoch in an order of its own.
+        epochs: of one iteration; None: each iteration is one more epoch, and `while loader.shards.epochs_done < 10:`
+            around it is right on all workers.
+        seed: of the shuffling, the same on all workers.
+        loading: the DataLoader's own: num_workers, collate_fn, pin_memory, prefetch_factor, ...
+
+    Batches that its worker processes have loaded ahead survive changes of size, and a void mini-batch comes again.
+    """
+    check(dataset, loading)
+    shards = elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
+    return ElasticLoader(dataset, shards, batch_size, loading)
+
+
 __all__ = [
+    "ElasticDataLoader",
     "Leaving",
     "Optimizer",
     "elastic_shard_generator",

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ONLY_THERE = {"edl.tensorflow": {"KerasCallback"}, "edl.torch": set()}
+ONLY_THERE = {"edl.tensorflow": {"KerasCallback"}, "edl.torch": {"ElasticDataLoader"}}
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all
 LOOK = """
 import importlib, inspect, json, sys

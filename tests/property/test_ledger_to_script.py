@@ -54,7 +54,7 @@ class Worker:
     def open(self, spec: DataSpec) -> None:
         self.job.open(spec)
 
-    def next_lease(self, after: int = 0) -> Lease | None:
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
         ledger = self.job.ledger
         ledger.grant(ledger.step + HORIZON)
         lease = next(iter(ledger.leases(self.name, after)), None)

@@ -18,12 +18,23 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-time", type=float, default=0.01)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
+parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
 inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 edl.init()
 torch.manual_seed(os.getpid())  # every worker begins with another model, and must be given the job's
+
+
+class Numbers(torch.utils.data.Dataset[int]):
+    """Each sample is its own number."""
+
+    def __len__(self) -> int:
+        return task.SAMPLES
+
+    def __getitem__(self, number: int) -> int:
+        return number
 
 
 class Net(torch.nn.Sequential):
@@ -73,9 +84,13 @@ def train(ids: Any) -> None:
 
 
 with (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1) as audit:
-    shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
+    if options.loaders is None:
+        shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
+    else:
+        loader = edl.ElasticDataLoader(Numbers(), 4, True, epochs=options.epochs, num_workers=options.loaders)
+        shards = loader.shards
     while shards.epochs_done < epochs_wanted():
-        for ids in shards.batches(4):
+        for ids in shards.batches(4) if options.loaders is None else loader:
             train(ids)
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}

@@ -1,0 +1,72 @@
+"""PyTorch's DataLoader over the samples of this worker, while workers come and go.
+
+Owns: how the loader's reading ahead fits the leases. Does not own: the samples (`edl.runtime.shards`), nor loading
+them, with worker processes or without, which is the DataLoader's own.
+
+A DataLoader asks for the indices of batches to come on the training thread, some before it gives out the first. Waiting
+there for samples that are leased only once those in its hands are trained would be forever. So it is given indices in
+runs, each as long as nothing need be waited for; in the usual case that is all of an epoch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
+
+from edl.errors import UsageError
+from edl.runtime.shards import ShardGenerator
+
+OURS = {
+    "sampler": "edl chooses the samples: leave it away",
+    "batch_sampler": "edl chooses the samples: leave it away",
+    "drop_last": "nothing is dropped; the last step of an epoch may be short, and is weighted so",
+}
+
+
+class _Runs(Sampler[list[int]]):
+    """What the DataLoader takes for its batch sampler: one run at a time."""
+
+    def __init__(self) -> None:
+        self.run: Iterator[Any] = iter(())
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return (ids.tolist() for ids in self.run)
+
+
+class ElasticLoader(DataLoader[Any]):
+    """One batch a step. An iteration is all `epochs` of `shards`, or the next epoch if it has no number of them."""
+
+    def __init__(self, dataset: Dataset[Any], shards: ShardGenerator, batch_size: int, loading: dict[str, Any]) -> None:
+        self._runs = _Runs()
+        if loading.get("num_workers"):
+            loading = {"persistent_workers": True, **loading}
+        super().__init__(dataset, batch_sampler=self._runs, **loading)
+        self._loads_steps_of = batch_size
+        self._shards = shards
+
+    @property
+    def shards(self) -> ShardGenerator:
+        """Where the samples come from: it knows how many epochs are done."""
+        return self._shards
+
+    def __iter__(self) -> Any:
+        return self._shards.in_step(self._batches())
+
+    def _batches(self) -> Iterator[Any]:
+        for run in self._shards.runs(self._loads_steps_of):
+            self._runs.run = run
+            yield from super().__iter__()
+
+
+def check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:
+    """Raises UsageError for what edl decides itself, or cannot serve."""
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UsageError(
+            f"ElasticDataLoader: {type(dataset).__name__} has no samples by number: give a dataset with "
+            "__getitem__ and __len__, so that each sample can go to exactly one worker"
+        )
+    for name, remedy in OURS.items():
+        if loading.get(name):
+            raise UsageError(f"ElasticDataLoader({name}=...): {remedy}")
