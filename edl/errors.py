@@ -20,6 +20,10 @@ class UsageError(EdlError):
     """The script calls edl wrongly; the message names the call, the argument and the remedy."""
 
 
+class DataError(EdlError):
+    """A file of the source is gone, cut off, changed or corrupt; the message names it, the place in it and the host."""
+
+
 class PeerError(EdlError):
     """The other side misbehaved or is gone; nothing here is wrong."""
 

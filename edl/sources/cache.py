@@ -1,0 +1,167 @@
+"""What was found out about files once, kept for all workers of this host: tables of places, unpacked files.
+
+Owns: a folder that may be deleted at any time. One process makes an entry while the others wait for it, with a bound;
+where nothing can be kept (a home on a full or read-only disk) everybody makes it for himself. Does not own: what is in
+the entries.
+
+An entry's key names its content (file, size, time of change), so none is ever out of date. What nobody has used for
+`UNUSED_S` gives way to what is new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import logging
+import os
+import secrets
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from edl.sources.places import Table
+
+logger = logging.getLogger("edl")
+
+VERSION = "1"  # of what is kept: another one, other entries
+UNUSED_S = 30 * 24 * 3600.0
+POLL_S = 0.1
+
+
+class Cache:
+    """Entries are files of this user alone."""
+
+    def __init__(self, folder: Path, patience_s: float) -> None:
+        self.folder = folder
+        self._patience_s = patience_s
+
+    def table(self, key: str, usable: Callable[[Table], bool], make: Callable[[], Table]) -> Table:
+        """The table called `key`, mapped from the cache, or made and kept there."""
+        path = self._path(key, ".npy")
+        kept = _loaded(path, usable)
+        if kept is not None:
+            return kept
+        with self._turn(path) as mine:
+            kept = _loaded(path, usable)  # whoever had the turn before may have made it
+            if kept is None:
+                kept = make()
+                if mine:
+                    self._keep(path, lambda draft: _write_table(draft, kept))
+        return kept
+
+    def file(self, key: str, make: Callable[[Path], None]) -> Path:
+        """The file called `key`, written by `make` if there is none. Raises OSError when it cannot be kept."""
+        path = self._path(key, ".data")
+        with self._turn(path):
+            if not _touched(path):
+                _replace(path, make)
+        return path
+
+    def found(self, key: str) -> Path | None:
+        """The file called `key`, if there is one."""
+        path = self._path(key, ".data")
+        return path if _touched(path) else None
+
+    def offer(self, key: str, make: Callable[[Path], None]) -> None:
+        """Keep what `make` writes as the file called `key`, if it can be kept."""
+        self._keep(self._path(key, ".data"), make)
+
+    def free_bytes(self) -> int:
+        """What the disk has left; 0 where nothing can be kept."""
+        try:
+            self._make_folder()
+            return shutil.disk_usage(self.folder).free
+        except OSError:
+            return 0
+
+    def _make_folder(self) -> None:
+        self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def _path(self, key: str, suffix: str) -> Path:
+        return self.folder / (hashlib.sha256(f"{VERSION}\n{key}".encode()).hexdigest()[:32] + suffix)
+
+    @contextlib.contextmanager
+    def _turn(self, path: Path) -> Iterator[bool]:
+        """Whoever is inside is the only one on this host. False: that cannot be said, or nothing can be kept."""
+        lock = self._open_lock(path.with_suffix(".lock"))
+        try:
+            yield lock is not None and self._locked(lock)
+        finally:
+            if lock is not None:
+                os.close(lock)  # which gives the turn to the next one, as a death would
+
+    def _open_lock(self, path: Path) -> int | None:
+        try:
+            self._make_folder()
+            return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        except OSError as error:
+            logger.warning("cannot keep what is found out about files in %s: %s", self.folder, error.strerror)
+            return None
+
+    def _locked(self, lock: int) -> bool:
+        until = time.monotonic() + self._patience_s
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return True
+            except BlockingIOError:
+                if time.monotonic() > until:
+                    logger.warning("another process has counted records for %g s: doing it here too", self._patience_s)
+                    return False
+                time.sleep(POLL_S)
+            except OSError:  # a file system without locks
+                return False
+
+    def _keep(self, path: Path, write: Callable[[Path], None]) -> None:
+        try:
+            _replace(path, write)
+            self._forget_unused()
+        except OSError as error:
+            logger.warning("cannot keep what was found out about files in %s: %s", self.folder, error.strerror)
+
+    def _forget_unused(self) -> None:
+        oldest = time.time() - UNUSED_S
+        for path in self.folder.iterdir():
+            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+                if path.stat().st_mtime < oldest:
+                    path.unlink()
+
+
+def _replace(path: Path, write: Callable[[Path], None]) -> None:
+    """Whole or not at all."""
+    draft = path.with_suffix(f".{secrets.token_hex(4)}")
+    try:
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        write(draft)
+        draft.rename(path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _touched(path: Path) -> bool:
+    """It is there; and it was used now."""
+    try:
+        os.utime(path)
+    except OSError:
+        return False
+    return True
+
+
+def _write_table(draft: Path, table: Table) -> None:
+    with draft.open("wb") as stream:
+        np.save(stream, table)
+
+
+def _loaded(path: Path, usable: Callable[[Table], bool]) -> Table | None:
+    if not _touched(path):
+        return None
+    try:
+        table = np.asarray(np.load(path, mmap_mode="r"))  # without the costs of a memmap object
+    except (OSError, ValueError, EOFError) as error:
+        logger.warning("%s is of no use (%s): counting records again", path, error)
+        return None
+    return table if usable(table) else None

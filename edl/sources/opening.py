@@ -1,0 +1,62 @@
+"""From what a script says of its files to a source: which they are, what they have, and where it lies.
+
+Each worker opens the same source for itself. What takes long is done once per host and found in the cache.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Sequence
+
+from edl.sources import places
+from edl.sources.cache import Cache
+from edl.sources.csv_rows import CsvRows
+from edl.sources.formats import format_of
+from edl.sources.lines import JsonLines, TextLines
+from edl.sources.listing import DataFile, list_files
+from edl.sources.places import Table
+from edl.sources.port import Source
+from edl.sources.rows import RowSource
+from edl.sources.scanning import Layout, scan
+from edl.sources.tfrecord import TFRecords
+from edl.sources.unpacking import unpacked
+
+LAYOUTS: dict[str, Callable[[], Layout]] = {
+    "text": TextLines,
+    "csv": CsvRows,
+    "jsonl": JsonLines,
+    "tfrecord": TFRecords,
+}
+LITTLE_BYTES, LITTLE_FILES = 1 << 20, 16  # what is counted again sooner than found in the cache
+
+Path = str | os.PathLike[str]
+
+
+def open_files(source: Path | Sequence[Path], given: str | None, cache: Cache) -> Source:
+    """The records of all files that `source` names; `given` is their format. Raises UsageError, DataError."""
+    entries = [source] if isinstance(source, str | os.PathLike) else source
+    files = list_files(os.fspath(entry) for entry in entries)
+    name = format_of((file.name for file in files), given)
+    fingerprint = _fingerprint(name, files)
+    if name == "parquet":
+        from edl.sources import parquet  # needs an extra
+
+        return parquet.ParquetSource(files, _table(name, files, cache, parquet.scan), fingerprint, cache)
+    layout = LAYOUTS[name]()
+    files = tuple(unpacked(file, cache) for file in files)
+    table = _table(name, files, cache, lambda those: scan(those, layout))
+    return RowSource(files, layout, table, fingerprint)
+
+
+def _table(name: str, files: Sequence[DataFile], cache: Cache, count: Callable[[Sequence[DataFile]], Table]) -> Table:
+    if sum(file.size for file in files) < LITTLE_BYTES and len(files) < LITTLE_FILES:
+        return count(files)
+    key = "\n".join([name, *(f"{file.name}\t{file.size}\t{file.version}" for file in files)])
+    return cache.table(key, lambda table: places.is_table(table, len(files)), lambda: count(files))
+
+
+def _fingerprint(name: str, files: Sequence[DataFile]) -> str:
+    """Of names without their folders, which hosts may have in different places, and sizes."""
+    told = "\n".join(f"{file.name.rpartition('/')[2]}\t{file.size}" for file in files)
+    return f"{name}:{len(files)}:{hashlib.sha256(told.encode()).hexdigest()[:12]}"
