@@ -21,6 +21,7 @@ class DataSpec(msgspec.Struct, frozen=True):
     seed: int = 0
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples
     by_sample: bool = False  # the script cuts samples into batches itself: only the last batch of a pass can be short
+    source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
 
     def differences(self, other: DataSpec) -> tuple[str, ...]:
         """Names of the fields in which two workers' wishes contradict each other; `epochs` may differ, as it grows."""

@@ -62,6 +62,18 @@ class Pass:
             if not self._holdings.fetch(newest, wait=wait):
                 return None
 
+    def coming(self, steps: int) -> list[Ids]:
+        """The samples of so many steps after the one handed out, as far as they are leased. A look, no more."""
+        found: list[Ids] = []
+        with self._lock:
+            while self.step is not None and len(found) < steps:
+                step = self.step + 1 + len(found)
+                lease = self._holdings.at(step)
+                if lease is None or self._is_beyond(lease):
+                    break
+                found.append(self._holdings.ids(self._spec, lease, step))
+        return [ids for ids in found if ids.size]
+
     def rest(self) -> None:
         """The last of what `next` gave is about to be handed out."""
         self._enter(State.IDLE)

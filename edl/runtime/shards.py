@@ -1,7 +1,8 @@
 """What `elastic_shard_generator` returns: this worker's samples, in the batches of its steps or one by one.
 
 Owns: the faces that scripts iterate, and how one pass over the samples follows another. Does not own: the place inside
-a pass (`passes`), leases and their samples (`holdings`), the committed step (the feed, which the trainer implements).
+a pass (`passes`), leases and their samples (`holdings`), reading files (`reading`), the committed step (the feed, which
+the trainer implements).
 
 A generator may be pulled in another thread than the training one, and ahead of it. What a step consumes follows from
 the leases alone (I7), never from what was handed out. A pass starts at the first step that is not trained, so leaving
@@ -15,15 +16,20 @@ import os
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sized
-from typing import NoReturn, TypeVar
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
 
 import msgspec
 
+from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime.holdings import Feed, Holdings, Ids
 from edl.runtime.passes import Batch, Pass, State
-from edl.runtime.source import positive, samples_of, whole
+from edl.runtime.reading import ReadAhead
+from edl.runtime.source import positive, records_of, samples_of, whole
+
+AHEAD_STEPS = 2  # whose records are read before they are asked for
 
 T = TypeVar("T")
 
@@ -37,13 +43,14 @@ class _Held:
 class ShardGenerator:
     """The samples of one worker, while workers come and go.
 
-    `for ids in shards.batches(n)` gives one array of sample ids per step. `for i in shards` (or `shards()`, for
-    tf.data) gives sample by sample, for scripts that cut batches themselves.
+    `for ids in shards.batches(n)` gives one array of sample ids per step; of files, `for records in ...` a list of
+    records. `for i in shards` (or `shards()`, for tf.data) gives sample by sample, for scripts that cut batches
+    themselves.
     """
 
     def __init__(  # noqa: PLR0913 - the names that users type
         self,
-        source: int | Sized,
+        source: int | Sized | os.PathLike[str],
         feed: Feed,
         *,
         epochs: int | None = None,
@@ -52,8 +59,12 @@ class ShardGenerator:
         format: str | None = None,  # noqa: A002 - the contract's name
         default_batch: int | None = None,
         step_timeout_s: float = 60.0,
+        home: Path | None = None,
     ) -> None:
-        self._total = samples_of(source, format)
+        records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
+        self._total = samples_of(source if records is None else records)
+        self._fingerprint = "" if records is None else records.fingerprint
+        self._reader = None if records is None else ReadAhead(records, step_timeout_s)
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
             raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
@@ -71,8 +82,8 @@ class ShardGenerator:
 
     # ------------------------------------------------------------------------------------------- the script's side
 
-    def batches(self, n: int) -> Iterator[Ids]:
-        """One array of sample ids per step: `n` of them, fewer in the last step of an epoch.
+    def batches(self, n: int) -> Iterator[Any]:
+        """One array of sample ids per step, or one list of records for files: `n`, fewer in an epoch's last step.
 
         A worker for which no sample is left in a step gets one that does not count, so that it can take part.
         """
@@ -86,7 +97,7 @@ class ShardGenerator:
         self._check_process()
         return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")))
 
-    def __iter__(self) -> Iterator[int]:
+    def __iter__(self) -> Iterator[Any]:
         """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
         self._check_process()
         if self._default_batch is None:
@@ -98,7 +109,7 @@ class ShardGenerator:
         whole_epochs = self._epochs is None  # else one stream, in which the script's batches reach across epochs
         return self._samples(msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs))
 
-    def __call__(self) -> Iterator[int]:
+    def __call__(self) -> Iterator[Any]:
         """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
         return iter(self)
 
@@ -156,13 +167,19 @@ class ShardGenerator:
             return True
         return now is not None and now.step_back(self._feed.step())
 
+    def close(self) -> None:
+        """The script has ended."""
+        if self._reader is not None:
+            self._reader.close()
+
     # ------------------------------------------------------------------------------------------------ the inside
 
-    def _batches(self, spec: DataSpec) -> Iterator[Ids]:
+    def _batches(self, spec: DataSpec) -> Iterator[Ids | list[Any]]:
         now = self._begin(spec)
         while (batch := now.next()) is not None:
+            items = self._items(now, batch)
             now.rest()
-            yield batch.ids
+            yield items
         now.end()
 
     def _runs(self, spec: DataSpec) -> Iterator[Iterator[Ids]]:
@@ -171,10 +188,11 @@ class ShardGenerator:
             yield _run(now, batch)
         now.end()
 
-    def _samples(self, spec: DataSpec) -> Iterator[int]:
+    def _samples(self, spec: DataSpec) -> Iterator[Any]:
         now = self._begin(spec)
         while (batch := now.next()) is not None:
-            *others, last = batch.ids.tolist()
+            items = self._items(now, batch)
+            *others, last = items if isinstance(items, list) else items.tolist()
             yield from others
             now.rest()
             yield last
@@ -182,8 +200,16 @@ class ShardGenerator:
                 break
         now.end()
 
+    def _items(self, now: Pass, batch: Batch) -> Ids | list[Any]:
+        """The samples themselves: ids, or what is in the files. Then the next ones are read while these are trained."""
+        if self._reader is None:
+            return batch.ids
+        records = self._reader.take(batch.ids)
+        self._reader.expect(now.coming(AHEAD_STEPS))
+        return records
+
     def _spec(self, batch: int) -> DataSpec:
-        return DataSpec(self._total, self._epochs or 1, batch, self._shuffle, self._seed)
+        return DataSpec(self._total, self._epochs or 1, batch, self._shuffle, self._seed, source=self._fingerprint)
 
     def _begin(self, spec: DataSpec) -> Pass:
         with self._lock:

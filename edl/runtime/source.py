@@ -1,35 +1,47 @@
-"""What a script may give `elastic_shard_generator` to train on. So far: samples that have an index.
+"""What a script may give `elastic_shard_generator` to train on: samples that have an index, or files.
 
-Owns: telling a wrong argument at once, with the remedy. Files come later.
+Owns: which of the two is meant; telling a wrong argument at once, with the remedy. Does not own: files (`edl.sources`).
 """
 
 from __future__ import annotations
 
 import operator
 import os
-from collections.abc import Sized
+from pathlib import Path
 from typing import Any
 
 from edl.errors import UsageError
+from edl.sources.formats import format_of_name
+from edl.sources.port import Source
 
-SUPPORTED = "a number of samples, or anything with len()"
+SUPPORTED = "a number of samples, anything with len(), or files"
 
 
-def samples_of(source: int | Sized, format_name: str | None) -> int:
-    """How many samples `source` has."""
-    if format_name is not None or _names_files(source):
-        raise UsageError(
-            f"elastic_shard_generator(): {_files(source, format_name)} means files, which this version cannot read; "
-            f"source must be {SUPPORTED}: read the files in your script and use the sample ids that you are given"
-        )
+def records_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source | None:
+    """The records of the files that `source` names; None: it names none, so its samples are numbers.
+
+    `home` is the folder under which a host's workers share what they find out about files, `patience_s` the time that
+    they may wait for each other. Raises UsageError, DataError.
+    """
+    if not _names_files(source, format_name):
+        return None
+    from edl.sources.cache import Cache  # heavy: only for scripts that train on files
+    from edl.sources.opening import open_files
+
+    entries = [source] if isinstance(source, str | bytes | os.PathLike) else source
+    records = open_files([os.fsdecode(entry) for entry in entries], format_name, Cache(home / "data", patience_s))
+    if not len(records):
+        raise _empty(source)
+    return records
+
+
+def samples_of(source: Any) -> int:
+    """How many samples `source` has, which names no files."""
     total = _number(source)
     if total < 0 or isinstance(source, bool):
         raise UsageError(f"elastic_shard_generator(source={source!r}): source must be {SUPPORTED}")
     if total == 0:
-        raise UsageError(
-            f"elastic_shard_generator(source={_short(source)}) has no samples, so there is nothing to train: "
-            "check where the source comes from (a wrong path or filter?)"
-        )
+        raise _empty(source)
     return total
 
 
@@ -65,14 +77,28 @@ def _number(source: Any) -> int:
         ) from error
 
 
-def _names_files(source: Any) -> bool:
+def _names_files(source: Any, format_name: str | None) -> bool:
+    """A path, several of them, or strings that all end as files of samples do; with `format=`, any strings."""
     if isinstance(source, str | bytes | os.PathLike):
         return True
-    return isinstance(source, list | tuple) and bool(source) and isinstance(source[0], os.PathLike)
+    several = isinstance(source, list | tuple) and bool(source)
+    if several and all(isinstance(entry, os.PathLike) for entry in source):
+        return True
+    if several and all(isinstance(entry, str | os.PathLike) for entry in source):
+        return format_name is not None or all(format_of_name(os.fspath(entry)) for entry in source)
+    if format_name is not None:
+        raise UsageError(
+            f"elastic_shard_generator(format={format_name!r}) means files, so source must be a path or a list of "
+            f"paths, not {_short(source)}"
+        )
+    return False
 
 
-def _files(source: Any, format_name: str | None) -> str:
-    return f"source={_short(source)}" if format_name is None else f"format={format_name!r}"
+def _empty(source: Any) -> UsageError:
+    return UsageError(
+        f"elastic_shard_generator(source={_short(source)}) has no samples, so there is nothing to train: "
+        "check where the source comes from (a wrong path or filter?)"
+    )
 
 
 def _short(source: Any) -> str:

@@ -95,6 +95,8 @@ class Trainer:
             return
         self._left = True
         self._feed.close()
+        if self._shards is not None:
+            self._shards.close()
         link = self._seat.link
         link.send(say.Ended(self._seat.failure))
         link.wait_noted(self._settings.session_timeout_s)
@@ -173,7 +175,7 @@ class Trainer:
 
     def elastic_shard_generator(
         self,
-        source: int | Sized,
+        source: int | Sized | os.PathLike[str],
         epochs: int | None = None,
         shuffle: bool = False,
         seed: int = 0,
@@ -181,8 +183,10 @@ class Trainer:
     ) -> ShardGenerator:
         """This worker's samples of `source`: every sample of an epoch goes to exactly one worker, at any size.
 
-        `source` is a number of samples or anything with `len()`. Use `.batches(n)` for one numpy array of sample ids
-        per step, or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one more epoch.
+        `source` is a number of samples, anything with `len()`, or files: paths, globs, folders, URLs; `format` is
+        theirs where their names do not say it. Use `.batches(n)` for one numpy array of sample ids per step (of files:
+        one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
+        more epoch.
         """
         self._shards = ShardGenerator(
             source,
@@ -193,6 +197,7 @@ class Trainer:
             format=format,
             default_batch=self._started().batch_size,
             step_timeout_s=self._timeout_s,
+            home=self._started().home,
         )
         return self._shards
 

@@ -12,71 +12,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from edl.core.ledger import Ledger
 from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.runtime.shards import ShardGenerator
-
-HORIZON = 6
-
-
-class SoloFeed:
-    """One worker is the whole job. Leases come as the leader would grant them."""
-
-    def __init__(self) -> None:
-        self.ledger: Ledger | None = None
-        self.committed = 0
-        self.newcomer = False
-        self.asked = 0
-        self._changed = threading.Condition()
-
-    def open(self, spec: DataSpec) -> None:
-        with self._changed:
-            if self.ledger is None:
-                self.ledger = Ledger(spec, ["w"])
-            if spec.differences(self.ledger.spec):
-                raise UsageError(f"the job trains on something else: {spec.differences(self.ledger.spec)}")
-            self.ledger.extend(spec.epochs)
-            self._changed.notify_all()
-
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        with self._changed:
-            if not wait:
-                return None if self.newcomer else self._after(after)
-            self.asked += 1
-            self._changed.notify_all()
-            assert self._changed.wait_for(lambda: not self.newcomer and (self._after(after) or self._dry()), timeout=5)
-            return self._after(after)
-
-    def rehearsing(self) -> bool:
-        return self.newcomer
-
-    def step(self) -> int:
-        return self.committed + 1
-
-    def commit(self) -> None:
-        with self._changed:
-            self.committed += 1
-            self.ledger.commit(self.committed)
-            self._changed.notify_all()
-
-    def enter(self, step: int = 0) -> None:
-        """A newcomer's first switch."""
-        with self._changed:
-            self.newcomer, self.committed = False, step
-            self._changed.notify_all()
-
-    def wait_asked(self, times: int) -> None:
-        with self._changed:
-            assert self._changed.wait_for(lambda: self.asked >= times, timeout=5)
-
-    def _after(self, number: int) -> Lease | None:
-        self.ledger.grant(self.committed + HORIZON)
-        return next(iter(self.ledger.leases("w", number)), None)
-
-    def _dry(self) -> bool:
-        return self.ledger.fully_leased and self.committed >= self.ledger.covered_step
+from edl.testing.solo import SoloFeed
 
 
 def shards_of(source, **wishes) -> tuple[ShardGenerator, SoloFeed]:
@@ -459,10 +399,14 @@ def test_looking_at_the_first_batch_does_not_spend_the_rehearsal():
         ({"source": True}, "source must be"),
         ({"source": 2.5}, "source must be.*len"),
         ({"source": object()}, "source must be.*len"),
-        ({"source": "data.csv"}, "means files"),
-        ({"source": Path("data.csv")}, "means files"),
-        ({"source": [Path("data.csv")]}, "means files"),
-        ({"source": ["a", "b"], "format": "text"}, "format='text' means files"),
+        ({"source": "data.csv"}, "there is no file data.csv"),
+        ({"source": b"data.csv"}, "there is no file data.csv"),
+        ({"source": Path("data.csv")}, "there is no file data.csv"),
+        ({"source": [Path("none")]}, "there is no file none"),
+        ({"source": ["a.csv", "b.csv"]}, "there is no file a.csv"),
+        ({"source": ["a", "b"], "format": "text"}, "there is no file a"),
+        ({"source": 9, "format": "text"}, "format='text'.*means files, so source must be a path.*not 9"),
+        ({"source": [], "format": "text"}, "means files"),
         ({"source": 9, "epochs": 0}, "epochs is 0"),
         ({"source": 9, "epochs": 1.5}, "epochs is 1.5"),
         ({"source": 9, "epochs": True}, "epochs is True"),
