@@ -16,7 +16,7 @@ from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.runtime.shards import ShardGenerator
-from edl.testing.solo import SoloFeed
+from edl.testing.solo import HORIZON, SoloFeed
 
 
 def shards_of(source, **wishes) -> tuple[ShardGenerator, SoloFeed]:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import mortal
+import numpy as np
 import task
 import torch
 
@@ -19,6 +20,7 @@ parser.add_argument("--step-time", type=float, default=0.01)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
+parser.add_argument("--files", help="whose records name the samples")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -85,13 +87,13 @@ def train(ids: Any) -> None:
 
 with (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1) as audit:
     if options.loaders is None:
-        shards = edl.elastic_shard_generator(task.SAMPLES, epochs=options.epochs, shuffle=True)
+        shards = edl.elastic_shard_generator(options.files or task.SAMPLES, epochs=options.epochs, shuffle=True)
     else:
         loader = edl.ElasticDataLoader(Numbers(), 4, True, epochs=options.epochs, num_workers=options.loaders)
         shards = loader.shards
     while shards.epochs_done < epochs_wanted():
-        for ids in shards.batches(4) if options.loaders is None else loader:
-            train(ids)
+        for batch in shards.batches(4) if options.loaders is None else loader:
+            train(np.array([record["sample"] for record in batch]) if options.files else batch)
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
