@@ -6,6 +6,7 @@ Each worker opens the same source for itself. What takes long is done once per h
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 from collections.abc import Callable, Sequence
 
@@ -22,6 +23,8 @@ from edl.sources.scanning import Layout, scan
 from edl.sources.tfrecord import TFRecords
 from edl.sources.unpacking import unpacked
 
+logger = logging.getLogger("edl")
+
 LAYOUTS: dict[str, Callable[[], Layout]] = {
     "text": TextLines,
     "csv": CsvRows,
@@ -29,6 +32,7 @@ LAYOUTS: dict[str, Callable[[], Layout]] = {
     "tfrecord": TFRecords,
 }
 LITTLE_BYTES, LITTLE_FILES = 1 << 20, 16  # what is counted again sooner than found in the cache
+LARGE_BYTES = 2 << 30  # what takes so long that people should hear of it
 
 Path = str | os.PathLike[str]
 
@@ -53,7 +57,14 @@ def _table(name: str, files: Sequence[DataFile], cache: Cache, count: Callable[[
     if sum(file.size for file in files) < LITTLE_BYTES and len(files) < LITTLE_FILES:
         return count(files)
     key = "\n".join([name, *(f"{file.name}\t{file.size}\t{file.version}" for file in files)])
-    return cache.table(key, lambda table: places.is_table(table, len(files)), lambda: count(files))
+    return cache.table(key, lambda table: places.is_table(table, len(files)), lambda: _counted(files, count))
+
+
+def _counted(files: Sequence[DataFile], count: Callable[[Sequence[DataFile]], Table]) -> Table:
+    size = sum(file.size for file in files)
+    if size > LARGE_BYTES:
+        logger.warning("counting the records of %d files (%.1f GB), once for this host", len(files), size / 1e9)
+    return count(files)
 
 
 def _fingerprint(name: str, files: Sequence[DataFile]) -> str:

@@ -17,6 +17,7 @@ import pytest
 
 from edl.errors import DataError, UsageError
 from edl.sources import opening, places, scanning
+from edl.sources.__main__ import main
 from edl.sources.cache import Cache
 from edl.sources.listing import list_files
 from edl.sources.opening import open_files
@@ -346,3 +347,28 @@ def test_files_with_different_columns(folder, name):
         DataError, match=rf"1\.{name} on host .* has the columns \('b',\), but .*0\.{name} has \('a',\)"
     ):
         opened(folder / f"*.{name}")
+
+
+# ------------------------------------------------------------------------------------------- counting beforehand
+
+
+def test_files_may_be_counted_before_a_job(folder, monkeypatch, capsys):
+    monkeypatch.setenv("EDL_HOME", str(folder.parent / "home"))
+    write(folder / "a.txt", "a\nb\n")
+    write(folder / "b.txt", b"\xff\n")
+    assert main([f"{folder}/*.txt"]) == 0
+    assert capsys.readouterr().out.startswith("3 records counted in ")
+    assert len([*(folder.parent / "home" / "data").glob("*.npy")]) == 1
+    assert main([f"{folder}/*.txt", "--check"]) == 1
+    assert capsys.readouterr().err.startswith(f"edl: {folder}/b.txt on host ")
+    assert main([f"{folder}/a.txt", "--check", "--format", "text"]) == 0
+    assert "2 records counted and read" in capsys.readouterr().out
+    assert main([f"{folder}/*.csv"]) == 2
+
+
+def test_people_hear_of_what_takes_long(folder, monkeypatch, caplog):
+    monkeypatch.setattr(opening, "LARGE_BYTES", 1)
+    path = write(folder / "a.txt", "a\nb\n")
+    for _ in range(2):
+        opened(path)
+    assert caplog.text.count("counting the records of 1 files (0.0 GB), once for this host") == 1
