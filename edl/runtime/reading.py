@@ -24,6 +24,8 @@ END_S = 5.0  # that the end of the script waits for it
 
 
 class _Wish:
+    """Records that were asked for, or will most likely be."""
+
     def __init__(self, ids: Ids) -> None:
         self.ids = ids
         self.records: Future[list[Any]] = Future()
@@ -59,12 +61,18 @@ class ReadAhead:
     def expect(self, coming: Sequence[Ids]) -> None:
         """What `take` will most likely be asked for next, in order. All else that was expected is forgotten."""
         with self._changed:
-            before, self._expected = self._expected, {}
+            old, self._expected = self._expected, {}
             for ids in coming:
                 key = ids.tobytes()
-                self._expected[key] = before.get(key) or _Wish(ids)
-            asked = [wish for wish in self._expected.values() if wish not in before.values()]
-            self._waiting = deque([wish for wish in self._waiting if wish in self._expected.values()] + asked)
+                if key in self._expected:
+                    continue
+                wish = old.pop(key, None)
+                if wish is None:
+                    wish = _Wish(ids)
+                    self._waiting.append(wish)
+                self._expected[key] = wish
+            forgotten = {*old.values()}  # what somebody waits for is not among them
+            self._waiting = deque(wish for wish in self._waiting if wish not in forgotten)
             if self._waiting:
                 self._wake()
 

@@ -61,15 +61,15 @@ class ShardGenerator:
         step_timeout_s: float = 60.0,
         home: Path | None = None,
     ) -> None:
-        records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
-        self._total = samples_of(source if records is None else records)
-        self._fingerprint = "" if records is None else records.fingerprint
-        self._reader = None if records is None else ReadAhead(records, step_timeout_s)
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
             raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
         self._shuffle = shuffle
         self._seed = whole("seed", seed, "a whole number, the same on all workers")
+        records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
+        self._total = samples_of(source if records is None else records)
+        self._fingerprint = "" if records is None else records.fingerprint
+        self._reader = None if records is None else ReadAhead(records, step_timeout_s)
         self._default_batch = default_batch
         self._feed = feed
         self._holdings = Holdings(feed)

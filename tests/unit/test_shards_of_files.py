@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from itertools import chain, islice
 
 import numpy as np
@@ -198,6 +199,24 @@ def test_what_is_not_expected_any_more_is_not_read():
     assert ahead.take(ids(3)) == [3]
     assert ahead.take(ids(2)) == [2]
     assert shelf.asked == [[1], [3], [2]]
+
+
+def test_what_somebody_waits_for_is_read_whatever_is_expected():
+    shelf = Shelf(open_=False)
+    ahead = ReadAhead(shelf, 5.0)
+    ahead.expect([ids(1), ids(2), ids(2)])
+    shelf.wait_asked(1)
+    found: list[list[int]] = []
+    waiting = threading.Thread(target=lambda: found.append(ahead.take(ids(2))))
+    waiting.start()
+    while ahead._expected.keys() == {ids(1).tobytes(), ids(2).tobytes()}:
+        time.sleep(0.001)
+    ahead.expect([ids(3)])
+    shelf.open.set()
+    waiting.join(5)
+    assert found == [[2]]
+    assert ahead.take(ids(3)) == [3]
+    assert shelf.asked == [[1], [2], [3]]
 
 
 def test_an_error_comes_to_whoever_wants_the_records():
