@@ -53,8 +53,8 @@ class ReadAhead:
                 self._wake()
         if not wait([wish.records], self._patience_s).done:
             raise DataError(
-                f"the records of a mini-batch were not read within {self._patience_s:g} s, the step time-out: the "
-                "storage hangs, or it is too slow for such batches (--step-timeout)"
+                f"the records of a mini-batch were not read within {self._patience_s:g} s, two step time-outs: "
+                "the storage hangs, or it is too slow for such batches (--step-timeout)"
             )
         return wish.records.result()
 

@@ -69,7 +69,7 @@ class ShardGenerator:
         records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
         self._total = samples_of(source if records is None else records)
         self._fingerprint = "" if records is None else records.fingerprint
-        self._reader = None if records is None else ReadAhead(records, step_timeout_s)
+        self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._feed = feed
         self._holdings = Holdings(feed)

@@ -277,15 +277,22 @@ def test_a_file_that_may_not_be_read(folder):
         opened(path)
 
 
-def test_a_file_that_cannot_be_read(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("error", "message"),
+    [
+        (OSError(5, "Input/output error"), r"cannot be read at byte \d+: .*Input/output error"),
+        (PermissionError(13, "Permission denied"), r"may not be read by this user \(at byte \d+\)"),
+    ],
+)
+def test_a_file_that_cannot_be_read_any_more(folder, monkeypatch, error, message):
     path = write(folder / "x.txt", LINES)
     source = opened(path)
 
     def broken(*_: object) -> bytes:
-        raise OSError(5, "Input/output error")
+        raise error
 
     monkeypatch.setattr("os.pread", broken)
-    with pytest.raises(DataError, match=r"x\.txt on host .* cannot be read at byte \d+: .*Input/output error"):
+    with pytest.raises(DataError, match=rf"x\.txt on host .* {message}"):
         source.read([3])
 
 
