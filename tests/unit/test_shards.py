@@ -16,7 +16,7 @@ from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.runtime.shards import ShardGenerator
-from edl.testing.solo import HORIZON, SoloFeed
+from edl.testing.solo import HORIZON_STEPS, SoloFeed
 
 
 def shards_of(source, **wishes) -> tuple[ShardGenerator, SoloFeed]:
@@ -176,7 +176,7 @@ def test_runs_end_where_the_next_batch_is_not_here_yet():
             seen += ids
             feed.commit()
     assert sorted(seen) == list(range(40))
-    assert lengths[0] == HORIZON
+    assert lengths[0] == HORIZON_STEPS
     assert shards.epochs_done == 1
 
 
@@ -186,7 +186,7 @@ def test_runs_begin_with_the_rehearsal_alone():
     runs = shards.runs(4)
     assert len(list(next(runs))) == 1
     feed.enter()
-    assert len(list(next(runs))) == HORIZON
+    assert len(list(next(runs))) == HORIZON_STEPS
 
 
 # ---------------------------------------------------------------------------------------------------- empty shares

@@ -98,7 +98,7 @@ class ListFeed(SoloFeed):
         super().__init__()
         self._lease = lease
 
-    def next_lease(self, after: int = 0) -> Lease | None:
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
         return None if after else self._lease
 
     def commit(self) -> None:
