@@ -197,7 +197,8 @@ class Launch:
 
     async def _supervise(self) -> Verdict:
         limits = Limits(doubt_s=self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
-        supervisor = Supervisor({worker.slot: worker.pid for worker in self._workers}, limits)
+        started = {worker.slot: worker.pid for worker in self._workers}
+        supervisor = Supervisor(started, limits, hosts=self._record.own_coordinator)
         while supervisor.phase is not Phase.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):

@@ -135,11 +135,14 @@ class Limits(msgspec.Struct, frozen=True):
 class Supervisor:
     """One launch. `handle` is the only way in; `deadline` says when it wants to hear `TimePassed`."""
 
-    def __init__(self, workers: dict[int, int], limits: Limits) -> None:
+    def __init__(self, workers: dict[int, int], limits: Limits, *, hosts: bool = False) -> None:
+        """`hosts`: the job's coordinator ends with this launch, so this must not end before the job."""
         self.phase = Phase.WATCHING
         self.deadline: float | None = None
         self.verdict: Verdict | None = None
         self._pids = dict(workers)  # slot -> pid of the trainers that are running
+        self._ours = set(workers.values())  # pids of all that were ever started
+        self._hosts = hosts
         self._gone: set[int] = set()  # pids of crashed trainers that the job may go on without
         self._doubt = ""  # the first crash that the leader has not gone on from yet
         self._job = JobSeen("starting")
@@ -159,6 +162,7 @@ class Supervisor:
                 commands = self._exited(happening, now)
             case WorkerStarted(slot, pid):
                 self._pids[slot] = pid
+                self._ours.add(pid)
             case JobSeen():
                 commands = self._seen(happening, now)
             case JobSilent():
@@ -180,17 +184,22 @@ class Supervisor:
         if self.phase in {Phase.ENDING, Phase.KILLING}:
             return [] if self._pids else self._end()
         if exit_.code == 0:
-            return [] if self._pids else self._settle(now)
+            return [] if self._goes_on() else self._settle(now)
         return self._crashed(pid, f"worker {exit_.slot} {describe_exit(exit_.code)}", now)
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
         self._gone.add(pid)
-        if self._job.state in OVER or not self._pids:
+        if self._job.state in OVER or not self._goes_on():
             return self._fail(self._doubt or reason, now)
         if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
             return []
         self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
         return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
+
+    def _goes_on(self) -> bool:
+        """Workers of ours are left, or of others who need the coordinator that we started."""
+        others = self._hosts and self._job.state in RUNNING and bool(self._job.pids - self._ours)
+        return bool(self._pids) or others
 
     def _looked(self, now: float) -> list[Command]:
         doubtful = self.phase is Phase.DOUBTING and self._job.state not in RUNNING
@@ -206,6 +215,8 @@ class Supervisor:
             return self._end(Verdict(0, "finished")) if job.state == "finished" else []
         if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and self._gone.isdisjoint(job.ranks):
             self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
+        elif not self._goes_on():
+            return self._settle(now)
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
         return self._grow(job) if job.state in RUNNING and self.phase is Phase.WATCHING else []

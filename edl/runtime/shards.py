@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
 import msgspec
+import numpy as np
 
 from edl.config import Settings
 from edl.errors import UsageError
@@ -68,7 +69,7 @@ class ShardGenerator:
         self._seed = whole("seed", seed, "a whole number, the same on all workers")
         records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
         self._total = samples_of(source if records is None else records)
-        self._fingerprint = "" if records is None else records.fingerprint
+        self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
         self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._feed = feed
@@ -112,6 +113,10 @@ class ShardGenerator:
     def __call__(self) -> Iterator[Any]:
         """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
         return iter(self)
+
+    def example(self) -> Any:
+        """A sample, as it comes: for pipelines that must know its kind beforehand. It counts for nothing."""
+        return 0 if self._reader is None else self._reader.take(np.zeros(1, np.int64))[0]
 
     def in_step(self, pipeline: Iterable[T]) -> Iterator[T]:
         """`pipeline`, which may read ahead of training, so that a void mini-batch comes again.

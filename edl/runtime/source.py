@@ -35,6 +35,14 @@ def records_of(source: Any, format_name: str | None, home: Path, patience_s: flo
     return records
 
 
+def files_of(source: Any, format_name: str | None, home: Path, patience_s: float) -> Source:
+    """The same, where nothing but files will do."""
+    records = records_of(source, format_name, home, patience_s)
+    if records is None:
+        raise UsageError(f"ElasticDataset(source={_short(source)}): source must be a path, or a list of paths")
+    return records
+
+
 def samples_of(source: Any) -> int:
     """How many samples `source` has, which names no files."""
     total = _number(source)

@@ -13,6 +13,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sized
+from functools import partial
 from typing import Any
 
 from edl.config import Settings
@@ -28,6 +29,8 @@ from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
 from edl.runtime.shards import ShardGenerator
 from edl.runtime.sitting import Sitting
+from edl.runtime.source import files_of
+from edl.sources.port import Source
 
 logger = logging.getLogger("edl")
 
@@ -200,6 +203,10 @@ class Trainer:
             home=self._started().home,
         )
         return self._shards
+
+    def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
+        """How to open files as samples, in this process and in others that load for it."""
+        return partial(files_of, source, format_name, self._started().home, 5 * self._timeout_s)
 
     # ------------------------------------------------------------------------- the port of the data (any thread)
 

@@ -10,8 +10,10 @@ from typing import Any, TypeVar
 
 from edl import errors
 from edl.runtime.endings import Leaving
+from edl.runtime.shards import ShardGenerator
 from edl.runtime.trainer import Trainer
 from edl.tensorflow.callback import ElasticFit, PassesWanted
+from edl.tensorflow.dataset import dataset_of
 from edl.tensorflow.framework import TensorFlowFramework
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -54,6 +56,20 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
     return optimizer
 
 
+def elastic_dataset(shards: ShardGenerator, batch_size: int) -> Any:
+    """This worker's samples as a `tf.data.Dataset`: one element per step, as from `shards.batches(batch_size)`.
+
+    Args:
+        shards: what `edl.elastic_shard_generator()` returned.
+        batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
+
+    An element is a vector of sample ids; for files a vector of strings (text, TFRecord) or a dict of one vector for
+    each column (CSV, JSON Lines, Parquet). Put `.map(...)` and `.prefetch(...)` behind it, but neither `.shuffle()` nor
+    `.batch()`.
+    """
+    return dataset_of(shards, batch_size)
+
+
 def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     """For `model.fit(..., callbacks=[edl.KerasCallback()])`: calls `notify_batch_end()` after each batch."""
     return ElasticFit(_trainer, _framework.ring, _passes_wanted)
@@ -63,6 +79,7 @@ __all__ = [
     "KerasCallback",
     "Leaving",
     "Optimizer",
+    "elastic_dataset",
     "elastic_shard_generator",
     "epoch",
     "errors",

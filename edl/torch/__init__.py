@@ -17,6 +17,7 @@ from edl.runtime.endings import Leaving
 from edl.runtime.trainer import Trainer
 from edl.torch.framework import TorchFramework
 from edl.torch.loader import ElasticLoader, check
+from edl.torch.records import Records
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
@@ -89,8 +90,17 @@ def ElasticDataLoader(  # noqa: N802 - stands where a class would
     return ElasticLoader(dataset, shards, batch_size, loading)
 
 
+def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: N802, A002 - as one expects them
+    """Files as a dataset with `__getitem__` and `__len__`, for `edl.ElasticDataLoader`: its worker processes read them.
+
+    `source` and `format` are those of `edl.elastic_shard_generator`; so are the records.
+    """
+    return Records(_trainer.opening(source, format))
+
+
 __all__ = [
     "ElasticDataLoader",
+    "ElasticDataset",
     "Leaving",
     "Optimizer",
     "elastic_shard_generator",

@@ -11,7 +11,10 @@ from typing import Any
 import pytest
 
 ROOT = Path(__file__).parents[2]
-ONLY_THERE = {"edl.tensorflow": {"KerasCallback"}, "edl.torch": {"ElasticDataLoader"}}
+ONLY_THERE = {
+    "edl.tensorflow": {"KerasCallback", "elastic_dataset"},
+    "edl.torch": {"ElasticDataLoader", "ElasticDataset"},
+}
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all
 LOOK = """
 import importlib, inspect, json, sys

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 
 import pytest
-from elastic_job import Job
+from elastic_job import SAMPLES, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("loaders", [0, 2])
-def test_a_loader_of_pytorch(edl, tmp_path, loaders):
-    script = ["torch_elastic.py", "--loaders", str(loaders)]
-    job = Job(edl, tmp_path / "out", workers=2, script=script)
+def hurt(job: Job, **environ: str) -> None:
+    """Two come, one is killed, one leaves."""
     job.wait_size(2)
-    newcomers = [job.join(), job.join()]
+    newcomers = [job.join(**environ), job.join(**environ)]
     status = job.wait_size(4)
     ranks = {worker["rank"]: worker["pid"] for worker in status["workers"]}
     job.wait_steps(3)
@@ -27,5 +26,24 @@ def test_a_loader_of_pytorch(edl, tmp_path, loaders):
     job.wait_steps(3)
     job.finish()
     assert [newcomer.wait(60) for newcomer in newcomers] == [0, 0]
+
+
+@pytest.mark.parametrize("source", ["numbers", "files"])
+def test_a_loader_of_pytorch(edl, tmp_path, source):
+    script = ["torch_elastic.py", "--loaders", "2"]
+    if source == "files":
+        path = tmp_path / "samples.jsonl"
+        path.write_text("".join(json.dumps({"sample": number}) + "\n" for number in range(SAMPLES)))
+        script += ["--files", str(path)]
+    job = Job(edl, tmp_path / "out", workers=2, script=script)
+    hurt(job)
     job.expect_equal_models()
     job.expect_exactly_once(unwritten=4)
+
+
+def test_a_dataset_of_tensorflow(edl, tmp_path):
+    script = ["tensorflow_elastic.py", "--way", "dataset", "--step-time", "0.1"]
+    job = Job(edl, tmp_path / "out", workers=2, script=script, CUDA_VISIBLE_DEVICES="")
+    hurt(job, CUDA_VISIBLE_DEVICES="")
+    job.expect_equal_models()
+    job.expect_exactly_once(unwritten=16)

@@ -273,3 +273,31 @@ def test_who_has_left_the_job_and_not_exited_yet_is_not_on_its_way_into_it():
 def test_what_came_from_elsewhere_and_crashed_is_not_ours_to_replace():
     supervisor = two_workers()
     assert play(supervisor, seen(3, 3, 100, 101), seen(3, 2, 100, 101)) == []
+
+
+class TestWorkersOfOthers:
+    """They came by themselves, and train on when all that were started here have left."""
+
+    def left_alone(self, *, hosts: bool) -> tuple[Supervisor, list[object]]:
+        supervisor = Supervisor({0: 100}, LIMITS, hosts=hosts)
+        play(supervisor, JobSeen("running", ranks={100: 0, 200: 1}, size=2, pids=frozenset({100, 200})))
+        return supervisor, play(supervisor, WorkerExited(0, 0))
+
+    def test_need_the_coordinator_that_was_started_here(self):
+        supervisor, told = self.left_alone(hosts=True)
+        assert told == []
+        assert play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200}))) == []
+        assert play(supervisor, FINISHED) == [AskForLastWord()]
+        play(supervisor, FINISHED)
+        assert supervisor.verdict == Verdict(0, "finished")
+
+    def test_go_on_elsewhere_with_a_coordinator_of_their_own(self):
+        assert self.left_alone(hosts=False)[1] == [AskForLastWord()]
+
+    def test_go_on_when_the_last_one_from_here_crashes(self):
+        supervisor = Supervisor({0: 100}, LIMITS, hosts=True)
+        play(supervisor, JobSeen("running", ranks={100: 0, 200: 1}, size=2, pids=frozenset({100, 200})))
+        assert play(supervisor, WorkerExited(0, -9)) == []
+        assert supervisor.phase is Phase.DOUBTING
+        play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200})))
+        assert (supervisor.phase, supervisor.verdict) == (Phase.WATCHING, None)

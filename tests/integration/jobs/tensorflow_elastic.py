@@ -13,7 +13,7 @@ import task
 import tensorflow as tf
 
 parser = argparse.ArgumentParser()
-parser.add_argument("--way", choices=["eager", "function", "fit", "graph"], required=True)
+parser.add_argument("--way", choices=["eager", "function", "dataset", "fit", "graph"], required=True)
 parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
@@ -97,6 +97,22 @@ def tape(traced: bool) -> list[Any]:
     return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
 
 
+def dataset() -> list[Any]:
+    """A pipeline of tf.data that reads ahead, in batches; eagerly, as a void mini-batch comes again there."""
+    model = small_model()
+    optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
+    batches = edl.elastic_dataset(shards, task.BATCH)
+    batches = batches.map(lambda ids: (ids, tf.gather(inputs, ids), tf.gather(targets, ids))).prefetch(3)
+    while go_on():
+        for ids, rows, wanted in shards.in_step(batches):
+            with tf.GradientTape() as recorded:
+                loss = mean_square(wanted, model(rows))
+            weights = model.trainable_variables
+            optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
+            end_batch(ids.numpy())
+    return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
+
+
 def fit() -> list[Any]:
     """Keras's own loop, fed sample by sample through a pipeline that reads ahead."""
     read: deque[Any] = deque()  # ids of the batches, as the pipeline cuts them
@@ -153,7 +169,13 @@ def graph() -> list[Any]:
         return s.run(v1.global_variables())
 
 
-WAYS = {"eager": lambda: tape(traced=False), "function": lambda: tape(traced=True), "fit": fit, "graph": graph}
+WAYS = {
+    "eager": lambda: tape(traced=False),
+    "function": lambda: tape(traced=True),
+    "fit": fit,
+    "graph": graph,
+    "dataset": dataset,
+}
 try:
     state = WAYS[options.way]()
 except edl.Leaving:

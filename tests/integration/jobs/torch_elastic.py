@@ -89,11 +89,14 @@ with (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1) as audi
     if options.loaders is None:
         shards = edl.elastic_shard_generator(options.files or task.SAMPLES, epochs=options.epochs, shuffle=True)
     else:
-        loader = edl.ElasticDataLoader(Numbers(), 4, True, epochs=options.epochs, num_workers=options.loaders)
+        dataset = edl.ElasticDataset(options.files) if options.files else Numbers()
+        loader = edl.ElasticDataLoader(
+            dataset, 4, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
+        )
         shards = loader.shards
     while shards.epochs_done < epochs_wanted():
         for batch in shards.batches(4) if options.loaders is None else loader:
-            train(np.array([record["sample"] for record in batch]) if options.files else batch)
+            train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
