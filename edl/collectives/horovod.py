@@ -50,6 +50,7 @@ class HorovodRing:
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
         self._guard = Guard(self._basics.MPI_LIB_CTYPES._name)
         self._forming: Forming | None = None
+        self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._tensors = tensors
         self._failed = failed
         self._place: Place | None = None
@@ -72,8 +73,9 @@ class HorovodRing:
         others = tcp_sockets()
         self._broken, self._timeout_s = False, timeout_s
         with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
-            self._guard.set_hurry(False)
-            self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
+            with self._turn:
+                self._guard.set_hurry(False)
+                self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
             self._forming.wait(timeout_s, lambda: cut(tcp_sockets() - others))
         self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
         atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
@@ -124,13 +126,13 @@ class HorovodRing:
         with self.failing():
             return self._tensors.largest(value, "edl.agree")
 
-    def abort(self, generation: int | None = None) -> None:
-        """`generation`: only the ring of this one, so that an abort which comes late does not hit the next ring."""
-        forming = self._forming
-        if forming is None or generation not in {None, forming.generation}:
-            return
-        forming.give_up()
-        cut(self._own)
+    def abort(self, before: int | None = None) -> None:
+        with self._turn:
+            forming = self._forming
+            if forming is None or (before is not None and forming.generation >= before):
+                return
+            forming.give_up()
+            cut(self._own)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:

@@ -30,5 +30,8 @@ class Ring(Protocol):
     def agree(self, value: int) -> int:
         """The largest of all members' values (0 <= value < 2**53). Raises RingBroken."""
 
-    def abort(self) -> None:
-        """From any thread: fail the collectives in flight, so that the training thread gets RingBroken."""
+    def abort(self, before: int | None = None) -> None:
+        """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.
+
+        `before`: only a ring of an earlier generation, so that an abort which comes late does not hit a newer one.
+        """

@@ -63,6 +63,14 @@ def next_move(seat: Seat, orders: Orders) -> Move:
     return Wait() if seat.waiting else Stay()
 
 
+def given_up(orders: Orders) -> int:
+    """Rings of generations before this one come to nothing, whoever is still in them: 0 if none does."""
+    assignment = orders.assignment
+    if orders.verdict is Verdict.STOP or (orders.verdict is Verdict.LEAVE and not orders.leave_after_step):
+        return NEVER
+    return assignment.place.generation if assignment is not None and assignment.after_step is None else 0
+
+
 def are_newer(orders: Orders, known: Orders | None) -> bool:
     """Orders that were under way for long, or a stale leader's, may come after newer ones (I10)."""
     return known is None or (orders.term, orders.version) > (known.term, known.version)

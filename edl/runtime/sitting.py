@@ -11,7 +11,7 @@ import sys
 import time
 
 from edl.core.agreement import DOUBT, agreed, doubts, has_state, vote
-from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, next_move
+from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, given_up, next_move
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
@@ -202,6 +202,14 @@ class Sitting:
         return Seat(max(self.generation, self._failed_generation), self.step, waiting)
 
     # -------------------------------------------------------------------------------------------------------- data
+
+    def take_news(self, orders: Orders) -> None:
+        """On the link's thread: what cannot wait for the end of a mini-batch."""
+        self.hear(orders)
+        if self.generation and (
+            before := given_up(orders)
+        ):  # somebody is gone, or hangs: do not wait for it in a collective
+            self._framework.ring.abort(before)
 
     def hear(self, orders: Orders) -> bool:
         """Take the share of this generation, if it is there. On the link's thread too: a generator may wait for it."""

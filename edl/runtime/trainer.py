@@ -84,7 +84,7 @@ class Trainer:
         )
         self._thread = threading.get_ident()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
-        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.hear, self._seat.story)
+        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
         self._count = self._seat.count
         atexit.register(self.shutdown)
         note_failures(self._note_failure)

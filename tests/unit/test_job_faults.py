@@ -6,7 +6,7 @@ from edl.core.horizon import Horizon
 from edl.core.inputs import CloseRing, Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
-from edl.core.seat import are_newer
+from edl.core.seat import are_newer, given_up
 from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
@@ -237,3 +237,16 @@ def test_a_switch_that_was_missed_before_is_no_news_about_the_next() -> None:
     job.now += job.machine.horizon.torn_s
     job.feed(TimePassed())
     assert job.plan is plan
+
+
+def test_only_who_need_not_wait_for_a_ring_any_more_is_told_to_give_it_up() -> None:
+    job = Job("w0", "w1", "w2", spec=LONG)
+    job.sit("w0", "w1", "w2")
+    assert given_up(job.orders("w0")) == 0
+    job.see("w2", Phase.TRAINING, 1, leaving=True)
+    assert job.plan.after_step, "all go through that step"
+    assert [given_up(job.orders(worker)) for worker in ("w0", "w2")] == [0, 0]
+    job.feed(Vanished("w1", "its host is gone"))
+    assert job.plan.roster == ("w0",)
+    assert given_up(job.orders("w0")) == job.plan.generation
+    assert given_up(job.orders("w2")) > job.plan.generation
