@@ -157,6 +157,14 @@ TABLE: tuple[Setting, ...] = (
         "also write what worker N prints to DIR/rank.N/stdout and DIR/rank.N/stderr",
     ),
     Setting(
+        "audit",
+        _path,
+        ("EDL_AUDIT",),
+        ("--audit",),
+        "DIR",
+        "each worker records in DIR what it trains, for `edl data verify DIR` (default: no record)",
+    ),
+    Setting(
         "network_interface",
         _interface,
         ("EDL_NETWORK_INTERFACE",),
@@ -221,6 +229,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     network_interface: str | None = None  # None: let edl choose
     zookeeper_port: int | None = None
     output_filename: Path | None = None
+    audit: Path | None = None
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
     worker_id: str | None = None  # None: make one; an id is never used twice

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
 
 from edl import __version__
-from edl.cli import commands
+from edl.cli import commands, data
 from edl.cli.run import run
 from edl.cli.scale import scale
 from edl.config import TABLE, Given, Setting
@@ -57,6 +57,19 @@ example:
   edl doctor                      Horovod, Java, ZooKeeper, ports, packages: what is wrong, and what to do
 """
 
+DATA_EXAMPLES = """
+example:
+  edl data verify audit           what became of every sample of a job that was run with --audit audit
+"""
+VERIFY_EXAMPLES = """
+examples:
+  edl run --audit audit python train.py
+  edl data verify audit           per epoch: how many samples were trained, lost, repeated, and the first of those
+  edl data verify audit --json | jq .clean
+
+Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR holds no audit that can be read.
+"""
+
 
 class Action(Protocol):
     """A command: gets its arguments, returns the exit code."""
@@ -77,9 +90,7 @@ def parse(argv: Sequence[str]) -> argparse.Namespace:
     parser = build()
     arguments, unknown = parser.parse_known_args(argv)
     if unknown:
-        command = getattr(arguments, "command", None)
-        where = f"edl {command}" if command else "edl"
-        raise UsageError(f"unknown flag or argument {unknown[0]}; see '{where} --help'")
+        raise UsageError(f"unknown flag or argument {unknown[0]}; see '{arguments.typed} --help'")
     return arguments
 
 
@@ -97,6 +108,7 @@ def build() -> Parser:
     _add_events(found)
     _add_scale(found)
     _add_stop(found)
+    _add_data(found)
     _add_doctor(found)
     return parser
 
@@ -140,13 +152,27 @@ def _add_stop(found: argparse._SubParsersAction[Parser]) -> None:
     _add_job(_command(found, "stop", commands.stop, "end a job cleanly", STOP_EXAMPLES))
 
 
+def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
+    group = _parser(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
+    commands = group.add_subparsers(metavar="COMMAND", required=True)
+    parser = _command(commands, "verify", data.verify, "say whether every sample was trained once", VERIFY_EXAMPLES)
+    parser.add_argument("folder", metavar="DIR", help="the folder that EDL_AUDIT or --audit named")
+    _add_switch(parser, "--json", "one JSON object")
+
+
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(found, "doctor", commands.doctor, "check this machine and say what to do", DOCTOR_EXAMPLES)
     _add_switch(parser, "--json", "one JSON array")
 
 
 def _command(found: argparse._SubParsersAction[Parser], name: str, act: Action, summary: str, examples: str) -> Parser:
-    parser = found.add_parser(
+    parser = _parser(found, name, summary, examples)
+    parser.set_defaults(act=act, typed=parser.prog)
+    return parser
+
+
+def _parser(found: argparse._SubParsersAction[Parser], name: str, summary: str, examples: str) -> Parser:
+    return found.add_parser(
         name,
         help=summary,
         description=f"{summary[0].upper()}{summary[1:]}.",
@@ -154,8 +180,6 @@ def _command(found: argparse._SubParsersAction[Parser], name: str, act: Action, 
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
     )
-    parser.set_defaults(act=act)
-    return parser
 
 
 def _add_job(parser: Parser, nargs: str | None = None) -> None:

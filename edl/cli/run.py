@@ -22,6 +22,7 @@ from edl.launch.local import Launch, Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, Record, find
 from edl.launch.workers import search_path
+from edl.runtime.audit import PATTERN, prepare, taken
 from edl.runtime.processes import process_start_time
 
 
@@ -30,6 +31,8 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.max_restarts:
         raise UsageError("--max-restarts: this version replaces no crashed worker yet; the job goes on with the others")
     command = checked_command(arguments.line)
+    if settings.audit is not None:
+        _prepare_audit(settings.audit, alone=settings.coordinator is None)
     settings = msgspec.structs.replace(settings, job=settings.job or _new_name(settings.home))
     outcome = asyncio.run(_launch(settings, new_record(settings, command)))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
@@ -38,6 +41,13 @@ def run(arguments: argparse.Namespace) -> int:
 
 async def _launch(settings: Settings, record: Record) -> Outcome:
     return await Launch(settings, record).run()  # made inside the loop, which it belongs to
+
+
+def _prepare_audit(folder: Path, *, alone: bool) -> None:
+    """`alone`: this machine's workers are all of the job, so that nothing that is there already belongs to it."""
+    prepare(folder)
+    if alone and (others := sorted(folder.glob(PATTERN))):
+        raise ConfigError(f"EDL_AUDIT={folder}: {taken(others[0])}")
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:

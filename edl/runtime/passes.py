@@ -80,6 +80,8 @@ class Pass:
 
     def end(self) -> None:
         self._enter(State.ENDED)
+        if self.step is not None and (epochs := self._epochs_over()) is not None:
+            self._holdings.audit.ended(epochs, self.step)
 
     def give_up(self) -> None:
         """Whoever still pulls this pass is told."""
@@ -109,6 +111,11 @@ class Pass:
                 "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
                 "order of samples, so keep one iterator and take all batches from it"
             )
+
+    def _epochs_over(self) -> int | None:
+        if not self._one_epoch:
+            return self._spec.epochs
+        return None if self.epoch is None else self.epoch + 1
 
     def _coming(self) -> Lease | None:
         if self.step is None:

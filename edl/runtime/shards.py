@@ -25,6 +25,7 @@ import numpy as np
 from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
+from edl.runtime.audit import Audit
 from edl.runtime.holdings import Feed, Holdings, Ids
 from edl.runtime.passes import Batch, Pass, State
 from edl.runtime.reading import ReadAhead
@@ -61,6 +62,7 @@ class ShardGenerator:
         default_batch: int | None = None,
         step_timeout_s: float = 60.0,
         home: Path | None = None,
+        audit: Audit | None = None,
     ) -> None:
         self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
         if not isinstance(shuffle, bool):
@@ -73,7 +75,7 @@ class ShardGenerator:
         self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._feed = feed
-        self._holdings = Holdings(feed)
+        self._holdings = Holdings(feed, audit or Audit())
         self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows

@@ -18,6 +18,7 @@ from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.messages import Pause
 from edl.protocol.ring import Place, solo
+from edl.runtime.audit import Audit
 from edl.runtime.endings import Leaving
 from edl.runtime.extras import Extras, synchronize_extras
 from edl.runtime.feed import LeaseFeed
@@ -40,6 +41,7 @@ class Sitting:
         self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
         self.ending_batch = False  # the training thread is where rings change
         self.failure = ""  # why the script ends, when it does not end well
+        self.audit = Audit()
         self._framework = framework
         self._feed = feed
         self._extras = extras
@@ -72,7 +74,7 @@ class Sitting:
 
     def refresh(self) -> None:
         """After a change of what makes the end of a mini-batch unusual."""
-        unusual = not self.generation or self.void is not None or self.models_may_differ
+        unusual = not self.generation or self.void is not None or self.models_may_differ or self.audit.on
         self.count.usual_until = 0 if unusual else self.even_until
 
     # ------------------------------------------------------------------------------------------------------- seats
@@ -197,6 +199,7 @@ class Sitting:
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.even_until = NEVER
         self._framework.set_weight(1.0 / place.size)
+        self.audit.sat(place, step)
 
     def _seat(self, waiting: bool = False) -> Seat:
         return Seat(max(self.generation, self._failed_generation), self.step, waiting)

@@ -22,6 +22,7 @@ from edl.errors import JobFailed, RingBroken, UsageError
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
+from edl.runtime.audit import AuditFile
 from edl.runtime.endings import Leaving, leave_on_sigterm, note_failures
 from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
@@ -84,6 +85,8 @@ class Trainer:
         )
         self._thread = threading.get_ident()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
+        if self._settings.audit is not None:
+            self._seat.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
         link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
         self._count = self._seat.count
         atexit.register(self.shutdown)
@@ -201,6 +204,7 @@ class Trainer:
             default_batch=self._started().batch_size,
             step_timeout_s=self._timeout_s,
             home=self._started().home,
+            audit=self._seat.audit,
         )
         return self._shards
 
@@ -219,6 +223,8 @@ class Trainer:
         if opened is None and not self._rehearsing:
             seat.even_until = seat.step  # from here on steps may be uneven
             seat.refresh()
+        if spec != opened:
+            seat.audit.opened(spec)
         seat.opened = spec
         self._feed.want(spec.epochs)
         if self._rehearsing:
@@ -294,7 +300,7 @@ class Trainer:
 
     def _end_unusual_batch(self, samples: int | None) -> bool:
         """One at which there may be new orders, one before an uneven one, the first of all, a void one, a rehearsal;
-        or a call before `init()`.
+        any that is audited; or a call before `init()`.
         """
         self._started()
         self._seat.ending_batch = True
@@ -310,6 +316,7 @@ class Trainer:
         if seat.void is not None or not seat.generation:
             return self._end_uncommitted_batch()
         seat.count.step += 1
+        seat.audit.committed(seat.generation, seat.step)
         if seat.step >= seat.link.page.attention_step:
             old = seat.size
             seat.attend(self._timeout_s)

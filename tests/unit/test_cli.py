@@ -92,6 +92,9 @@ STATUS = Status(
         ("stop nosuch", "no job nosuch was started on this machine"),
         ("scale nosuch 0", "0: the number of workers must be a whole number of at least 1"),
         ("scale nosuch", "missing: N; see 'edl scale --help'"),
+        ("data", "missing: COMMAND; see 'edl data --help'"),
+        ("data verify", "missing: DIR; see 'edl data verify --help'"),
+        ("data verify x y", "unknown flag or argument y; see 'edl data verify --help'"),
         ("frobnicate", "COMMAND: invalid choice: 'frobnicate'"),
         ("", "missing: COMMAND; see 'edl --help'"),
     ],
@@ -195,10 +198,10 @@ def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
     assert variables <= set(re.findall(r"EDL_[A-Z_]+", text))
 
 
-@pytest.mark.parametrize("command", ["run", "status", "events", "scale", "stop", "doctor"])
+@pytest.mark.parametrize("command", ["run", "status", "events", "scale", "stop", "data", "data verify", "doctor"])
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
-        main([command, "--help"])
+        main([*command.split(), "--help"])
     assert ended.value.code == 0
     assert f"  edl {command}" in capsys.readouterr().out
 

@@ -76,6 +76,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "job": "mnist", "coordinator": "zk:1/x", "secret_file": tmp_path / "s", "np": 2, "min_workers": 1,
         "max_workers": 4, "max_restarts": 3, "batch_size": 64, "session_timeout_s": 4.5, "step_timeout_s": 30,
         "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
+        "audit": tmp_path / "audit",
         "slot": 0, "worker_id": "w1",
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"

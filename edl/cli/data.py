@@ -1,0 +1,78 @@
+"""`edl data verify`: what became of every sample of a job, from what its workers wrote down."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.cli import show
+from edl.core.audit import Account, EpochAccount, Offender, Taken, account
+from edl.runtime.audit import read
+
+UNCLEAN = 1
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    found = account(read(Path(arguments.folder)))
+    if arguments.json:
+        sys.stdout.buffer.write(msgspec.json.encode(as_json(found)) + b"\n")
+    else:
+        show_account(found)
+    return 0 if found.clean else UNCLEAN
+
+
+def as_json(found: Account) -> dict[str, Any]:
+    return {"clean": found.clean, **msgspec.to_builtins(found)}
+
+
+def show_account(found: Account) -> None:
+    job = f"job {found.job}: " if found.job else ""
+    show.say(
+        f"{job}{found.steps} steps, {_counted(found.workers, 'worker')} and "
+        f"{_counted(found.generations, 'generation')} in all"
+    )
+    rows = [_row(epoch) for epoch in found.epochs]
+    show.table(("epoch", "total", "trained", "lost", "repeated", ""), rows)
+    for epoch in found.epochs:
+        _show_offenders(epoch)
+    for taken in found.first_wrong:
+        show.say(f"{taken.worker} was given other samples in step {taken.step} than those of its positions")
+    if len(found.epochs) < found.epochs_wanted:
+        show.say(f"{len(found.epochs)} of {found.epochs_wanted} epochs have begun")
+    lost, repeated = (sum(getattr(epoch, what) for epoch in found.epochs) for what in ("lost", "repeated"))
+    wrong = f", {_counted(found.wrong, 'wrong batch', 'es')}" if found.wrong else ""
+    show.say(f"{lost} lost, {repeated} repeated{wrong}", "" if found.clean else "red")
+
+
+def _row(epoch: EpochAccount) -> tuple[str, ...]:
+    lost = str(epoch.lost) if epoch.over else "-"
+    note = "" if epoch.over else "in progress"
+    return (str(epoch.epoch), str(epoch.total), str(epoch.trained), lost, str(epoch.repeated), note)
+
+
+def _show_offenders(epoch: EpochAccount) -> None:
+    for one in epoch.first_lost:
+        had = f"; {_list(one.steps)} had it, which does not count" if one.steps else "; no worker was given it"
+        show.say(f"epoch {epoch.epoch}: sample {one.sample} is lost{had}")
+    for one in epoch.first_repeated:
+        show.say(f"epoch {epoch.epoch}: sample {one.sample} is repeated: {_list(one.steps)}")
+    for word, count, named in _kinds(epoch):
+        if count > len(named):
+            show.say(f"epoch {epoch.epoch}: and {count - len(named)} more are {word}")
+
+
+def _kinds(epoch: EpochAccount) -> tuple[tuple[str, int, Sequence[Offender]], ...]:
+    return ("lost", epoch.lost, epoch.first_lost), ("repeated", epoch.repeated, epoch.first_repeated)
+
+
+def _list(steps: Sequence[Taken]) -> str:
+    return ", ".join(f"{taken.worker} in step {taken.step}" for taken in steps)
+
+
+def _counted(number: int, noun: str, plural: str = "s") -> str:
+    return f"{number} {noun}{'' if number == 1 else plural}"

@@ -1,0 +1,127 @@
+"""The audit on disk: each worker writes a file of its own, and whoever verifies reads them all.
+
+Owns: the files. Does not own: the form of a line (`edl.protocol.audit`), what they mean together (`edl.core.audit`).
+
+A line is handed to the kernel in one write before the worker goes on, so that it outlives the process however that
+dies. It does not outlive the machine: nothing waits for a disk.
+"""
+
+from __future__ import annotations
+
+import os
+import zlib
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.core.lineage import WorkerAudit
+from edl.errors import ConfigError, UsageError
+from edl.protocol.audit import VERSION, Began, Committed, Damaged, Ended, Given, Line, Opened, Sat, decoded, encoded
+from edl.protocol.data import DataSpec, Lease
+from edl.protocol.ring import Place
+
+PATTERN = "audit-*.jsonl"
+
+
+class Audit:
+    """What is recorded where nobody asked for it: nothing."""
+
+    on = False
+
+    def opened(self, spec: DataSpec) -> None:
+        """The script says what it trains on."""
+
+    def sat(self, place: Place, step: int) -> None:
+        """This worker's ring stands, with everybody in the state of `step`."""
+
+    def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
+        """The script is about to be handed the samples of a step. Any thread."""
+
+    def committed(self, generation: int, step: int) -> None:
+        """The step is applied."""
+
+    def ended(self, epochs: int, step: int) -> None:
+        """The script is told that so many epochs are over, with this step. Any thread."""
+
+
+class AuditFile(Audit):
+    """One worker's file, in a folder that all workers of this machine share. Kept open as long as the process lives."""
+
+    on = True
+
+    def __init__(self, folder: Path, job: str, worker: str) -> None:
+        prepare(folder)
+        self._path = folder / PATTERN.replace("*", worker)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
+        try:
+            self._file = os.open(self._path, flags, 0o600)
+        except FileExistsError:
+            raise ConfigError(f"EDL_AUDIT={folder}: {taken(self._path)}") from None
+        except OSError as error:
+            raise ConfigError(f"EDL_AUDIT={folder}: no file can be made in it: {error.strerror}") from None
+        self._write(Began(VERSION, job, worker))
+
+    def opened(self, spec: DataSpec) -> None:
+        self._write(Opened(spec))
+
+    def sat(self, place: Place, step: int) -> None:
+        self._write(Sat(place.generation, step, place.rank, place.size))
+
+    def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
+        check = zlib.crc32(ids.astype("<i8", copy=False).data)
+        self._write(Given(step, lease.epoch, lease.between(step - 1, step), check))
+
+    def committed(self, generation: int, step: int) -> None:
+        self._write(Committed(generation, step))
+
+    def ended(self, epochs: int, step: int) -> None:
+        self._write(Ended(epochs, step))
+
+    def _write(self, line: Line) -> None:
+        text = encoded(line)
+        try:
+            written = os.write(self._file, text)
+        except OSError as error:
+            raise ConfigError(f"EDL_AUDIT: {self._path} cannot be written: {error.strerror}") from None
+        if written != len(text):
+            raise ConfigError(f"EDL_AUDIT: {self._path} cannot be written: no space is left")
+
+
+def prepare(folder: Path) -> None:
+    """Make it, for nobody else to look into. Raises ConfigError."""
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ConfigError(f"EDL_AUDIT={folder}: cannot be made a folder: {error.strerror}") from None
+
+
+def taken(path: Path) -> str:
+    """Why nothing is recorded beside `path`."""
+    return f"has the audit of another run in it ({path.name}): name a new or empty folder"
+
+
+def read(folder: Path) -> list[WorkerAudit]:
+    """All workers' audits. Raises UsageError for what is none."""
+    if not folder.is_dir():
+        raise UsageError(f"{folder} is no folder: name the one that EDL_AUDIT or --audit named")
+    paths = sorted(folder.glob(PATTERN))
+    if not paths:
+        raise UsageError(f"{folder} has no audit in it ({PATTERN}): name the folder that EDL_AUDIT or --audit named")
+    return [audit for path in paths if (audit := _read_file(path)) is not None]
+
+
+def _read_file(path: Path) -> WorkerAudit | None:
+    """None: its worker died before its first line was written."""
+    try:
+        lines = decoded(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"{path} cannot be read: {error.strerror}") from None
+    except Damaged as error:
+        raise UsageError(f"{path} is damaged {error}") from None
+    if not lines:
+        return None
+    first = lines[0]
+    if not isinstance(first, Began) or first.version != VERSION:
+        raise UsageError(f"{path} is no audit of this version of edl: verify it with the version that wrote it")
+    return WorkerAudit(first.worker, first.job, lines[1:])
