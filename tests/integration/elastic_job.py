@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
 import msgspec
 
 from edl import client
+from edl.core.audit import account
 from edl.errors import EdlError
+from edl.protocol.audit import Given
+from edl.runtime.audit import read
 
 JOBS = Path(__file__).parent / "jobs"
 SAMPLES = 203
@@ -39,8 +41,9 @@ class Job:
         self.command = [sys.executable, str(JOBS / script[0]), "--out", str(out), "--until", str(self.until)]
         self.command += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
         self.command += script[1:]
-        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", **environ}
-        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **quiet)
+        self.audit = out / "audit"
+        self.environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_AUDIT": str(self.audit)}
+        self.launcher = edl.start("run", "-np", str(workers), "--job", "s", *self.command, **self.environ, **environ)
 
     def status(self) -> dict:
         """As `edl status --json` shows it, without a process for each look."""
@@ -55,7 +58,7 @@ class Job:
             return [event.flat() for event in job.events()]
 
     def join(self, **environ: str) -> subprocess.Popen[bytes]:
-        environ = {**self.edl.environ, "EDL_JOB": "s", "TF_CPP_MIN_LOG_LEVEL": "3", **environ}
+        environ = {**self.edl.environ, **self.environ, "EDL_JOB": "s", **environ}
         return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
 
     def wait_size(self, size: int) -> dict:
@@ -85,21 +88,26 @@ class Job:
 
     # ------------------------------------------------------------------------------------------- what must hold
 
-    def trained(self) -> Counter[int]:
-        """How often each sample was. (What is returned late may be trained in the pass after its own.)"""
-        audits = [path.read_text().splitlines() for path in self.out.glob("audit-*.jsonl")]
-        return Counter(sample for lines in audits for line in lines for sample in json.loads(line)["ids"])
-
     def results(self) -> list[dict]:
         return [json.loads(path.read_text()) for path in self.out.glob("result-*.json")]
 
-    def expect_exactly_once(self, unwritten: int = 0) -> None:
-        """`unwritten`: samples that a victim had trained in its last step, and could not write down any more."""
-        assert self.epochs is not None
-        seen = self.trained()
-        assert set(seen) <= set(range(SAMPLES))
-        assert max(seen.values()) <= self.epochs
-        assert self.epochs * SAMPLES - seen.total() <= unwritten
+    def expect_exactly_once(self) -> None:
+        """Every sample of every epoch, whoever was killed in the middle of whatever."""
+        found = account(read(self.audit))
+        assert found.clean, found
+        assert [(epoch.over, epoch.total, epoch.trained) for epoch in found.epochs] == (
+            [(True, SAMPLES, SAMPLES)] * (self.epochs or 0)
+        )
+
+    def expect_batches_as_handed_out(self) -> None:
+        """What scripts had in their hands, however they cut it, are the samples of their steps in that order.
+
+        Of those that came to their end. Rehearsals and stand-ins, which nobody hands out as samples, are left out.
+        """
+        handed_out = [[x.check for x in one.lines if isinstance(x, Given) and x.ranges] for one in read(self.audit)]
+        for result in self.results():
+            seen = [[check for check in result["checks"] if check in checks] for checks in handed_out]
+            assert any(checks and checks == mine for checks, mine in zip(handed_out, seen, strict=True))
 
     def expect_equal_models(self) -> None:
         found = self.results()

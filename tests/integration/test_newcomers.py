@@ -34,6 +34,7 @@ def test_a_newcomer_joins_warm_and_leaves_nothing_of_its_rehearsal(edl, tmp_path
     assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()
+    job.expect_batches_as_handed_out()
     (joined,) = [result for result in job.results() if result["newcomer"]]
     assert joined["batches"] == joined["step"] - 1  # what the rehearsal had counted is gone
     assert joined.get("averaged", 0) == 0  # and so is what it left in Keras's metrics

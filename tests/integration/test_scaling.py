@@ -46,7 +46,7 @@ def test_a_killed_worker_costs_the_survivors_one_batch(edl, tmp_path):
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(3, 2)]
     assert len(job.results()) == 2
     job.expect_equal_models()
-    job.expect_exactly_once(unwritten=4)
+    job.expect_exactly_once()
 
 
 def test_edl_scale_shrinks_and_says_the_pause(edl, tmp_path):

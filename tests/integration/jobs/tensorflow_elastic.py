@@ -1,10 +1,10 @@
-"""One model in each of TensorFlow's ways of training; writes down what each committed step trained."""
+"""One model in each of TensorFlow's ways of training, by workers that come and go."""
 
 import argparse
 import json
 import os
 import time
-from collections import deque
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -42,31 +42,22 @@ def mean_square(wanted: Any, found: Any) -> Any:
     return tf.reduce_mean(tf.square(wanted - found))
 
 
-class Audit:
-    """What a step trained, in two halves: before the job is told of its end, and after."""
-
-    def __init__(self) -> None:
-        self.file = (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1)
-
-    def before(self, ids: Any) -> None:
-        time.sleep(0.0 if options.until.exists() else options.step_time)
-        extra.batches += 1
-        self.step, self.rehearsed = edl.step(), edl.rehearsing()
-        # Without a share there are stand-ins of weight zero.
-        own = [] if self.rehearsed else ids[: shards.share(self.step)].tolist()
-        self.line = json.dumps({"step": self.step, "epoch": edl.epoch(), "ids": own}) + "\n"
-
-    def after(self, committed: bool) -> None:
-        if committed:
-            self.file.write(self.line)
+batches: list[int] = []  # checksums of their ids, as the script has them in its hands
 
 
-audit = Audit()
+def note(ids: Any) -> Any:
+    batches.append(zlib.crc32(ids))
+    return ids
 
 
-def end_batch(ids: Any) -> None:
-    audit.before(ids)
-    audit.after(edl.notify_batch_end())
+def before_end() -> None:
+    time.sleep(0.0 if options.until.exists() else options.step_time)
+    extra.batches += 1
+
+
+def end_batch() -> None:
+    before_end()
+    edl.notify_batch_end()
 
 
 def go_on() -> bool:
@@ -92,8 +83,8 @@ def tape(traced: bool) -> list[Any]:
     train = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)]) if traced else step
     while go_on():
         for ids in shards.batches(task.BATCH):
-            train(tf.constant(ids))
-            end_batch(ids)
+            train(tf.constant(note(ids)))
+            end_batch()
     return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
 
 
@@ -109,27 +100,26 @@ def dataset() -> list[Any]:
                 loss = mean_square(wanted, model(rows))
             weights = model.trainable_variables
             optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
-            end_batch(ids.numpy())
+            end_batch()
     return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
 
 
 def fit() -> list[Any]:
     """Keras's own loop, fed sample by sample through a pipeline that reads ahead."""
-    read: deque[Any] = deque()  # ids of the batches, as the pipeline cuts them
-
-    def note(ids: Any) -> Any:
-        read.append(ids)
-        return ids
 
     class Before(keras.callbacks.Callback):  # type: ignore[misc]
+        rehearsed = False
+
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            audit.before(read.popleft())
+            before_end()
+            self.rehearsed = edl.rehearsing()
 
     class After(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-            audit.after(not audit.rehearsed and edl.step() > audit.step)
-            if audit.rehearsed:
+            if before.rehearsed:
                 result["averaged"] = float(self.model.metrics[0].count.numpy())
+
+    before = Before()
 
     model = small_model()
     ids = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
@@ -138,7 +128,7 @@ def fit() -> list[Any]:
     optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
     model.compile(optimizer=optimizer, loss=mean_square)
     model.fit(
-        dataset, epochs=options.epochs, shuffle=False, verbose=0, callbacks=[Before(), edl.KerasCallback(), After()]
+        dataset, epochs=options.epochs, shuffle=False, verbose=0, callbacks=[before, edl.KerasCallback(), After()]
     )
     return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
 
@@ -147,8 +137,8 @@ def graph() -> list[Any]:
     """Listing 1 of the paper, and the ids of each batch fetched with its update."""
     v1 = tf.compat.v1
     dataset = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
-    batches = v1.data.make_initializable_iterator(dataset)
-    ids = batches.get_next()
+    iterator = v1.data.make_initializable_iterator(dataset)
+    ids = iterator.get_next()
     weights = [v1.get_variable(f"w{i}", shape) for i, shape in enumerate([(8, 6), (6,), (6, 1), (1,)])]
     hidden = tf.tanh(tf.gather(inputs, ids) @ weights[0] + weights[1])
     loss = mean_square(tf.gather(targets, ids), hidden @ weights[2] + weights[3])
@@ -159,13 +149,13 @@ def graph() -> list[Any]:
     with v1.Session() as s:
         s.run(begin)
         while go_on():
-            s.run(batches.initializer)
+            s.run(iterator.initializer)
             while True:
                 try:
-                    _, trained = s.run([obj, ids])
+                    note(s.run([obj, ids])[1])
                 except tf.errors.OutOfRangeError:
                     break
-                end_batch(trained)
+                end_batch()
         return s.run(v1.global_variables())
 
 
@@ -176,11 +166,7 @@ WAYS = {
     "graph": graph,
     "dataset": dataset,
 }
-try:
-    state = WAYS[options.way]()
-except edl.Leaving:
-    audit.after(True)  # it leaves after a committed step
-    raise
-result |= {"state": [value.tolist() for value in state], "batches": extra.batches, "traces": traces}
+state = WAYS[options.way]()
+result |= {"state": [value.tolist() for value in state], "batches": extra.batches, "traces": traces, "checks": batches}
 result |= {"rank": edl.rank(), "step": edl.step()}
 (options.out / f"result-{os.getpid()}.json").write_text(json.dumps(result))

@@ -1,4 +1,4 @@
-"""A PyTorch loop that writes down what each committed step trained."""
+"""A PyTorch loop whose workers come and go."""
 
 import argparse
 import json
@@ -65,38 +65,27 @@ def epochs_wanted() -> int:
 
 
 def train(ids: Any) -> None:
-    step, epoch = edl.step(), edl.epoch()
     optimizer.zero_grad()
     torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
     optimizer.step()
     time.sleep(0.0 if options.until.exists() else options.step_time)
     extra.batches += 1
-    # Without a share there are stand-ins of weight zero.
-    own = [] if edl.rehearsing() else ids[: shards.share(step)].tolist()
     if edl.rehearsing():
         mortal.before_rehearsed()
-    line = json.dumps({"step": step, "epoch": epoch, "ids": own}) + "\n"
-    try:
-        committed = edl.notify_batch_end()
-    except edl.Leaving:
-        audit.write(line)  # it leaves after a committed step
-        raise
-    if committed:
-        audit.write(line)
+    edl.notify_batch_end()
 
 
-with (options.out / f"audit-{os.getpid()}.jsonl").open("w", buffering=1) as audit:
-    if options.loaders is None:
-        shards = edl.elastic_shard_generator(options.files or task.SAMPLES, epochs=options.epochs, shuffle=True)
-    else:
-        dataset = edl.ElasticDataset(options.files) if options.files else Numbers()
-        loader = edl.ElasticDataLoader(
-            dataset, 4, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
-        )
-        shards = loader.shards
-    while shards.epochs_done < epochs_wanted():
-        for batch in shards.batches(4) if options.loaders is None else loader:
-            train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
+if options.loaders is None:
+    shards = edl.elastic_shard_generator(options.files or task.SAMPLES, epochs=options.epochs, shuffle=True)
+else:
+    dataset = edl.ElasticDataset(options.files) if options.files else Numbers()
+    loader = edl.ElasticDataLoader(
+        dataset, 4, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
+    )
+    shards = loader.shards
+while shards.epochs_done < epochs_wanted():
+    for batch in shards.batches(4) if options.loaders is None else loader:
+        train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
