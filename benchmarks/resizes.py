@@ -19,9 +19,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter, defaultdict
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
+
+from edl.core.audit import account
+from edl.runtime.audit import read
 
 SAMPLES = 1797
 LEEWAY = 0.25  # of the losses of jobs of fixed size
@@ -36,6 +39,7 @@ class Job:
         self.environ = {
             **os.environ,
             "EDL_HOME": str(folder / "home"),
+            "EDL_AUDIT": str(folder / "audit"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
         }
@@ -56,7 +60,7 @@ class Job:
 
     def wait_training(self) -> None:
         deadline = time.monotonic() + PATIENCE_S
-        while not any('"trained"' in path.read_text() for path in self.folder.glob("*.jsonl")):
+        while not any('"committed"' in path.read_text() for path in self.folder.glob("audit/*.jsonl")):
             if self._launcher.poll() is not None or time.monotonic() > deadline:
                 raise SystemExit(f"the job does not train:\n{self._log()}")
             time.sleep(0.1)
@@ -95,7 +99,7 @@ def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:
             sizes.append(size)
             print(f"{framework}: {number + 1} of {times} changes, now {size} workers", file=sys.stderr, flush=True)
         epochs = job.end()
-        notes, events = job.notes(), job.events()
+        notes, events, data = job.notes(), job.events(), account(read(job.folder / "audit"))
     scaled = [event for event in events if event["kind"] == "scaled"]
     pauses = [event["pause_ms"] for event in scaled if event["pause_ms"] is not None]
     return {
@@ -107,24 +111,21 @@ def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:
         "pause_ms": statistics.median(pauses),
         "longest_pause_ms": max(pauses),
         "epochs": epochs,
-        **audit(notes, epochs),
+        **compared(notes),
+        "lost": epochs * SAMPLES - sum(epoch.trained for epoch in data.epochs),  # also of an epoch that never began
+        "repeated": sum(epoch.repeated for epoch in data.epochs),
+        "wrong": data.wrong,
         "loss": statistics.mean(note["loss"] for note in notes if note["kind"] == "end"),
     }
 
 
-def audit(notes: list[dict[str, Any]], epochs: int) -> dict[str, int]:
-    """Of weights and samples."""
+def compared(notes: list[dict[str, Any]]) -> dict[str, int]:
+    """The weights after each switch."""
     digests = defaultdict(set)
     for note in notes:
         if note["kind"] in ("switch", "end"):
             digests[note["kind"], note["generation"]].add(note["digest"])
-    trained = Counter(sample for note in notes if note["kind"] == "trained" for sample in note["ids"])
-    return {
-        "compared": len(digests),
-        "different": sum(len(found) > 1 for found in digests.values()),
-        "lost": sum(max(0, epochs - trained[sample]) for sample in range(SAMPLES)),
-        "repeated": sum(max(0, trained[sample] - epochs) for sample in range(SAMPLES)),
-    }
+    return {"compared": len(digests), "different": sum(len(found) > 1 for found in digests.values())}
 
 
 def fixed_loss(framework: str, workers: int, epochs: int) -> float:
@@ -137,7 +138,7 @@ def fixed_loss(framework: str, workers: int, epochs: int) -> float:
 def is_sound(result: dict[str, Any]) -> bool:
     low, high = sorted(result["fixed_losses"])
     near = low * (1 - LEEWAY) <= result["loss"] <= high * (1 + LEEWAY)
-    return near and not (result["different"] or result["lost"] or result["repeated"])
+    return near and not (result["different"] or result["lost"] or result["repeated"] or result["wrong"])
 
 
 def main() -> int:

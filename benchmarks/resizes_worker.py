@@ -115,15 +115,7 @@ def main() -> None:
         for ids in shards.batches(BATCH):
             task.train(ids)
             time.sleep(options.step_time)
-            step = edl.step()
-            own = ids[: shards.share(step)].tolist() if not edl.rehearsing() else []
-            try:
-                committed = edl.notify_batch_end()
-            except edl.Leaving:
-                note("trained", ids=own)
-                raise
-            if committed:
-                note("trained", ids=own)
+            edl.notify_batch_end()
         if edl.rank() == 0:
             note("epoch", loss=task.loss(), samples=1797 * shards.epochs_done)
         wanted = int(until.read_text()) if until.exists() else wanted
