@@ -7,7 +7,7 @@ import signal
 from collections import Counter
 
 import pytest
-from elastic_job import Job
+from elastic_job import SAMPLES, Job
 
 from edl.protocol.audit import Committed
 from edl.runtime.audit import read
@@ -78,6 +78,19 @@ def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
     job.wait_steps(STEPS_ON)
     assert max(voided(job).values(), default=0) <= 1
     job.finish()
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+@pytest.mark.parametrize("moment", ["computing", "applied", "committed"])
+def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment):
+    """Nothing comes after it that would tell whether the victim's samples are trained; all three know by themselves."""
+    last_step = 2 * -(-SAMPLES // (3 * 4))
+    job = Job(edl, tmp_path / "out", 3, epochs=2, EDL_TEST_DIE=moment, EDL_TEST_DIE_STEP=str(last_step))
+    job.wait_size(3)
+    events = job.finish()
+    assert [event["kind"] for event in events].count("worker_lost") == 1
     assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()

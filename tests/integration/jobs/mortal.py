@@ -26,6 +26,12 @@ def before_rehearsed() -> None:
         threading.Timer(0.1, die).start()  # the word is given when notify_batch_end() begins; the switch comes later
 
 
+def in_step(moment: str, rank: int, step: int) -> None:
+    """To be called at this moment of each step: in that which EDL_TEST_DIE_STEP names, the third worker dies of it."""
+    if (moment, rank, str(step)) == (MOMENT, 2, os.environ.get("EDL_TEST_DIE_STEP")):
+        die()
+
+
 def _entering(enter: Any) -> Any:
     def dying(ring: HorovodRing, place: Place, timeout_s: float) -> None:
         if place.size > 1 and MOMENT == "entering":

@@ -65,14 +65,18 @@ def epochs_wanted() -> int:
 
 
 def train(ids: Any) -> None:
+    rank, step = edl.rank(), edl.step()
     optimizer.zero_grad()
+    mortal.in_step("computing", rank, step)
     torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
     optimizer.step()
+    mortal.in_step("applied", rank, step)
     time.sleep(0.0 if options.until.exists() else options.step_time)
     extra.batches += 1
     if edl.rehearsing():
         mortal.before_rehearsed()
     edl.notify_batch_end()
+    mortal.in_step("committed", rank, step)
 
 
 if options.loaders is None:
