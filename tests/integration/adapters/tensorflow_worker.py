@@ -39,7 +39,9 @@ class Keras:
                 keras.layers.Dense(1),
             ]
         )
-        if KIND == "sgd":
+        if KIND == "plain":
+            self.optimizer = keras.optimizers.SGD(1.0)
+        elif KIND == "sgd":
             self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
         else:
             self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
@@ -63,6 +65,9 @@ class Keras:
     def weights(self) -> list[Any]:
         return self.model.get_weights()
 
+    def set_weights(self, weights: list[Any]) -> None:
+        self.model.set_weights(weights)
+
     def slots(self) -> list[Any]:
         return [variable.numpy() for variable in self.optimizer.variables]
 
@@ -83,7 +88,11 @@ class Graph:
         second = v1.get_variable("second", (8, 1), initializer=v1.random_normal_initializer(0.1))
         self.trained = [first, second]
         loss = tf.reduce_mean(tf.square((tf.tanh(self.x @ first) @ second)[:, 0] - self.y))
-        optimizer = v1.train.MomentumOptimizer(0.05, 0.9) if KIND == "sgd" else v1.train.AdamOptimizer(0.01)
+        kinds = {
+            "plain": lambda: v1.train.GradientDescentOptimizer(1.0),
+            "sgd": lambda: v1.train.MomentumOptimizer(0.05, 0.9),
+        }
+        optimizer = kinds.get(KIND, lambda: v1.train.AdamOptimizer(0.01))()
         framework.wrap(trainer, optimizer, None)
         self.operation = optimizer.minimize(loss)
         self.session = v1.Session(config=v1.ConfigProto(intra_op_parallelism_threads=1, inter_op_parallelism_threads=1))
@@ -96,6 +105,10 @@ class Graph:
 
     def weights(self) -> list[Any]:
         return self.session.run(self.trained)
+
+    def set_weights(self, weights: list[Any]) -> None:
+        for variable, value in zip(self.trained, weights, strict=True):
+            variable.load(value, self.session)
 
     def slots(self) -> list[Any]:
         return self.session.run(self.session.graph.get_collection("variables"))
@@ -119,6 +132,15 @@ def train(x: list[list[float]], y: list[float]) -> str:
     return trainer.take_error()
 
 
+def gradient(x: list[list[float]], y: list[float]) -> list[float]:
+    """That of the global batch: what one step of rate 1 makes of the weights, which then are as they were."""
+    before = job.weights()
+    assert train(x, y) == ""
+    after = job.weights()
+    job.set_weights(before)
+    return np.subtract(flat(before), flat(after)).tolist()
+
+
 def flat(arrays: list[Any]) -> list[float]:
     return np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays]).tolist()
 
@@ -131,6 +153,7 @@ def disturb() -> None:
 
 commands = {
     "train": train,
+    "gradient": gradient,
     "weights": lambda: flat(job.weights()),
     "slots": lambda: flat(job.slots()),
     "disturb": disturb,

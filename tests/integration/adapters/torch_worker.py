@@ -19,6 +19,7 @@ torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
 
 KINDS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]] = {
+    "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.0),
     "clipped": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=5),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
@@ -72,6 +73,12 @@ def train(x: list[list[float]], y: list[float], use_branch: bool = True) -> str:
     return trainer.take_error()
 
 
+def gradient(x: list[list[float]], y: list[float]) -> list[float]:
+    """That of the global batch, as one step applies it."""
+    assert train(x, y) == ""
+    return torch.cat([parameter.grad.reshape(-1).double() for parameter in model.parameters()]).tolist()
+
+
 def weights() -> list[float]:
     return torch.cat([tensor.detach().reshape(-1).double() for tensor in model.state_dict().values()]).tolist()
 
@@ -98,4 +105,5 @@ def disturb() -> None:
     train([[1.0] * 6], [1.0])
 
 
-serve(framework, {"pump": pump, "train": train, "weights": weights, "slots": slots, "disturb": disturb})
+commands = {"train": train, "gradient": gradient, "weights": weights, "slots": slots, "disturb": disturb, "pump": pump}
+serve(framework, commands)
