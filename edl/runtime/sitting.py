@@ -74,7 +74,7 @@ class Sitting:
 
     def refresh(self) -> None:
         """After a change of what makes the end of a mini-batch unusual."""
-        unusual = not self.generation or self.void is not None or self.models_may_differ or self.audit.on
+        unusual = not self.generation or self.void is not None or self.models_may_differ
         self.count.usual_until = 0 if unusual else self.even_until
 
     # ------------------------------------------------------------------------------------------------------- seats

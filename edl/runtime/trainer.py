@@ -22,7 +22,7 @@ from edl.errors import JobFailed, RingBroken, UsageError
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
-from edl.runtime.audit import AuditFile
+from edl.runtime.audit import AuditedCount, AuditFile
 from edl.runtime.endings import Leaving, leave_on_sigterm, note_failures
 from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
@@ -32,6 +32,7 @@ from edl.runtime.shards import ShardGenerator
 from edl.runtime.sitting import Sitting
 from edl.runtime.source import files_of
 from edl.sources.port import Source
+from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
 
@@ -49,7 +50,8 @@ class Trainer:
         self._feed = LeaseFeed()
         self._extras = Extras()
         self._seat = Sitting(framework, self._feed, self._extras)
-        self._count = self._seat.count  # the seat's own; here, as each look at a cold object costs the hot path
+        # The seat's own; here, as each look at a cold object costs the hot path.
+        self._count: Count | AuditedCount = self._seat.count
         self._shards: ShardGenerator | None = None
         self._thread = 0
         self._callbacks: list[Callable[[int, int], object]] = []
@@ -89,6 +91,8 @@ class Trainer:
             self._seat.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
         link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
         self._count = self._seat.count
+        if self._seat.audit.on:
+            self._count = AuditedCount(self._seat.count, self._seat.audit, lambda: self._seat.generation)
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(lambda: link.send(say.LeaveAsked()))
@@ -300,7 +304,7 @@ class Trainer:
 
     def _end_unusual_batch(self, samples: int | None) -> bool:
         """One at which there may be new orders, one before an uneven one, the first of all, a void one, a rehearsal;
-        any that is audited; or a call before `init()`.
+        or a call before `init()`.
         """
         self._started()
         self._seat.ending_batch = True

@@ -64,7 +64,7 @@ def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 2)]
     assert len(job.results()) == 2
     job.expect_equal_models()
-    job.expect_exactly_once(unwritten=4)
+    job.expect_exactly_once()
 
 
 def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):

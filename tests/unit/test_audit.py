@@ -21,8 +21,9 @@ from edl.errors import ConfigError, UsageError
 from edl.protocol.audit import Began, Committed, Damaged, Ended, Given, Line, Opened, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
-from edl.runtime.audit import AuditFile, read
+from edl.runtime.audit import AuditedCount, AuditFile, read
 from edl.runtime.shards import ShardGenerator
+from edl.transport.page import NEVER, Page
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)
 
@@ -246,6 +247,19 @@ def test_a_full_disk_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(os, "write", lambda descriptor, text: len(text) - 1)
     with pytest.raises(ConfigError, match="no space is left"):
         file.committed(1, 1)
+
+
+def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path) -> None:
+    count = Page.unshared().count()
+    audited = AuditedCount(count, AuditFile(tmp_path, "j", "w"), lambda: 7)
+    assert not audited.advance()  # as long as the seat does not say until when
+    page = Page.unshared()
+    page.attention_step = NEVER
+    count = page.count()
+    count.usual_until = 3
+    audited = AuditedCount(count, AuditFile(tmp_path, "j", "v"), lambda: 7)
+    assert [audited.advance() for _ in range(4)] == [True, True, False, False]
+    assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1), Committed(7, 2)), ()]
 
 
 def test_a_generator_writes_down_what_it_hands_out(tmp_path: Path) -> None:
