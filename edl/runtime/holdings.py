@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec, Lease, Range
-from edl.runtime.audit import Audit
 
 BLOCK = 8192  # samples whose ids are computed at once: a call for one batch would cost more than its samples
 
@@ -60,8 +59,7 @@ class _Block:
 class Holdings:
     """Leases not yet trained, in order. Readers see a tuple that is replaced, never changed."""
 
-    def __init__(self, feed: Feed, audit: Audit) -> None:
-        self.audit = audit
+    def __init__(self, feed: Feed) -> None:
         self._feed = feed
         self._fetching = threading.Lock()
         self._leases: tuple[Lease, ...] = ()
@@ -96,15 +94,12 @@ class Holdings:
             return True
 
     def ids(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
-        """The samples that `lease` gives `step`, which are about to be handed out."""
+        """The samples that `lease` gives `step`."""
         block = self._block
         if block is None or block.lease is not lease or not block.after_step < step <= block.until_step:
             block = self._block = _block(spec, lease, step - 1)
         first = (step - 1 - block.after_step) * lease.batch
-        ids = block.ids[first : first + lease.batch].copy()
-        if self.audit.on:
-            self.audit.given(lease, step, ids)
-        return ids
+        return block.ids[first : first + lease.batch].copy()
 
 
 def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:

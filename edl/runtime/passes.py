@@ -12,6 +12,7 @@ from enum import Enum
 
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
+from edl.runtime.audit import Audit
 from edl.runtime.holdings import Feed, Holdings, Ids, first_ids
 
 
@@ -35,10 +36,11 @@ class Batch:
 class Pass:
     """May be pulled by one thread and stepped back by another."""
 
-    def __init__(self, spec: DataSpec, feed: Feed, holdings: Holdings, *, one_epoch: bool) -> None:
+    def __init__(self, spec: DataSpec, feed: Feed, holdings: Holdings, audit: Audit, *, one_epoch: bool) -> None:
         self._spec = spec
         self._feed = feed
         self._holdings = holdings
+        self._audit = audit
         self._one_epoch = one_epoch
         self._lock = threading.Lock()  # not held while waiting for the feed
         self._rehearsed = False
@@ -81,7 +83,7 @@ class Pass:
     def end(self) -> None:
         self._enter(State.ENDED)
         if self.step is not None and (epochs := self._epochs_over()) is not None:
-            self._holdings.audit.ended(epochs, self.step)
+            self._audit.ended(epochs, self.step)
 
     def give_up(self) -> None:
         """Whoever still pulls this pass is told."""
@@ -130,6 +132,8 @@ class Pass:
         self.epoch = lease.epoch if self.epoch is None else self.epoch
         ends_pass = lease.final and step == lease.until_step
         ids = self._holdings.ids(self._spec, lease, step)
+        if self._audit.on:
+            self._audit.given(lease, step, ids)
         if ids.size == 0:
             # Scripts that cut batches themselves must get what fills one, unless the end of the pass cuts it short.
             count = self._spec.batch if self._spec.by_sample and not ends_pass else 1

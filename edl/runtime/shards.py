@@ -75,7 +75,8 @@ class ShardGenerator:
         self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
         self._feed = feed
-        self._holdings = Holdings(feed, audit or Audit())
+        self._audit = audit or Audit()
+        self._holdings = Holdings(feed)
         self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows
@@ -224,7 +225,7 @@ class ShardGenerator:
                 self._finish(self._pass)
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=self._epochs_done + 1)
-            now = self._pass = Pass(spec, self._feed, self._holdings, one_epoch=self._epochs is None)
+            now = self._pass = Pass(spec, self._feed, self._holdings, self._audit, one_epoch=self._epochs is None)
         self._feed.open(spec)
         return now
 

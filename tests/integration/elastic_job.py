@@ -102,9 +102,10 @@ class Job:
     def expect_batches_as_handed_out(self) -> None:
         """What scripts had in their hands, however they cut it, are the samples of their steps in that order.
 
-        Of those that came to their end. Rehearsals and stand-ins, which nobody hands out as samples, are left out.
+        Of scripts that came to their end. Rehearsals and stand-ins, which are nobody's samples, are left out.
         """
-        handed_out = [[x.check for x in one.lines if isinstance(x, Given) and x.ranges] for one in read(self.audit)]
+        given = [{line.step: line for line in one.lines if isinstance(line, Given)} for one in read(self.audit)]
+        handed_out = [[line.check for _, line in sorted(lines.items()) if line.ranges] for lines in given]
         for result in self.results():
             seen = [[check for check in result["checks"] if check in checks] for checks in handed_out]
             assert any(checks and checks == mine for checks, mine in zip(handed_out, seen, strict=True))

@@ -22,6 +22,8 @@ from edl.protocol.audit import Began, Committed, Damaged, Ended, Given, Line, Op
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
 from edl.runtime.audit import AuditedCount, AuditFile, read
+from edl.runtime.holdings import Holdings
+from edl.runtime.passes import Pass
 from edl.runtime.shards import ShardGenerator
 from edl.transport.page import NEVER, Page
 
@@ -262,28 +264,40 @@ def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path)
     assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1), Committed(7, 2)), ()]
 
 
+class OneLease:
+    """Three steps of two samples, one sample, none."""
+
+    def __init__(self, rehearses: bool) -> None:
+        self._rehearses = rehearses
+
+    def open(self, spec: DataSpec) -> None: ...
+
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+        return None if after else Lease(1, 0, 3, 2, (Range(0, 0, 3),), 0, final=True)
+
+    def rehearsing(self) -> bool:
+        return self._rehearses
+
+    def step(self) -> int:
+        return 1
+
+
 def test_a_generator_writes_down_what_it_hands_out(tmp_path: Path) -> None:
-    class Feed:
-        """One lease: two samples, one sample, none."""
-
-        def open(self, spec: DataSpec) -> None: ...
-
-        def next_lease(self, after: int = 0) -> Lease | None:
-            return None if after else Lease(1, 0, 3, 2, (Range(0, 0, 3),), 0, final=True)
-
-        def rehearsing(self) -> bool:
-            return rehearses.pop()
-
-        def step(self) -> int:
-            return 1
-
-    rehearses = [False, False, False, True]
-    shards = ShardGenerator(3, Feed(), epochs=1, audit=AuditFile(tmp_path, "j", "w"))
-    assert len(list(shards.batches(2))) == 4  # the rehearsal, and the stand-in of the third step
+    shards = ShardGenerator(3, OneLease(rehearses=True), epochs=1, audit=AuditFile(tmp_path, "j", "w"))
+    assert len(list(shards.batches(2))) == 4  # the rehearsal first, and stand-ins for the third step
     (found,) = read(tmp_path)
     *hands, ended = found.lines
     assert [(line.step, line.ranges) for line in hands] == [(1, (Range(0, 0, 2),)), (2, (Range(0, 2, 3),)), (3, ())]
     assert ended == Ended(1, 3)
+
+
+def test_a_look_at_samples_to_come_is_no_handing_out(tmp_path: Path) -> None:
+    spec, feed = DataSpec(3, 1, 2), OneLease(rehearses=False)
+    one = Pass(spec, feed, Holdings(feed), AuditFile(tmp_path, "j", "w"), one_epoch=False)
+    one.next()
+    assert one.coming(1)[0].tolist() == [2]
+    (found,) = read(tmp_path)
+    assert [line.step for line in found.lines if isinstance(line, Given)] == [1]
 
 
 # ---------------------------------------------------------------------------------------------------- the command

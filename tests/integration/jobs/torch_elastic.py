@@ -4,6 +4,7 @@ import argparse
 import json
 import os
 import time
+import zlib
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ model = Net()
 optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
 extra = edl.register(batches=0)
 resizes: list[tuple[int, int]] = []
+checks: list[int] = []  # of the ids of committed batches, as the script had them in its hands
 edl.on_resize(lambda old, new: resizes.append((old, new)))
 
 
@@ -75,7 +77,8 @@ def train(ids: Any) -> None:
     extra.batches += 1
     if edl.rehearsing():
         mortal.before_rehearsed()
-    edl.notify_batch_end()
+    if edl.notify_batch_end():
+        checks.append(zlib.crc32(np.asarray(ids, np.int64)))
     mortal.in_step("committed", rank, step)
 
 
@@ -93,4 +96,5 @@ while shards.epochs_done < epochs_wanted():
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
+result["checks"] = checks
 (options.out / f"result-{os.getpid()}.json").write_text(json.dumps(result))
