@@ -40,6 +40,10 @@ _SERVER_OPTIONS = [
     *_LIMITS,
     ("grpc.so_reuseport", 0),  # two leaders must never share a port unknowingly
     ("grpc.max_concurrent_streams", CALLS_PER_CONNECTION),
+    # Calls that have come and were not taken yet. From 1,000 on, gRPC's default cancels some, and with them a worker's
+    # conversation: a leader that is busy for half a second has as many, and would be called anew by all of them.
+    ("grpc.server.max_pending_requests", CALLS_AT_ONCE),
+    ("grpc.server.max_pending_requests_hard_limit", CALLS_AT_ONCE),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 _CLIENT_OPTIONS = [

@@ -182,3 +182,15 @@ async def test_ipv6(server: str) -> None:
     async with Calling(f"[::1]:{port}") as client:
         assert await ping(client) == Ping()
     await six.stop()
+
+
+async def test_a_thousand_workers_that_all_call_at_once_are_all_answered():
+    server = make_server()
+    address = f"127.0.0.1:{await server.start('127.0.0.1')}"
+    clients = [Client(SECRET, "job", f"w{number}", address) for number in range(40)]
+    calls = [client.call(Ping(), Ping, term=1, generation=0, deadline_s=60) for client in clients for _ in range(60)]
+    try:
+        assert await asyncio.gather(*calls) == [Ping()] * len(calls)  # gRPC's own bound cancels some beyond 1,000
+    finally:
+        await asyncio.gather(*(client.close() for client in clients))
+        await server.stop()
