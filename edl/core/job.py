@@ -10,6 +10,7 @@ generation is `edl.core.planning`'s to say, who has been waited for long enough 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
@@ -40,6 +41,7 @@ from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
 from edl.core.patience import Patience, Wait, Waits
 from edl.core.planning import Follow, GiveUp, PutOff, Situation, WaitAnew, decide, missing
+from edl.core.seat import NEVER
 from edl.core.sightings import Sightings, only_stepped, overtaken
 from edl.core.spans import Spans
 from edl.core.supply import Supply
@@ -90,6 +92,7 @@ class JobMachine:
         self._history: deque[Input] = deque(maxlen=50)
         self._last_loss = ""
         self._enough_until = 0  # while nobody has applied this step, no more need be leased
+        self._slowest: set[str] = set()  # of the ring: who is not beyond the newest stable step
         self._now = 0.0
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
@@ -183,7 +186,7 @@ class JobMachine:
             self._commands.append(Refuse("older than the last report", stale="generation"))
             return False
         self.seen.take(worker, observation, now)
-        if last is not None and only_stepped(observation, last) and not self._matters(observation.step, last.step):
+        if last is not None and only_stepped(observation, last) and not self._matters(worker, observation.step):
             return False
         self._tell_voided(worker, last, observation)
         self._follow(member, observation)
@@ -198,9 +201,15 @@ class JobMachine:
             self._commands.append(Refuse(gone.reason, retry=True))
         return False
 
-    def _matters(self, step: int, before: int) -> bool:
-        """Does a worker's step decide anything? Only the slowest one's makes a step stable, or the need of leases."""
-        return self.supply.ledger is not None and (before <= self.supply.step or step >= self._enough_until)
+    def _matters(self, worker: str, step: int) -> bool:
+        """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""
+        if self.supply.ledger is None:
+            return False
+        frees = False
+        if worker in self._slowest and step > self.supply.step:
+            self._slowest.discard(worker)
+            frees = not self._slowest
+        return frees or step >= self._enough_until
 
     def _tell_voided(self, worker: str, before: Observation | None, now: Observation) -> None:
         """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8)."""
@@ -276,6 +285,7 @@ class JobMachine:
         self._commit_stable()
         self._plan_if_needed(now)
         self._grant()
+        self._slowest = self.seen.up_to(self.supply.step, self.record.roster)
         self._finish()
 
     def _expel(self, now: float) -> None:
@@ -298,9 +308,7 @@ class JobMachine:
             superseded=(),
             state=JobState.RUNNING,
         )
-        for worker in plan.roster:
-            if self._state(worker) is WorkerState.SWITCHING:
-                self._move(worker, Cause.ENTERED)
+        self._move_all(self._switching(plan.roster), Cause.ENTERED)
         self._commands.append(CloseRing(plan.generation))
         if first:
             self._settle_first_size()
@@ -341,18 +349,15 @@ class JobMachine:
         assert plan is not None
         self._tell(Kind.SWITCH_PUT_OFF, next_generation=plan.generation, after_step=plan.after_step)
         self._close(plan, self.record.roster)
-        for worker in self.record.roster:
-            if self._state(worker) is WorkerState.SWITCHING:
-                self._move(worker, Cause.PUT_OFF)
+        self._move_all(self._switching(self.record.roster), Cause.PUT_OFF)
         self._change(plan=None, state=JobState.RUNNING)
 
     def _plan(self, roster: tuple[str, ...], after_step: int | None, now: float) -> None:
         generation = self.record.planned + 1
         if self.record.plan is not None:
             self._drop_plan(self.record.plan, roster)
-        for worker in roster:
-            if self._state(worker) is not WorkerState.LEAVING:
-                self._move(worker, Cause.PLANNED)
+        staying = [worker for worker in roster if self._state(worker) is not WorkerState.LEAVING]
+        self._move_all(staying, Cause.PLANNED)
         ledger = self.supply.planned(roster, after_step, self._lease_steps())
         plan = Plan(generation, roster, after_step, ledger, now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
@@ -376,9 +381,8 @@ class JobMachine:
     def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
         self._commands.append(CloseRing(plan.generation))
         cause = Cause.UNPLANNED if self.record.generation else Cause.UNPLANNED_FIRST
-        for worker in plan.roster:
-            if worker not in roster and self._state(worker) is WorkerState.SWITCHING:
-                self._move(worker, cause)
+        following = set(roster)
+        self._move_all((worker for worker in self._switching(plan.roster) if worker not in following), cause)
 
     def _finish(self) -> None:
         """The job is finished when nobody trains any more, unless samples are left that nobody declined to train.
@@ -463,7 +467,8 @@ class JobMachine:
         # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
         if ledger.covered_step <= least and self.supply.reach(until):
             self._keep_ledger()
-        self._enough_until = ledger.covered_step - ahead // 2
+        # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
+        self._enough_until = ledger.covered_step - ahead // 2 if ledger.covered_step > least else NEVER
 
     # ---------------------------------------------------------------------------------------------------- endings
 
@@ -503,6 +508,9 @@ class JobMachine:
     def _state(self, worker: str) -> WorkerState | None:
         member = self._members.get(worker)
         return member.state if member else None
+
+    def _switching(self, roster: tuple[str, ...]) -> list[str]:
+        return [worker for worker in roster if self._state(worker) is WorkerState.SWITCHING]
 
     def _gone(self, worker: str) -> Gone | None:
         return next((gone for gone in self.record.gone if gone.worker == worker), None)
@@ -548,11 +556,15 @@ class JobMachine:
         self._change(members=tuple(replaced))
 
     def _move(self, worker: str, cause: Cause) -> None:
-        member = self._members.get(worker)
-        if member is not None:
-            state = moved(member, cause).state
-            self._update(worker, state=state)
-            self._spans.enter(worker, state, self._now)
+        self._move_all((worker,), cause)
+
+    def _move_all(self, workers: Iterable[str], cause: Cause) -> None:
+        """At once: one by one, the members of a large ring would be copied as often as there are of them."""
+        after = {worker: moved(self._members[worker], cause) for worker in workers if worker in self._members}
+        if after:
+            self._change(members=tuple(after.get(member.identity.id, member) for member in self.record.members))
+        for worker, member in after.items():
+            self._spans.enter(worker, member.state, self._now)
 
     def _remove(self, worker: str, reason: str) -> None:
         members = tuple(m for m in self.record.members if m.identity.id != worker)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 from edl.core.ledger import Ledger
 from edl.core.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
@@ -93,17 +95,28 @@ class OrderBook:
         )
 
     def _place(self, worker: str, plan: Plan, ring: Address) -> Place:
-        neighbours = [other for other in plan.roster if self._host(other) == self._host(worker)]
+        rank, local_rank, neighbours = self._seats[worker]
         return Place(
             generation=plan.generation,
-            rank=plan.roster.index(worker),
+            rank=rank,
             size=len(plan.roster),
             worker=worker,
             rendezvous_host=ring[0],
             rendezvous_port=ring[1],
-            local_rank=neighbours.index(worker),
+            local_rank=local_rank,
             local_size=len(neighbours),
         )
+
+    @cached_property
+    def _seats(self) -> dict[str, tuple[int, int, list[str]]]:
+        """Rank and local rank of each in the planned roster, and all of its host: for all at once, as all will ask."""
+        hosts: dict[str, list[str]] = {}
+        seats = {}
+        for rank, worker in enumerate(self.record.plan.roster if self.record.plan else ()):
+            neighbours = hosts.setdefault(self._host(worker), [])
+            seats[worker] = (rank, len(neighbours), neighbours)
+            neighbours.append(worker)
+        return seats
 
     def _host(self, worker: str) -> str:
         member: Member | None = self._members.get(worker)

@@ -92,12 +92,14 @@ class Waits:
                     yield member.identity.id, member.state.value, self.patience.boot_s
         if plan is None:
             return
-        newest = max((seen.generation(worker) for worker in plan.roster), default=0)
-        due = plan.generation if _is_time(plan, record, members, seen) else newest
+        if _is_time(plan, record, members, seen):
+            due = plan.generation
+        else:
+            due = max((seen.generation(worker) for worker in plan.roster), default=0)
         if due <= record.generation:
             return
         for worker in plan.roster:
-            if _state(members, worker) not in (None, WorkerState.DONE) and seen.generation(worker) < due:
+            if seen.generation(worker) < due and _state(members, worker) not in (None, WorkerState.DONE):
                 yield worker, "seat", self.patience.seat_s
 
 

@@ -97,13 +97,13 @@ def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
 def is_broken(now: Situation) -> bool:
     """Somebody's ring of the newest generation failed."""
     generation = now.record.plan.generation if now.record.plan else now.record.generation
-    return any(now.seen.breaks(worker, generation) for worker in now.members)
+    return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
 
 
 def missing(now: Situation) -> tuple[str, ...]:
     """For whom the word of the planned switch came too late."""
     plan = now.record.plan
-    if plan is None or plan.after_step is None:
+    if plan is None or plan.after_step is None or not now.seen.late:
         return ()
     return tuple(worker for worker in plan.roster if now.seen.misses(worker, plan.generation))
 
@@ -118,7 +118,7 @@ def missed_by_all(now: Situation) -> bool:
 
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
     """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
-    return any(worker not in now.members for worker in roster)
+    return not all(map(now.members.__contains__, roster))
 
 
 def _first(record: Record, roster: tuple[str, ...]) -> Decision:

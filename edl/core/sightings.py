@@ -6,7 +6,7 @@ record). Nothing here is kept: every worker tells it anew to a new leader (I9).
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Final
 
@@ -60,12 +60,19 @@ class Sightings:
 
     def __init__(self) -> None:
         self._newest: dict[str, Sighting] = {}
+        # Almost always empty: who looks for such workers after each input must not look at all of a thousand.
+        self._broken: set[str] = set()
+        self._missed: set[str] = set()
 
     def take(self, worker: str, observation: Observation, now: float) -> None:
         self._newest[worker] = Sighting(observation, now)
+        _keep(self._broken, worker, observation.phase is Phase.BROKEN)
+        _keep(self._missed, worker, observation.missed > 0)
 
     def forget(self, worker: str) -> None:
         self._newest.pop(worker, None)
+        self._broken.discard(worker)
+        self._missed.discard(worker)
 
     def get(self, worker: str) -> Sighting | None:
         return self._newest.get(worker)
@@ -105,6 +112,16 @@ class Sightings:
             and sighting.observation.generation == generation
         )
 
+    @property
+    def broken(self) -> Collection[str]:
+        """Whose ring failed, of whichever generation."""
+        return self._broken
+
+    @property
+    def late(self) -> Collection[str]:
+        """Who has ever missed a switch."""
+        return self._missed
+
     def misses(self, worker: str, generation: int) -> bool:
         """`worker` cannot come to the switch to `generation`: it stands behind its step, without samples."""
         sighting = self._newest.get(worker)
@@ -120,6 +137,11 @@ class Sightings:
             step = sighting.observation.step
             stable = step if stable is None or step < stable else stable
         return stable
+
+    def up_to(self, step: int, workers: Iterable[str]) -> set[str]:
+        """Those of `workers` that were not seen beyond `step` yet, and were seen."""
+        newest = self._newest
+        return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
 
     def newest_step(self, workers: Iterable[str]) -> tuple[int, float]:
         """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when nobody was seen."""
@@ -139,3 +161,10 @@ class Sightings:
             if time_s > 0 and (not shortest or time_s < shortest):
                 shortest = time_s
         return shortest
+
+
+def _keep(workers: set[str], worker: str, belongs: bool) -> None:
+    if belongs:
+        workers.add(worker)
+    else:
+        workers.discard(worker)
