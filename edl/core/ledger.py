@@ -62,7 +62,7 @@ class Ledger:
         self._closed = False  # the newest round was final
         self._ended = 0  # epochs before this one are trained
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
-        self._trained_at: dict[int, int] = {}  # epoch -> the step that trains the last of its leased samples
+        self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
         self._history: deque[object] = deque(maxlen=HISTORY)
 
     # ------------------------------------------------------------------------------------------------ what is so
@@ -228,21 +228,26 @@ class Ledger:
     def _recount(self) -> None:
         """What is derived from the leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
-        self._totals = None
-        self._trained_at = {}
-        for lease in self._all_leases():
-            self._note(lease)
+        self._totals = self._trained_at = None
 
-    def _note(self, lease: Lease) -> None:
+    def _last_steps(self) -> dict[int, int]:
+        """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
+        if self._trained_at is None:
+            self._trained_at = {}
+            for lease in self._all_leases():
+                self._note(lease, self._trained_at)
+        return self._trained_at
+
+    def _note(self, lease: Lease, last_steps: dict[int, int]) -> None:
         done = 0
         for piece in lease.ranges:
             done += len(piece)
             last_step = lease.after_step - (-done // lease.batch)
             if last_step > self._step:
-                self._trained_at[piece.epoch] = max(last_step, self._trained_at.get(piece.epoch, 0))
+                last_steps[piece.epoch] = max(last_step, last_steps.get(piece.epoch, 0))
 
     def _end_epochs(self) -> tuple[int, ...]:
-        self._trained_at = {epoch: step for epoch, step in self._trained_at.items() if step > self._step}
+        self._trained_at = {epoch: step for epoch, step in self._last_steps().items() if step > self._step}
         first_open = min([self._pool.first_epoch, *self._trained_at])
         ended = tuple(range(self._ended, first_open))
         self._ended = first_open
@@ -307,11 +312,12 @@ class Ledger:
     def _give(self, members: Sequence[_Member], counts: Sequence[int], form: Lease) -> None:
         self._totals = None
         hands = deal(self._pool.take(sum(counts)), counts)
+        last_steps = self._last_steps()
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1
             lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
             member.leases += (lease,)
-            self._note(lease)
+            self._note(lease, last_steps)
 
     def _all_leases(self) -> Iterator[Lease]:
         return (lease for member in self._members.values() for lease in member.leases)

@@ -25,6 +25,7 @@ class OrderBook:
         self._term = term
         self._ring = ring
         self._members = {member.identity.id: member for member in record.members}
+        self._in_ring = frozenset(record.roster)
         known = before.known if before is not None else ()
         self._present = _data_of(record.ledger, known)
         self._planned = _data_of(record.plan.ledger, known) if record.plan else None
@@ -81,11 +82,11 @@ class OrderBook:
 
     def _boots_alone(self, worker: str) -> bool:
         """Until the first ring stands, whoever comes may yet be needed for it, and waits inside `init`."""
-        return self.record.generation > 0 and worker not in self.record.roster
+        return self.record.generation > 0 and worker not in self._in_ring
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan
-        if plan is None or self._ring is None or worker not in plan.roster:
+        if plan is None or self._ring is None or worker not in self._seats:
             return None
         return Assignment(
             place=self._place(worker, plan, self._ring),
@@ -125,9 +126,9 @@ class OrderBook:
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan
         found = []
-        if worker in record.roster and self._present is not None:
+        if worker in self._in_ring and self._present is not None:
             found.append(self._present.share(worker, record.generation, record.began_step))
-        if plan is not None and plan.after_step is not None and worker in plan.roster and self._planned is not None:
+        if plan is not None and plan.after_step is not None and worker in self._seats and self._planned is not None:
             found.append(self._planned.share(worker, plan.generation, plan.after_step))
         return found
 

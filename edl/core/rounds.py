@@ -56,20 +56,21 @@ def deal(ranges: Iterable[Range], counts: Sequence[int]) -> list[tuple[Range, ..
 
 def sums(leases: Iterable[Lease], after_step: int, until_step: int) -> tuple[Totals, ...]:
     """What all `leases` together give each of the steps after_step+1 .. until_step, steps of equal sums in one."""
+    alike = Counter((lease.after_step, len(lease), lease.batch) for lease in leases)  # nearly all of a round are
     changes: Counter[int] = Counter()  # step -> by how much it differs from the step before
-    for lease in leases:
-        for step, change in _changes(lease):
-            changes[max(step, after_step + 1)] += change
+    for shape, times in alike.items():
+        for step, change in _changes(*shape):
+            changes[max(step, after_step + 1)] += times * change
     return _run_lengths(changes, until_step)
 
 
-def _changes(lease: Lease) -> Iterator[tuple[int, int]]:
-    """Steps at which the lease's share differs from the step before, and by how much; 0 before and after the lease."""
-    full, short = divmod(len(lease), lease.batch)
-    first = lease.after_step + 1
-    yield first, lease.batch if full else short
+def _changes(after_step: int, samples: int, batch: int) -> Iterator[tuple[int, int]]:
+    """Steps at which a lease's share differs from the step before, and by how much; 0 before and after the lease."""
+    full, short = divmod(samples, batch)
+    first = after_step + 1
+    yield first, batch if full else short
     if full:
-        yield first + full, short - lease.batch
+        yield first + full, short - batch
     if short:
         yield first + full + 1, -short
 
