@@ -92,10 +92,10 @@ def dataset() -> list[Any]:
     """A pipeline of tf.data that reads ahead, in batches; eagerly, as a void mini-batch comes again there."""
     model = small_model()
     optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
-    batches = edl.elastic_dataset(shards, task.BATCH)
-    batches = batches.map(lambda ids: (ids, tf.gather(inputs, ids), tf.gather(targets, ids))).prefetch(3)
+    pipeline = edl.elastic_dataset(shards, task.BATCH)
+    pipeline = pipeline.map(lambda ids: (tf.gather(inputs, ids), tf.gather(targets, ids))).prefetch(3)
     while go_on():
-        for ids, rows, wanted in shards.in_step(batches):
+        for rows, wanted in shards.in_step(pipeline):
             with tf.GradientTape() as recorded:
                 loss = mean_square(wanted, model(rows))
             weights = model.trainable_variables
