@@ -55,6 +55,7 @@ class Job:
         self._log = (folder / "output.log").open("wb")
         self._launcher = self._start([self._edl, "run", "-np", "2", "--job", "once", *self._worker])
         self._joined: list[subprocess.Popen[bytes]] = []
+        self._coming: subprocess.Popen[bytes] | None = None  # the last that joined
         self.done: Counter[str] = Counter()
 
     def _start(self, command: list[str], **environ: str) -> subprocess.Popen[bytes]:
@@ -75,10 +76,14 @@ class Job:
         status = self.status()
         if status is None or status["state"] != "running" or len(status["workers"]) != status["size"]:
             return False
+        here = {worker["pid"] for worker in status["workers"]}
+        if self._coming is not None and self._coming.pid not in here and self._coming.poll() is None:
+            return False  # it still imports
         few, many = status["size"] <= FEWEST, status["size"] >= MOST
         kind = "join" if few else source.choice(["leave", "kill"] if many else ["join", "leave", "kill"])
         if kind == "join":
-            self._joined.append(self._start(self._worker, EDL_JOB="once"))
+            self._coming = self._start(self._worker, EDL_JOB="once")
+            self._joined.append(self._coming)
         else:
             victim = source.choice(status["workers"])["pid"]
             os.kill(victim, signal.SIGTERM if kind == "leave" else signal.SIGKILL)
