@@ -27,8 +27,8 @@ from edl.core.job import OVER, JobMachine
 from edl.core.report import status_of
 from edl.errors import JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
+from edl.protocol import keeping, tree
 from edl.protocol import messages as say
-from edl.protocol import tree
 from edl.protocol.job import JobState, Record, Status
 from edl.protocol.messages import Ack
 from edl.runtime.access import shared_secret, with_secret
@@ -195,7 +195,7 @@ class JobClient:
             raise NoSuchJob(
                 f"there is no job {self._job} at {self._coordinator.hosts}: `edl status` lists those known here"
             )
-        return msgspec.json.decode(node.value, type=Record)
+        return keeping.decode(node.value)
 
     async def _wish(self, wish: Wish, request: str, timeout_s: float) -> Ack | Retry:
         """A relative request. One that got no answer in time is asked under the same id when it is wished again."""

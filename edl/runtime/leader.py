@@ -46,8 +46,8 @@ from edl.core.patience import Patience
 from edl.core.report import status_of
 from edl.errors import Fenced, StoreUnavailable
 from edl.events import Kind
+from edl.protocol import keeping, tree
 from edl.protocol import messages as say
-from edl.protocol import tree
 from edl.protocol.job import Record
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -118,7 +118,7 @@ class Leader:
             await self._patiently(self._found)
             record = new_record(self._about.job, self._clock.wall())
         else:
-            record = self._kept = msgspec.json.decode(node.value, type=Record)
+            record = self._kept = keeping.decode(node.value)
         machine = self._machine = JobMachine(
             record, Horizon.of(self._about.session_timeout_s), Patience.of(self._about.step_timeout_s)
         )
@@ -133,7 +133,7 @@ class Leader:
         """The job's folders, and a record to be overwritten: later writes are all alike."""
         for path in (tree.record(self._about.job), tree.events(self._about.job), tree.workers(self._about.job)):
             try:
-                value = msgspec.json.encode(new_record(self._about.job, self._clock.wall()))
+                value = keeping.encode(new_record(self._about.job, self._clock.wall()))
                 await self._store.create(path, value if path == tree.record(self._about.job) else b"")
             except NodeExists:  # an earlier try, or a worker that came first
                 continue
@@ -175,7 +175,7 @@ class Leader:
             self._publish(record)
 
     async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
-        path, value = tree.record(self._about.job), msgspec.json.encode(record)
+        path, value = tree.record(self._about.job), keeping.encode(record)
         node = await self._store.read(path) if self._uncertain else None
         if node is not None and node.value == value:
             return  # the write whose answer was lost was carried out
