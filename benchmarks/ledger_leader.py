@@ -1,0 +1,202 @@
+"""The leader of `benchmarks/ledger.py`, in a process of its own: all that a daemon has for leading, and nothing else.
+
+Owns: the clock around a real `edl.runtime.leader`. Which report made it grant, when the machine had decided, when the
+record was durable and when it was published are noted; nothing is decided here. Commands come in as lines (the set-up
+first, then measure, report), news go out as JSON lines.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import time
+
+import msgspec
+
+from benchmarks.election_contender import lines, tell
+from edl.clock import SystemClock
+from edl.coordination import zookeeper
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.settings import Coordinator
+from edl.core.inputs import Command, Input, Reported
+from edl.core.job import JobMachine
+from edl.protocol import keeping, messages, tree
+from edl.protocol.job import Record
+from edl.runtime.access import with_secret
+from edl.runtime.daemon import TERMLESS
+from edl.runtime.leader import Leader, Reigning
+from edl.transport.errors import Reason, Refused
+from edl.transport.refusals import Refusals
+from edl.transport.rpc import Server
+from edl.transport.service import Call
+
+ADDRESS = "127.0.0.1"
+
+
+class SetUp(msgspec.Struct, frozen=True):
+    """What a process of this benchmark is told first."""
+
+    hosts: str  # of ZooKeeper
+    job: str
+    secret: str
+    session_timeout_s: float
+    workers: int
+    first: int = 0  # number of the first worker that this process simulates, and one after the last
+    last: int = 0
+    steps_per_s: float = 3.0
+    batch: int = 32
+    total: int = 10**9
+
+    def coordinator(self) -> Coordinator:
+        return with_secret(Coordinator(self.hosts), self.secret.encode())
+
+
+class Grant(msgspec.Struct):
+    """One extension of everybody's leases, on the clock that all processes of the machine share."""
+
+    version: int  # of the record that brings it, and so of the orders
+    worker: str  # whose report made it due
+    step: int
+    arrived: float
+    decided: float
+    written: float = 0.0
+    published: float = 0.0
+
+
+class TimedLeader(Leader):
+    """A leader that notes the times of its grants."""
+
+    def __init__(self, *parts: object) -> None:
+        super().__init__(*parts)
+        self.grants: list[Grant] = []
+        self.writes = 0
+        self.record_bytes = self.plain_bytes = 0  # of the largest record: as it is kept, and as JSON
+        self.answers_s: list[float] = []  # reports, from their arrival to their answer
+        self._arrived: dict[str, float] = {}
+
+    async def answer(self, call: Call) -> messages.Reply:
+        if not isinstance(call.body, messages.Report):
+            return await super().answer(call)
+        arrived = self._arrived[call.sender] = time.monotonic()
+        reply = await super().answer(call)
+        self.answers_s.append(time.monotonic() - arrived)
+        return reply
+
+    async def _work(self, machine: JobMachine) -> None:
+        handle = machine.handle
+
+        def timed(happened: Input, now: float) -> list[Command]:
+            before = machine.ledger.covered_step if machine.ledger else 0
+            commands = handle(happened, now)
+            if machine.ledger is not None and machine.ledger.covered_step > before and isinstance(happened, Reported):
+                arrived, step = self._arrived[happened.worker], happened.observation.step
+                grant = Grant(machine.record.version, happened.worker, step, arrived, time.monotonic())
+                self.grants.append(grant)
+            return commands
+
+        machine.handle = timed
+        await super()._work(machine)
+
+    async def _keep(self, record: Record, told) -> None:
+        await super()._keep(record, told)
+        self.writes += 1
+        for grant in self._waiting():
+            grant.version, grant.written = record.version, time.monotonic()
+        self.record_bytes = max(self.record_bytes, len(keeping.encode(record)))
+        self.plain_bytes = max(self.plain_bytes, len(msgspec.json.encode(record)))
+
+    def _publish(self, record: Record) -> None:
+        super()._publish(record)
+        for grant in self._waiting():
+            grant.published = time.monotonic()
+
+    def _waiting(self) -> list[Grant]:
+        return [grant for grant in self.grants[-2:] if not grant.published]
+
+
+class Seat:
+    """Stands for election and answers, as a daemon does."""
+
+    def __init__(self, about: SetUp, store: zookeeper.ZookeeperStore) -> None:
+        self._about, self._store = about, store
+        self._refusals = Refusals()
+        self._server = Server(
+            about.secret.encode(),
+            about.job,
+            self._answer,
+            request_types=messages.Request,
+            refusals=self._refusals,
+            termless=TERMLESS,
+        )
+        self.leader: TimedLeader | None = None
+        self._reign: asyncio.Task[None] | None = None
+
+    async def run(self) -> None:
+        port = await self._server.start(ADDRESS)
+        ident = f"leader {ADDRESS}:{port}"
+        self._candidate = Candidate(self._store, tree.root(self._about.job), ident, self._on_reign)
+        self._candidate.stand()
+
+    async def stop(self) -> None:
+        if self._reign is not None:
+            self._reign.cancel()
+            await asyncio.gather(self._reign, return_exceptions=True)
+        await self._candidate.resign()
+        await self._server.stop()
+
+    def _on_reign(self, reign: Reign | None) -> None:
+        if reign is None:
+            self._server.term = 0
+            return
+        assert self.leader is None, "deposed in the meantime: this machine is too busy for the leader's session"
+        about = Reigning(self._about.job, "leader", ADDRESS, self._about.session_timeout_s)
+        self.leader = TimedLeader(about, self._store, reign, SystemClock(), self._refusals)
+        self._reign = asyncio.ensure_future(self.leader.run())
+        self._server.term = reign.term
+        tell("reigning", address=self._store._settings.hosts, term=reign.term)
+
+    async def _answer(self, call: Call) -> messages.Reply:
+        if self.leader is None:
+            raise Refused(Reason.TERM)
+        return await self.leader.answer(call)
+
+    def refused(self) -> dict[str, int]:
+        return self._refusals.snapshot()
+
+
+async def main() -> int:
+    commands = lines(sys.stdin)
+    about = msgspec.json.decode(await anext(commands), type=SetUp)
+    store = await zookeeper.connect(about.coordinator(), 30.0, connect_timeout_s=30.0)
+    seat = Seat(about, store)
+    await seat.run()
+    began_cpu = began = 0.0
+    async for command in commands:
+        assert seat.leader is not None
+        if command == "measure":
+            began_cpu, began = time.process_time(), time.monotonic()
+            seat.leader.answers_s.clear()
+            seat.leader.writes = 0
+        else:
+            cpu_s, wall_s = time.process_time() - began_cpu, time.monotonic() - began
+            tell(
+                "leader",
+                cores=cpu_s / wall_s,
+                seconds=wall_s,
+                writes=seat.leader.writes,
+                reports=len(seat.leader.answers_s),
+                answers_s=seat.leader.answers_s,
+                record_bytes=seat.leader.record_bytes,
+                plain_bytes=seat.leader.plain_bytes,
+                refused=seat.refused(),
+                grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
+            )
+            break
+    await seat.stop()
+    await store.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(asyncio.run(main()))
