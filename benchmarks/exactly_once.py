@@ -46,6 +46,7 @@ class Job:
             "EDL_AUDIT": str(folder / "audit"),
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
+            "TF_NUM_INTRAOP_THREADS": "1",
         }
         self._edl = str(Path(sys.executable).with_name("edl"))
         pace_s = 5 * changes / (EPOCHS * samples / (BATCH * 3))  # so that there is time for all of it

@@ -41,7 +41,6 @@ class TensorFlowTask:
         import keras
         import tensorflow as tf
 
-        tf.config.threading.set_intra_op_parallelism_threads(1)
         self._tf = tf
         self._model = keras.Sequential([keras.Input((8,)), keras.layers.Dense(8, "tanh"), keras.layers.Dense(1)])
         self._optimizer = edl.Optimizer(keras.optimizers.SGD(0.01), model=self._model)
