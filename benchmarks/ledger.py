@@ -119,7 +119,8 @@ async def run_crowd(args: argparse.Namespace, folder: Path) -> dict[str, object]
             children.append(await Child.start("ledger_workers", of_them))
         return await train(args, about, children, began)
     finally:
-        await asyncio.gather(*(child.end() for child in children))
+        for child in reversed(children):  # the leader last: it is called until then
+            await child.end()
         await server.stop()
 
 

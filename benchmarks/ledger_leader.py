@@ -192,8 +192,7 @@ async def main() -> int:
                 refused=seat.refused(),
                 grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
             )
-            break
-    await seat.stop()
+    await seat.stop()  # the end of our input: nobody calls any more
     await store.close()
     return 0
 
