@@ -326,3 +326,26 @@ def test_a_second_request_during_a_scaling_is_not_lost() -> None:
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.roster == ("w0",)
+
+
+def test_only_the_last_report_of_a_step_is_followed_by_a_look_at_all_members(monkeypatch):
+    job, looks = running(3), []
+    advance = job.machine._advance
+    monkeypatch.setattr(job.machine, "_advance", lambda now: (looks.append(now), advance(now)))
+    for step in (1, 2, 5):
+        for worker in ("w2", "w0", "w1"):
+            assert job.machine.ledger.step < step
+            job.see(worker, Phase.TRAINING, generation=1, step=step, data=SPEC)
+        assert job.machine.ledger.step == step
+    assert len(looks) == 3
+
+
+def test_a_step_becomes_stable_though_the_slowest_worker_is_lost():
+    job = running(3)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, generation=1, step=4, data=SPEC)
+    assert job.machine.ledger.step == 0
+    job.feed(Vanished("w2", "gone"))
+    job.see("w0", Phase.TRAINING, generation=1, step=5, data=SPEC)
+    job.see("w1", Phase.TRAINING, generation=1, step=5, data=SPEC)
+    assert job.machine.ledger.step == 5
