@@ -24,6 +24,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Register
+from edl.runtime.audit import Audit
 from edl.runtime.feed import LeaseFeed
 from edl.runtime.holdings import Holdings
 from edl.runtime.membership import Candidacy, Membership
@@ -67,7 +68,7 @@ class Worker:
         self.late_s = 0.0
         self._number = 0  # of the newest lease
         self._waiting_since: float | None = None
-        self._pass = Pass(self.spec, self, Holdings(self), one_epoch=False)
+        self._pass = Pass(self.spec, self, Holdings(self), Audit(), one_epoch=False)
         identity = Identity(self.id, f"host-{number % HOSTS:03d}", ADDRESS, 10_000 + number, 20_000 + number)
         register = Register(identity, about.workers, 1, 0)
         candidacy = Candidacy(about.job, about.secret.encode(), register, about.session_timeout_s)
