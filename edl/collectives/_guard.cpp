@@ -12,7 +12,7 @@
 //
 //    std::thread::_M_start_thread   Horovod's thread runs under a catch. Unwinding does what it does in any program:
 //                                   locks are let go, sockets closed. horovod_shutdown() then joins the thread and
-//                                   resets Horovod.
+//                                   resets Horovod. gloo's loop, if an exception ends it, begins again.
 //    close                          a connection that gloo's thread closes in a ring that stands means that it is
 //                                   broken: hurry.
 //    pthread_cond_clockwait,        once in a hurry, every wait and sleep of Horovod's and gloo's threads is over: the
@@ -40,6 +40,7 @@
 #include <exception>
 #include <memory>
 #include <thread>
+#include <typeinfo>
 
 namespace {
 
@@ -75,16 +76,31 @@ struct Watched : State {
 
   void _M_run() override {
     role = role_;
+    while (!ends_well()) {
+      // gloo's loop wakes those who close a connection; without it they would wait for ever. It has no state but what
+      // it looks at anew in each turn. The connection whose handling failed is lost, and with it the ring.
+      if (standing) hurry = true;
+      std::this_thread::yield();
+    }
+  }
+
+  // False: it must go on.
+  bool ends_well() {
     try {
       inner_->_M_run();
     } catch (abi::__forced_unwind&) {  // the thread is being cancelled, which must go on
       throw;
     } catch (const std::exception& error) {
       if (role_ == Role::kHorovods) note(attempt_, error.what());
+      return !is_loop();
     } catch (...) {
       if (role_ == Role::kHorovods) note(attempt_, "an exception of unknown type");
+      return !is_loop();
     }
+    return true;
   }
+
+  bool is_loop() const { return std::strstr(typeid(*inner_).name(), "4gloo9transport3tcp4Loop") != nullptr; }
 
   std::unique_ptr<State> inner_;
   Role role_;

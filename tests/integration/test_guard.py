@@ -13,9 +13,11 @@ from edl.collectives.guard import Guard
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
 
 LIBRARY = """
+#include <atomic>
 #include <chrono>
 #include <condition_variable>
 #include <mutex>
+#include <stdexcept>
 #include <thread>
 using namespace std::chrono_literals;
 
@@ -43,19 +45,45 @@ extern "C" double wait_ms() {
   waiter.join();
   return took;
 }
+
+// The turns that a loop like gloo's takes, of which the first two end by an exception.
+namespace gloo::transport::tcp {
+struct Loop {
+  std::atomic<int> turns{0};
+  void run() {
+    if (++turns < 3) throw std::runtime_error("what happens to a connection");
+  }
+};
+}
+
+extern "C" int turns() {
+  gloo::transport::tcp::Loop loop;
+  std::thread horovods([&] { std::thread(&gloo::transport::tcp::Loop::run, &loop).join(); });
+  horovods.join();
+  return loop.turns;
+}
 """
 
 
-def test_whoever_is_woken_while_its_time_is_up_does_not_sleep_on(tmp_path):
+@pytest.fixture
+def native(tmp_path):
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler, so no guard either")
     source, library = tmp_path / "waiting.cpp", tmp_path / "libwaiting.so"
     source.write_text(LIBRARY)
-    subprocess.run([compiler, "-shared", "-fPIC", "-O1", "-pthread", source, "-o", library], check=True)
-    native = ctypes.CDLL(str(library))
-    native.wait_ms.restype = ctypes.c_double
+    subprocess.run([compiler, "-std=c++17", "-shared", "-fPIC", "-O1", "-pthread", source, "-o", library], check=True)
+    loaded = ctypes.CDLL(str(library))
     guard = Guard(str(library))
     assert guard.active
     guard.arm(1)
+    return loaded
+
+
+def test_whoever_is_woken_while_its_time_is_up_does_not_sleep_on(native):
+    native.wait_ms.restype = ctypes.c_double
     assert native.wait_ms() < 5000
+
+
+def test_a_loop_of_gloo_goes_on_whatever_happens_to_a_connection(native):
+    assert native.turns() == 3
