@@ -28,14 +28,10 @@ def hurt(job: Job, **environ: str) -> None:
     assert [newcomer.wait(60) for newcomer in newcomers] == [0, 0]
 
 
-@pytest.mark.parametrize("source", ["numbers", "files"])
-def test_a_loader_of_pytorch(edl, tmp_path, source):
-    script = ["torch_elastic.py", "--loaders", "2"]
-    if source == "files":
-        path = tmp_path / "samples.jsonl"
-        path.write_text("".join(json.dumps({"sample": number}) + "\n" for number in range(SAMPLES)))
-        script += ["--files", str(path)]
-    job = Job(edl, tmp_path / "out", workers=2, script=script)
+def test_a_loader_of_pytorch(edl, tmp_path):
+    path = tmp_path / "samples.jsonl"
+    path.write_text("".join(json.dumps({"sample": number}) + "\n" for number in range(SAMPLES)))
+    job = Job(edl, tmp_path / "out", workers=2, script=["torch_elastic.py", "--loaders", "2", "--files", str(path)])
     hurt(job)
     job.expect_equal_models()
     job.expect_exactly_once()
