@@ -101,6 +101,7 @@ def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2, epochs=60, EDL_SESSION_TIMEOUT="20")
     status = job.wait_size(2)
     deaf = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
+    job.wait_steps(FIRST_STEPS + 1)  # those that a deaf worker has samples for, before it is leased seconds ahead
     newcomer = job.join()
     edl.wait(lambda: job.events()[-1]["kind"] == "worker_joining", "the newcomer joins", timeout_s=60)
     os.kill(deaf["daemon_pid"], signal.SIGSTOP)
