@@ -9,6 +9,7 @@ from collections import Counter
 import pytest
 from elastic_job import SAMPLES, Job
 
+from edl.core.horizon import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.runtime.audit import read
 
