@@ -28,7 +28,7 @@ def framework() -> Iterator[Any]:
     from edl.tensorflow.framework import TensorFlowFramework
 
     framework = TensorFlowFramework()
-    framework.ring.enter(solo("w0"), 10.0)
+    framework.ring.enter(solo("w0"), 60.0)
     yield framework
     framework.ring.leave()
 

@@ -29,7 +29,7 @@ def framework() -> Iterator[Any]:
     from edl.torch.framework import TorchFramework
 
     framework = TorchFramework()
-    framework.ring.enter(solo("w0"), 10.0)
+    framework.ring.enter(solo("w0"), 60.0)
     yield framework
     framework.ring.leave()
 
@@ -79,7 +79,7 @@ from edl.torch.framework import TorchFramework
 from edl.protocol.ring import solo
 hvd.init()
 framework = TorchFramework()
-framework.ring.enter(solo("w0"), 10.0)
+framework.ring.enter(solo("w0"), 60.0)
 hvd.init()
 assert (hvd.rank(), hvd.size(), framework.ring.size) == (0, 1, 1)
 framework.ring.leave()
