@@ -46,6 +46,10 @@ def _scheduled(details: Details) -> str:
     return f"generation {details['next_generation']} {step}: {details['size']} workers{new}"
 
 
+def _put_off(details: Details) -> str:
+    return f"generation {details['next_generation']}: its word came after step {details['after_step']}; planned anew"
+
+
 def _scaled(details: Details) -> str:
     line = f"{details['from']} → {details['to']} workers"
     if details.get("pause_ms") is not None:
@@ -66,6 +70,7 @@ WORDS: Mapping[str, Callable[[Details], str]] = {
     "worker_warming": _spent,
     "worker_ready": _spent,
     "switch_scheduled": _scheduled,
+    "switch_put_off": _put_off,
     "scaled": _scaled,
     "worker_left": _spent,
     "worker_lost": _lost,

@@ -241,6 +241,7 @@ class Trainer:
         """The lease after number `after`, None when all is leased and trained, or when it is not here."""
         self.begin_batch()
         seat = self._seat
+        self._feed.forget_before(seat.step)  # else a job of weeks would search through all that it has trained
         lease = self._feed.there_after(after)
         if lease is None and wait:
             lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)

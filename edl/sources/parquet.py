@@ -18,7 +18,7 @@ from edl.errors import ConfigError, DataError
 from edl.sources.cache import Cache
 from edl.sources.faults import changed, corrupt, fault, shrunk, unreadable
 from edl.sources.listing import DataFile
-from edl.sources.places import BEGIN, FILE, NUMBER, Table, columns_of, table_of, total_of
+from edl.sources.places import BEGIN, FILE, NUMBER, Placed, Table, columns_of, table_of
 from edl.sources.port import Numbers
 
 try:
@@ -51,23 +51,14 @@ def scan(files: Sequence[DataFile]) -> Table:
     return table_of(parts, total, len(files))
 
 
-class ParquetSource:
+class ParquetSource(Placed):
     """Rows of `files` at the places of `table`."""
 
     def __init__(self, files: Sequence[DataFile], table: Table, fingerprint: str, cache: Cache) -> None:
-        self._files = files
-        self._table = table
-        self._fingerprint = fingerprint
+        super().__init__(files, table, fingerprint)
         self._cache = cache
         self._kept: OrderedDict[int, tuple[pa.Table, int]] = OrderedDict()  # with the memory that it takes
         self._met: set[int] = set()
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def __len__(self) -> int:
-        return total_of(self._table)
 
     def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
         numbers = np.asarray(ids, np.int64)

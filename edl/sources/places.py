@@ -7,15 +7,34 @@ may be mapped from the cache instead of loaded. The last column holds the number
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
 
+from edl.sources.listing import DataFile
 from edl.sources.port import Numbers
 
 STRIDE = 8192
 NUMBER, FILE, BEGIN = range(3)
 
 Table = NDArray[np.int64]
+
+
+class Placed:
+    """What all sources have whose records lie at the places of a table. They read; this does not."""
+
+    def __init__(self, files: Sequence[DataFile], table: Table, fingerprint: str) -> None:
+        self._files = files
+        self._table = table
+        self._fingerprint = fingerprint
+
+    @property
+    def fingerprint(self) -> str:
+        return self._fingerprint
+
+    def __len__(self) -> int:
+        return total_of(self._table)
 
 
 def table_of(parts: list[Table], total: int, files: int) -> Table:

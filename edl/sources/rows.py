@@ -10,29 +10,20 @@ import numpy as np
 from edl.sources.faults import BadRecord, changed, corrupt
 from edl.sources.fetching import Span, fetch
 from edl.sources.listing import DataFile
-from edl.sources.places import BEGIN, FILE, Table, columns_of, total_of
+from edl.sources.places import BEGIN, FILE, Placed, Table, columns_of
 from edl.sources.port import Numbers
 from edl.sources.scanning import Layout
 
 SPAN_BYTES = 8 << 20  # neighbours are read at once up to here
 
 
-class RowSource:
+class RowSource(Placed):
     """Records of `files`, cut by `layout`, at the places of `table`."""
 
     def __init__(self, files: Sequence[DataFile], layout: Layout, table: Table, fingerprint: str) -> None:
-        self._files = files
+        super().__init__(files, table, fingerprint)
         self._layout = layout
-        self._table = table
-        self._fingerprint = fingerprint
         self._head: bytes | None = None
-
-    @property
-    def fingerprint(self) -> str:
-        return self._fingerprint
-
-    def __len__(self) -> int:
-        return total_of(self._table)
 
     def read(self, ids: Numbers | Sequence[int]) -> list[Any]:
         numbers = np.asarray(ids, np.int64)
