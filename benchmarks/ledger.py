@@ -6,10 +6,11 @@ One real leader in a process of its own, a real ZooKeeper, and workers that talk
 a connection of its own (`ledger_workers.py`). What is counted and timed:
 
 - *waits*: a worker asked for the batch of its next step, and its lease was not there. Must be none.
-- *grants*: the leader grants everybody more steps at once, when a report says that half of the horizon is used up. From
-  the moment that worker took to telling of that step until the new leases are in each worker's hands, the durable
-  write at the coordinator in between (I9). Each grant and each worker is one figure. `decided`, `written` and
-  `published` are the leader's own parts of it, from the report's arrival; then a thousand held calls are answered.
+- *grants*: the leader grants everybody more steps at once, when a report says that half of the horizon is used up, and
+  each worker hears of it when its call for orders ends (at once, if it would run dry before that). From that moment
+  until the new leases are in the worker's hands: one figure for each grant and worker. `decided`, `written` (the
+  durable write at the coordinator, I9) and `published` are the leader's own parts, from the report's arrival; *all* is
+  from telling of that step until a worker has its leases, most of which is waiting for its turn.
 - *asked*: a call for orders that need not be held, as of a daemon that was just started anew: from the call until its
   leases are there, all day long, whatever else goes on.
 - *cores*: CPU time of the leader's process per elapsed time, from the first step on.
@@ -141,6 +142,8 @@ async def train(args: argparse.Namespace, about: SetUp, children: list[Child], b
     led = await leader.told("leader")
     spent = [(await crowd.told("spent"))["cores"] for crowd in crowds]
     parts = [await crowd.told("workers") for crowd in crowds]
+    leader.command("turns")
+    led["turns"] = (await leader.told("turns"))["turns"]
     return summary(args, led, parts, start) | {
         "joined_s": joined_s,
         "asked_ms": quantiles(asked),
@@ -150,15 +153,19 @@ async def train(args: argparse.Namespace, about: SetUp, children: list[Child], b
 
 
 def summary(args: argparse.Namespace, led: dict, parts: list[dict], start: float) -> dict[str, object]:
-    heard = {worker: dict(grants) for part in parts for worker, grants in part["grants"].items()}
+    heard = {worker: grants for part in parts for worker, grants in part["grants"].items()}
+    turns = {(worker, version): turn for worker, version, turn in led["turns"]}
     told = {worker: steps for part in parts for worker, steps in part["told"].items()}
     grants = [grant for grant in led["grants"] if grant["arrived"] >= start and grant["published"]]
-    delays, missing = [], 0
+    delays, spread, missing = [], [], 0
     for grant in grants:
         due = told[grant["worker"]][str(grant["step"])]
-        here = [heard[worker].get(grant["version"]) for worker in heard]
-        missing += sum(at is None for at in here)
-        delays += [at - due for at in here if at is not None]
+        for worker, brought in heard.items():
+            version, at = next((one for one in brought if one[0] >= grant["version"]), (0, 0.0))
+            missing += not version
+            if version:
+                spread.append(at - due)
+                delays.append(at - turns[worker, version])
     return {
         "workers": args.workers,
         "steps_per_s": args.steps_per_s,
@@ -172,6 +179,7 @@ def summary(args: argparse.Namespace, led: dict, parts: list[dict], start: float
         "grants": len(grants),
         "grants_not_heard": missing,
         "grant_ms": quantiles(delays),
+        "all_ms": quantiles(spread),
         "decided_ms": quantiles([grant["decided"] - grant["arrived"] for grant in grants]),
         "written_ms": quantiles([grant["written"] - grant["arrived"] for grant in grants]),
         "published_ms": quantiles([grant["published"] - grant["arrived"] for grant in grants]),
@@ -215,7 +223,8 @@ def show(result: dict) -> None:
 
 
 TIMES = {
-    "grant": "from telling of the step that makes it due until a worker has its leases",
+    "grant": "from a worker's turn until it has the leases of a grant",
+    "all": "from telling of the step that makes it due until a worker has its leases",
     "decided": "from that report's arrival until the machine had granted",
     "written": "... until that was durable",
     "published": "... until the answers began",

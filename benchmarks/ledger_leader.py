@@ -1,8 +1,8 @@
 """The leader of `benchmarks/ledger.py`, in a process of its own: all that a daemon has for leading, and nothing else.
 
 Owns: the clock around a real `edl.runtime.leader`. Which report made it grant, when the machine had decided, when the
-record was durable and when it was published are noted; nothing is decided here. Commands come in as lines (the set-up
-first, then measure, report), news go out as JSON lines.
+record was durable and published, and when it was whose turn to hear are noted; nothing is decided here. Commands come
+in as lines (the set-up first, then measure, report, turns), news go out as JSON lines.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class TimedLeader(Leader):
         self.writes = 0
         self.record_bytes = self.plain_bytes = 0  # of the largest record: as it is kept, and as JSON
         self.answers_s: list[float] = []  # reports, from their arrival to their answer
+        self.turns: list[tuple[str, int, float]] = []  # worker, version of its orders, when it was its turn to hear
+        self._woken = 0.0  # when something pressing was published
         self._arrived: dict[str, float] = {}
 
     async def answer(self, call: Call) -> messages.Reply:
@@ -81,6 +83,14 @@ class TimedLeader(Leader):
         arrived = self._arrived[call.sender] = time.monotonic()
         reply = await super().answer(call)
         self.answers_s.append(time.monotonic() - arrived)
+        return reply
+
+    async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> messages.Reply:
+        came, behind = time.monotonic(), self._book is None or known != (self._reign.term, self._book.record.version)
+        reply = await super()._orders(worker, known, hold_s)
+        if reply.orders.version != known[1]:
+            woken = self._woken if self._woken > came else came + min(hold_s, self._horizon.hold_s)
+            self.turns.append((worker, reply.orders.version, came if behind else woken))
         return reply
 
     async def _work(self, machine: JobMachine) -> None:
@@ -106,8 +116,10 @@ class TimedLeader(Leader):
         self.record_bytes = max(self.record_bytes, len(keeping.encode(record)))
         self.plain_bytes = max(self.plain_bytes, len(msgspec.json.encode(record)))
 
-    def _publish(self, record: Record) -> None:
-        super()._publish(record)
+    def _publish(self, record: Record, *, pressing: bool) -> None:
+        super()._publish(record, pressing=pressing)
+        if pressing:
+            self._woken = time.monotonic()
         for grant in self._waiting():
             grant.published = time.monotonic()
 
@@ -177,7 +189,10 @@ async def main() -> int:
         if command == "measure":
             began_cpu, began = time.process_time(), time.monotonic()
             seat.leader.answers_s.clear()
+            seat.leader.turns.clear()
             seat.leader.writes = 0
+        elif command == "turns":
+            tell("turns", turns=seat.leader.turns)
         else:
             cpu_s, wall_s = time.process_time() - began_cpu, time.monotonic() - began
             tell(

@@ -18,6 +18,7 @@ import msgspec
 from benchmarks.election_contender import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
+from edl.core.horizon import LONGEST_HOLD_S
 from edl.protocol import link as say
 from edl.protocol import tree
 from edl.protocol.assignment import Orders
@@ -36,7 +37,7 @@ HOSTS = 125  # of 8 workers each, where there are a thousand
 RETRY_S = 0.01
 TICK_S = 0.005
 TOGETHER = 50  # register at a time
-LINGER_S = 3.0  # after the last step: a grant may be on its way
+LINGER_S = LONGEST_HOLD_S + 1.0  # after the last step: a grant may be on its way
 
 
 class SeenObserver(Observer):

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 FIRST_STEPS = 64  # leased before anybody knows how long a step takes
 FEWEST_STEPS = 16
+LONGEST_HOLD_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,6 +16,7 @@ class Horizon:
 
     lease_s: float  # with leases so far ahead a change of leader goes unnoticed (I9, I11)
     notice_s: float  # time for orders to reach every trainer
+    hold_s: float  # a daemon's call for orders is held no longer: so late it hears of what does not press
 
     @property
     def torn_s(self) -> float:
@@ -23,7 +25,11 @@ class Horizon:
 
     @classmethod
     def of(cls, session_timeout_s: float) -> Horizon:
-        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3)
+        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3, hold_s=min(LONGEST_HOLD_S, session_timeout_s / 2))
+
+    def presses(self, left_s: float) -> bool:
+        """Whether workers that run dry in `left_s` must hear of more leases before their calls for orders end."""
+        return left_s < 1.5 * self.hold_s
 
     def lease_steps(self, step_time_s: float) -> int:
         """Steps to lease ahead of the newest one."""

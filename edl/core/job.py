@@ -97,6 +97,7 @@ class JobMachine:
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
         self._planned_at: float | None = None
+        self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
         self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
     # ------------------------------------------------------------------------------------------------- the mutator
@@ -460,13 +461,14 @@ class JobMachine:
         ledger, plan = self.supply.ledger, self.record.plan
         if ledger is None or not self.record.roster:
             return
-        newest, ahead = self.newest_step, self._lease_steps()
+        (newest, at), ahead, covered = self._newest(), self._lease_steps(), ledger.covered_step
         until, least = newest + ahead, newest + ahead // 2
         if plan is not None and plan.after_step is not None:
             until = least = plan.after_step  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
-        if ledger.covered_step <= least and self.supply.reach(until):
-            self._keep_ledger()
+        if covered <= least and self.supply.reach(until):
+            left_s = (covered - newest) * self._step_time_s() - (self._now - at)
+            self._keep_ledger(pressing=self.horizon.presses(left_s))
         # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
         self._enough_until = ledger.covered_step - ahead // 2 if ledger.covered_step > least else NEVER
 
@@ -541,13 +543,15 @@ class JobMachine:
 
     # ----------------------------------------------------------------------------------------------------- changes
 
-    def _change(self, **changes: Any) -> None:
+    def _change(self, *, pressing: bool = True, **changes: Any) -> None:
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
+        if pressing:
+            self.pressing = self.record.version
         if "members" in changes:
             self._members = {member.identity.id: member for member in self.record.members}
 
-    def _keep_ledger(self) -> None:
-        self._change(ledger=self.supply.snapshot())
+    def _keep_ledger(self, *, pressing: bool = True) -> None:
+        self._change(ledger=self.supply.snapshot(), pressing=pressing)
 
     def _update(self, worker: str, **changes: Any) -> None:
         replaced = (

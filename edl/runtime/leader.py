@@ -85,6 +85,7 @@ class Leader:
         self._reign = reign
         self._clock = clock
         self._refusals = refusals
+        self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._machine: JobMachine | None = None
         self._book: OrderBook | None = None
@@ -119,14 +120,12 @@ class Leader:
             record = new_record(self._about.job, self._clock.wall())
         else:
             record = self._kept = keeping.decode(node.value)
-        machine = self._machine = JobMachine(
-            record, Horizon.of(self._about.session_timeout_s), Patience.of(self._about.step_timeout_s)
-        )
+        machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
         follows = machine.handle(TookOver(alive), self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
             elected = {"worker": self._about.worker}
             follows = [Tell(Kind.LEADER_ELECTED, record.generation, machine.newest_step, elected), *follows]
-        await self._settle(machine.record, follows)
+        await self._settle(machine, follows)
         return machine
 
     async def _found(self) -> None:
@@ -151,13 +150,14 @@ class Leader:
                 commands += follows
                 if asked is not None:
                     replies.append((asked, self._reply(follows)))
-            await self._settle(machine.record, commands)
+            await self._settle(machine, commands)
             for asked, reply in replies:
                 if not asked.done():
                     asked.set_result(reply)
 
-    async def _settle(self, record: Record, commands: Sequence[Command]) -> None:
+    async def _settle(self, machine: JobMachine, commands: Sequence[Command]) -> None:
         """Durable first, then the rendezvous, then everybody may know."""
+        record = machine.record
         told = [command for command in commands if isinstance(command, Tell)]
         changed = self._kept is None or record.version != self._kept.version
         if changed or told:
@@ -172,7 +172,7 @@ class Leader:
                 case _:  # told above, or answered to whoever asked
                     pass
         if changed or self._book is None:
-            self._publish(record)
+            self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
 
     async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
         path, value = tree.record(self._about.job), keeping.encode(record)
@@ -217,11 +217,13 @@ class Leader:
             self._ring = None
             await server.stop()
 
-    def _publish(self, record: Record) -> None:
+    def _publish(self, record: Record, *, pressing: bool) -> None:
+        """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
         address = None if self._ring is None else (self._about.address, self._ring[2])
         self._book = OrderBook(record, self._reign.term, address, self._book)
-        self._published.set()
-        self._published = asyncio.Event()
+        if pressing:
+            self._published.set()
+            self._published = asyncio.Event()
 
     def _reply(self, follows: Sequence[Command]) -> say.Reply:
         for command in follows:
@@ -278,7 +280,7 @@ class Leader:
         if book is None or (self._reign.term, book.record.version) == known:
             published = self._published
             try:
-                async with asyncio.timeout(hold_s):
+                async with asyncio.timeout(min(hold_s, self._horizon.hold_s)):
                     await published.wait()
             except TimeoutError:
                 pass  # the same orders again: it also tells the daemon that this leader lives

@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import random
 from collections.abc import Callable
 
 import msgspec
@@ -18,6 +19,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
+from edl.core.horizon import Horizon
 from edl.core.seat import NEVER, are_newer, attention_step
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
@@ -29,8 +31,8 @@ from edl.transport.rpc import Client
 logger = logging.getLogger("edl")
 
 FIRST_REPORT_S, REPORT_S = 0.05, 1.0  # a step may be so old when the leader hears of it: at first, and in the long run
+REPORTS_A_SECOND = 250  # of mere progress, to one leader: the more workers there are, the more seldom each reports
 RETRY_S = 0.1
-HOLD_S = 5.0
 
 
 class Candidacy(msgspec.Struct, frozen=True):
@@ -144,12 +146,19 @@ class Membership:
                     await self._stirred.wait()
                 period_s = FIRST_REPORT_S
             except TimeoutError:
-                period_s = min(2 * period_s, REPORT_S)
+                period_s = min(2 * period_s, self._longest_period_s())
+
+    def _longest_period_s(self) -> float:
+        present = 0 if self._orders is None else self._orders.present
+        return max(REPORT_S, present / REPORTS_A_SECOND)
 
     async def _listen(self, client: Client, term: int) -> None:
+        """Calls are held for times of their own, so that not all workers of a job call again at once."""
+        longest_s = Horizon.of(self._about.session_timeout_s).hold_s
         while True:
+            hold_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
             known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
-            reply = await self._call(client, term, say.Await(*known, HOLD_S), HOLD_S)
+            reply = await self._call(client, term, say.Await(*known, hold_s), hold_s)
             if isinstance(reply, say.Ordered) and are_newer(reply.orders, self._orders):
                 self._orders = reply.orders
                 self._on_orders(reply.orders)

@@ -99,9 +99,10 @@ class SimLeader:
                 case _:
                     pass
         if record is not self.kept or not self.published:
+            pressing = not self.published or self.machine.pressing > self.kept.version
             self.kept, self.published = record, True
             self.book = OrderBook(record, self.term, ("127.0.0.1", self.term), self.book)
-            self.job.publish(self)
+            self.job.publish(self, pressing=pressing)
         for answer, taken in answers:
             answer(taken)
         self._busy = False

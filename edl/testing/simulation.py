@@ -57,7 +57,7 @@ class SimJob:
         self.spec = spec
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self.now = 0.0
-        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03)
+        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03, hold_s=lease_s / 4)
         self.durable = new_record("sim", 0.0)
         self.term = 1
         self.workers: dict[str, SimWorker] = {}
@@ -341,10 +341,11 @@ class SimJob:
         if self.durable is record:
             self.start_missing()
 
-    def publish(self, leader: SimLeader) -> None:
-        """All who wait for orders get them."""
+    def publish(self, leader: SimLeader, *, pressing: bool) -> None:
+        """All who wait for orders get them, at once or when their calls end."""
         for worker in self._listeners():
-            late = max(0.0, worker.deaf_until - self.now)
+            held = 0.0 if pressing else self.horizon.hold_s * self.random.random()
+            late = max(held, worker.deaf_until - self.now)
             self.after(late + self._delay(), self._hear, worker, leader.book)
             if self.random.random() < 0.03:
                 self.after(late + self._delay() + LATE_S, self._hear, worker, leader.book)

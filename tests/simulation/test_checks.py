@@ -46,7 +46,7 @@ def publishes_before_it_writes(patch: pytest.MonkeyPatch) -> None:
         record = self.machine.record
         if self.writing:
             self.book = orders.OrderBook(record, self.term, ("127.0.0.1", self.term))
-            self.job.publish(self)
+            self.job.publish(self, pressing=True)
 
     patch.setattr(SimLeader, "_work", hasty)
 
