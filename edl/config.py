@@ -146,7 +146,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how many crashed workers are replaced in all (only 0 in this version)",
+        "how many crashed workers are replaced in all (default: 3)",
     ),
     Setting(
         "output_filename",
@@ -222,7 +222,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     np: int = 1
     min_workers: int = 1
     max_workers: int | None = None  # None: no limit
-    max_restarts: int = 0
+    max_restarts: int = 3
     batch_size: int | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0

@@ -25,6 +25,7 @@ class Kind(StrEnum):
     SWITCH_SCHEDULED = "switch_scheduled"
     SWITCH_PUT_OFF = "switch_put_off"
     SCALED = "scaled"
+    TOO_FEW_WORKERS = "too_few_workers"
     WORKER_LEFT = "worker_left"
     WORKER_LOST = "worker_lost"
     BATCH_VOIDED = "batch_voided"

@@ -28,8 +28,6 @@ from edl.runtime.processes import process_start_time
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
-    if settings.max_restarts:
-        raise UsageError("--max-restarts: this version replaces no crashed worker yet; the job goes on with the others")
     command = checked_command(arguments.line)
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)

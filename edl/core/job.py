@@ -40,7 +40,7 @@ from edl.core.ledger import Ledger
 from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
 from edl.core.patience import Patience, Wait, Waits
-from edl.core.planning import Follow, GiveUp, PutOff, Situation, WaitAnew, decide, missing
+from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, missing
 from edl.core.seat import NEVER
 from edl.core.sightings import Sightings, only_stepped, overtaken
 from edl.core.spans import Spans
@@ -97,6 +97,8 @@ class JobMachine:
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
         self._planned_at: float | None = None
+        self.shortage = ""  # why the next generation waits for workers to come
+        self._short_at = 0.0  # since when
         self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
         self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
@@ -123,7 +125,7 @@ class JobMachine:
                 self._on_scale_asked(happened)
             case TimePassed():
                 pass
-        if news or now >= self._waits.until or self._missed_at is not None:
+        if news or now >= self._waits.until or self._missed_at is not None or self.shortage:
             self._advance(now)
         return self._commands
 
@@ -321,7 +323,10 @@ class JobMachine:
         self._change(target=max(self.record.target, len(scaling.staying(self.record))))
 
     def _plan_if_needed(self, now: float) -> None:
-        match decide(Situation(self.record, self._members, self.seen, self._is_torn(now))):
+        decision = decide(Situation(self.record, self._members, self.seen, self._is_torn(now)))
+        if not isinstance(decision, TooFew):
+            self.shortage = ""
+        match decision:
             case Follow(roster, forced):
                 step = self._switch_step(now) if self.record.generation else 0
                 if forced or step is not None:
@@ -332,10 +337,24 @@ class JobMachine:
                 self._change(plan=None)
             case PutOff():
                 self._put_off()
+            case TooFew(reason):
+                self._wait_for_more(reason, now)
             case GiveUp(reason):
                 self._end(JobState.FAILED, f"{reason}{self._last_loss}")
             case None:
                 pass
+
+    def _wait_for_more(self, reason: str, now: float) -> None:
+        """As long as a boot may take. Not kept: a new leader begins to wait anew."""
+        if self.record.plan is not None:
+            self._drop_plan(self.record.plan, roster=())
+            self._change(plan=None)
+        if not self.shortage:
+            self._short_at = now
+            self._tell(Kind.TOO_FEW_WORKERS, reason=reason)
+        self.shortage = f"{reason}{self._last_loss}"
+        if now - self._short_at >= (bound_s := self._waits.patience.boot_s):
+            self._end(JobState.FAILED, f"{reason}; no others came within {bound_s:g} s{self._last_loss}")
 
     def _is_torn(self, now: float) -> bool:
         if not missing(Situation(self.record, self._members, self.seen)):

@@ -51,7 +51,14 @@ class GiveUp:
     reason: str
 
 
-Decision = Follow | WaitAnew | PutOff | GiveUp | None
+@dataclass(frozen=True, slots=True)
+class TooFew:
+    """A generation is needed, and would be smaller than the job allows: others may come, within bounds."""
+
+    reason: str
+
+
+Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 
 
 def decide(now: Situation) -> Decision:
@@ -68,7 +75,7 @@ def decide(now: Situation) -> Decision:
     if not any(worker in record.roster for worker in roster):
         return GiveUp("nobody is left who has the model's state")
     if len(roster) < record.limits.minimum:
-        return GiveUp(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
+        return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
     return Follow(roster, forced)
 
 

@@ -12,7 +12,7 @@ def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, in
     return Status(
         job=record.job,
         state=record.state,
-        reason=record.reason,
+        reason=record.reason or machine.shortage,
         term=term,
         generation=record.generation,
         leader=leader,

@@ -198,7 +198,8 @@ class Launch:
     async def _supervise(self) -> Verdict:
         limits = Limits(doubt_s=self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
-        supervisor = Supervisor(started, limits, hosts=self._record.own_coordinator)
+        own, restarts = self._record.own_coordinator, self._settings.max_restarts
+        supervisor = Supervisor(started, limits, hosts=own, restarts=restarts)
         while supervisor.phase is not Phase.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
@@ -219,7 +220,9 @@ class Launch:
                 self._signal_workers(signal.SIGTERM)
             case KillWorkers():
                 self._signal_workers(signal.SIGKILL)
-            case StartWorkers(number):
+            case StartWorkers(number, replacing):
+                if replacing:
+                    self._printer.say(f"starting {replacing} more in place of what crashed")
                 for _ in range(number):
                     self._start_worker(slot=len(self._workers))
                     started = self._workers[-1]

@@ -1,7 +1,8 @@
 """What `edl run` decides about the workers it has started: a pure machine, fed with what happened and the time.
 
-Owns: when the others are ended after a failure or a signal, how long each of them may take, and the verdict on the
-job. Does not own: processes, signals, clocks, and who is in the ring (the job's leader decides that).
+Owns: how many workers are started for those that crashed or are asked for, when the others are ended after a failure or
+a signal, how long each of them may take, and the verdict on the job. Does not own: processes, signals, clocks, and who
+is in the ring (the job's leader decides that).
 
     WATCHING --a worker crashed--> DOUBTING --the job runs, and goes on without it--> WATCHING
        |                                                         |
@@ -52,6 +53,8 @@ class JobSeen(msgspec.Struct, frozen=True):
     target: int = 0  # workers asked for
     members: int = 0  # workers that are in the job to stay, booting ones too
     pids: frozenset[int] = frozenset()  # trainers of this machine that the job knows
+    short: str = ""  # why the job cannot train on until more workers come
+    minimum: int = 1  # workers that it needs
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -85,9 +88,10 @@ class KillWorkers(msgspec.Struct, frozen=True):
 
 
 class StartWorkers(msgspec.Struct, frozen=True):
-    """Start so many more: the job was asked to grow."""
+    """Start so many more, `replacing` of them for workers that crashed: the job is asked for more than it has."""
 
     number: int
+    replacing: int = 0
 
 
 class LookAtJob(msgspec.Struct, frozen=True):
@@ -135,14 +139,19 @@ class Limits(msgspec.Struct, frozen=True):
 class Supervisor:
     """One launch. `handle` is the only way in; `deadline` says when it wants to hear `TimePassed`."""
 
-    def __init__(self, workers: dict[int, int], limits: Limits, *, hosts: bool = False) -> None:
-        """`hosts`: the job's coordinator ends with this launch, so this must not end before the job."""
+    def __init__(self, workers: dict[int, int], limits: Limits, *, hosts: bool = False, restarts: int = 0) -> None:
+        """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
+
+        `restarts`: so many crashed workers are replaced in all.
+        """
         self.phase = Phase.WATCHING
         self.deadline: float | None = None
         self.verdict: Verdict | None = None
         self._pids = dict(workers)  # slot -> pid of the trainers that are running
         self._ours = set(workers.values())  # pids of all that were ever started
         self._hosts = hosts
+        self._restarts = restarts
+        self._crashes = 0  # that nobody was started for, and may yet be
         self._gone: set[int] = set()  # pids of crashed trainers that the job may go on without
         self._doubt = ""  # the first crash that the leader has not gone on from yet
         self._job = JobSeen("starting")
@@ -189,6 +198,7 @@ class Supervisor:
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
         self._gone.add(pid)
+        self._crashes += 1
         if self._job.state in OVER or not self._goes_on():
             return self._fail(self._doubt or reason, now)
         if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
@@ -213,24 +223,28 @@ class Supervisor:
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
         if self.phase is Phase.SETTLING:
             return self._end(Verdict(0, "finished")) if job.state == "finished" else []
-        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and self._gone.isdisjoint(job.ranks):
+        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and self._gone.isdisjoint(job.pids):
             self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
         elif not self._goes_on():
             return self._settle(now)
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
-        return self._grow(job) if job.state in RUNNING and self.phase is Phase.WATCHING else []
+        return self._replenish(job, now) if job.state in RUNNING and self.phase is Phase.WATCHING else []
 
-    def _grow(self, job: JobSeen) -> list[Command]:
-        """Others may start workers too: of those newly asked for we start the ones that neither came nor are coming.
-
-        What crashed is not started again by this.
-        """
-        grown, self._target = job.target - self._target, job.target
+    def _replenish(self, job: JobSeen, now: float) -> list[Command]:
+        """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""
+        grown, self._target = max(0, job.target - self._target), job.target
         self._arrived |= job.pids
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
-        number = min(grown, job.target - job.members - on_their_way)
-        return [StartWorkers(number)] if number > 0 else []
+        missing = max(0, job.target - job.members - on_their_way)
+        asked = min(grown, missing)
+        replacing = min(self._crashes, self._restarts, missing - asked)
+        self._crashes = 0  # whoever is not replaced now was not missed, or is one too many
+        self._restarts -= replacing
+        if asked or replacing:
+            return [StartWorkers(asked + replacing, replacing)]
+        nobody_comes = self._hosts and not on_their_way and job.members < job.minimum
+        return self._fail(job.short, now) if job.short and nobody_comes else []
 
     def _silent(self) -> list[Command]:
         return self._end(self._last_word()) if self.phase is Phase.SETTLING else []

@@ -91,4 +91,6 @@ def job_seen(status: Status) -> JobSeen:
         target=status.target,
         members=len(staying),
         pids=frozenset(worker.pid for worker in here),
+        minimum=status.min_workers,
+        short="" if status.state.value in OVER else status.reason,
     )

@@ -26,7 +26,7 @@ class Edl:
         self.home = home
         self.cwd = cwd
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-        self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT)}
+        self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
         self._started: list[subprocess.Popen[str]] = []
 
     def __call__(self, *arguments: str, timeout_s: float = WAIT_S, **environ: str) -> subprocess.CompletedProcess[str]:

@@ -76,7 +76,7 @@ STATUS = Status(
         ("run --min-np 4 --max-np 3 true", "--min-np 4 is more than --max-np 3"),
         ("run --min-np 0 true", "--min-np 0: must be a whole number of at least 1"),
         ("run --job a/b true", "--job a/b: must be 1 to 64 letters, digits, '.', '_' or '-'"),
-        ("run --max-restarts 3 true", "--max-restarts: this version replaces no crashed worker yet"),
+        ("run --max-restarts -1 true", "--max-restarts -1: must be a whole number of at least 0"),
         ("run nosuchcommand", "command not found: nosuchcommand"),
         ("run -np 2 train.py --lr 1", "train.py is not executable: did you mean `python train.py --lr 1`?"),
         ("run ./train.py", "./train.py is not executable: did you mean `python ./train.py`?"),

@@ -14,11 +14,13 @@ from edl.core.inputs import (
     ScaleAsked,
     StopAsked,
     Tell,
+    TimePassed,
     TookOver,
     Vanished,
 )
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
+from edl.core.report import status_of
 from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
@@ -252,15 +254,40 @@ def test_scripts_may_break_off_before_their_data_ends() -> None:
     assert job.machine.record.reason == "all scripts ended at step 3, before their data did"
 
 
-def test_below_the_minimum_the_job_fails_with_the_last_loss() -> None:
+def test_below_the_minimum_the_job_waits_for_others_as_long_as_a_boot_may_take() -> None:
     job = Job(np=2, minimum=2)
     job.join("w0")
     job.join("w1")
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, generation=1)
     job.see("w1", Phase.FAILED, generation=1, reason="ValueError: no")
+    assert job.machine.record.state is JobState.RUNNING
+    assert "1 workers are left and the job needs 2" in status_of(job.machine, 1, "w0", {}).reason
+    assert job.kinds()[-1] == "too_few_workers"
+    job.see("w0", Phase.BROKEN, generation=1, reason="a peer is gone")
+    assert job.machine.record.plan is None
+    job.now += 599
+    job.feed(TimePassed())
+    assert job.machine.record.state is JobState.RUNNING, job.machine.record.reason
+    job.now += 1
+    job.feed(TimePassed())
     assert job.machine.record.state is JobState.FAILED
     assert "ValueError: no" in job.machine.record.reason
+
+
+def test_below_the_minimum_the_job_goes_on_with_whoever_comes_in_time() -> None:
+    job = Job(np=2, minimum=2)
+    job.join("w0")
+    job.join("w1")
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, generation=1)
+    job.see("w1", Phase.FAILED, generation=1)
+    job.see("w0", Phase.BROKEN, generation=1, reason="a peer is gone")
+    job.join("w2")
+    job.see("w2", Phase.READY)
+    assert job.machine.record.plan is not None
+    assert (job.machine.record.plan.roster, job.machine.record.plan.after_step) == (("w0", "w2"), None)
+    assert status_of(job.machine, 1, "w0", {}).reason == ""
 
 
 def test_the_maximum_is_refused_clearly() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -31,7 +32,7 @@ from edl.launch.supervision import (
 )
 
 LIMITS = Limits(doubt_s=10, settle_s=60)
-RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2)
+RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2, pids=frozenset({100, 101}))
 FINISHED = JobSeen("finished", ranks={100: 0, 101: 1}, size=2)
 
 
@@ -259,7 +260,49 @@ def test_growing_again_after_shrinking_starts_a_worker_again():
     assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)]
 
 
-def test_a_crashed_worker_is_not_started_again_by_growth():
+def test_a_crashed_worker_is_replaced_as_often_as_allowed():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
+    assert play(supervisor, seen(2, 2, 100, 101)) == [], "its leader has not noticed yet"
+    assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1, replacing=1)]
+    play(supervisor, WorkerStarted(2, 102))
+    assert play(supervisor, seen(2, 1, 100)) == [], "it is on its way"
+    assert play(supervisor, WorkerExited(2, 1), seen(2, 1, 100)) == [StartWorkers(1, replacing=1)], "that one, too"
+    play(supervisor, WorkerStarted(3, 103))
+    assert play(supervisor, seen(2, 2, 100, 103), WorkerExited(3, 1), seen(2, 1, 100)) == []
+    assert supervisor.phase is Phase.WATCHING
+
+
+def test_a_crashed_worker_that_nobody_misses_is_not_replaced():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
+    assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(1, 1, 100)) == []
+    assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)], "asked for later: that is no restart"
+
+
+def test_a_crash_and_growth_at_once():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
+    assert play(supervisor, seen(3, 1, 100)) == [StartWorkers(2, replacing=1)]
+
+
+@pytest.mark.parametrize("restarts", [0, 1])
+def test_a_job_of_too_few_ends_only_where_nobody_will_come(restarts):
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=restarts)
+    play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
+    reason = "1 workers are left and the job needs 2"
+    short = JobSeen("running", "", {}, 2, 2, 1, frozenset({100}), short=reason, minimum=2)
+    told = play(supervisor, short)
+    if restarts:
+        assert told == [StartWorkers(1, replacing=1)]
+        play(supervisor, WorkerStarted(2, 102))
+        assert play(supervisor, short) == []
+        assert play(supervisor, msgspec.structs.replace(short, members=2, pids=frozenset({100, 102}))) == [], "it boots"
+    else:
+        assert told == [EndWorkers()]
+        assert supervisor.verdict == Verdict(1, "failed", reason)
+
+
+def test_without_restarts_a_crashed_worker_is_not_started_again_by_growth():
     supervisor = two_workers()
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(2, 1, 100)) == []
 
