@@ -8,6 +8,13 @@ from dataclasses import dataclass
 FIRST_STEPS = 64  # leased before anybody knows how long a step takes
 FEWEST_STEPS = 16
 LONGEST_HOLD_S = 5.0
+REPORT_S = 1.0
+REPORTS_A_SECOND = 250  # of mere progress, to one leader: the more workers there are, the more seldom each reports
+
+
+def report_period_s(workers: int) -> float:
+    """A step may be so old when the leader hears of it."""
+    return max(REPORT_S, workers / REPORTS_A_SECOND)
 
 
 @dataclass(frozen=True, slots=True)

@@ -632,6 +632,8 @@ class JobMachine:
 
 def _hangs(wait: Wait) -> str:
     """For people: what a worker did not do in time."""
+    if wait.what == "step":
+        return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
     if wait.what == "seat":
         return f"it has not come to its ring within {wait.bound_s:g} s, two step time-outs: it hangs"
     return f"it was {wait.what} for {wait.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"

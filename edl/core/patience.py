@@ -3,13 +3,15 @@
 Owns: who is awaited for what, since when, and until when. Does not own: that a worker is lost (`edl.core.job`), nor
 workers whose daemon is gone (those have no session any more, and are lost by that).
 
-Two things are awaited, each with a bound of its own:
+Three things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
 - a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
   of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
-  then a ring takes time to form: whoever has neither come nor failed to after twice the longest step hangs.
+  then a ring takes time to form: whoever has neither come nor failed to after twice the longest step hangs;
+- the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
+  failed by that. All have had that time: whoever does not find the same within moments hangs.
 """
 
 from __future__ import annotations
@@ -18,12 +20,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
+from edl.core.horizon import report_period_s
 from edl.core.scaling import BOOTING
 from edl.core.sightings import Sightings
 from edl.protocol.job import Member, Plan, Record, WorkerState
 
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
+LONGEST_MOMENTS_S: Final = 5.0
 AWAY_S: Final = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 NEVER: Final = float("inf")
 
@@ -34,10 +38,21 @@ class Patience:
 
     boot_s: float = 600.0
     seat_s: float = 120.0
+    step_s: float = 60.0
+    moments_s: float = LONGEST_MOMENTS_S
 
     @classmethod
     def of(cls, step_timeout_s: float) -> Patience:
-        return cls(boot_s=max(BOOT_STEPS * step_timeout_s, SHORTEST_BOOT_S), seat_s=2 * step_timeout_s)
+        return cls(
+            boot_s=max(BOOT_STEPS * step_timeout_s, SHORTEST_BOOT_S),
+            seat_s=2 * step_timeout_s,
+            step_s=step_timeout_s,
+            moments_s=min(LONGEST_MOMENTS_S, step_timeout_s / 4),
+        )
+
+    def was_too_long(self, stall_s: float, workers: int) -> bool:
+        """Did a step that made no progress for `stall_s`, by reports, use up its time?"""
+        return stall_s > 0 and stall_s >= max(self.step_s - 1.5 * report_period_s(workers), self.step_s / 2)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,7 +100,9 @@ class Waits:
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
     def _awaited(self, record: Record, members: dict[str, Member], seen: Sightings) -> Iterator[tuple[str, str, float]]:
-        plan = record.plan
+        plan, late = record.plan, self._late(record, seen)
+        for worker in late:
+            yield worker, "step", self.patience.moments_s
         if record.generation or plan is not None:  # else all wait for others to come, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
@@ -99,8 +116,17 @@ class Waits:
         if due <= record.generation:
             return
         for worker in plan.roster:
-            if seen.generation(worker) < due and _state(members, worker) not in (None, WorkerState.DONE):
+            there = seen.generation(worker) >= due or _state(members, worker) in (None, WorkerState.DONE)
+            if not there and worker not in late:
                 yield worker, "seat", self.patience.seat_s
+
+    def _late(self, record: Record, seen: Sightings) -> list[str]:
+        """Who still is in a step that the others have waited for too long, and has not failed with them."""
+        if not seen.broken:
+            return []
+        if not self.patience.was_too_long(seen.longest_stall_s(record.generation), len(record.roster)):
+            return []
+        return [worker for worker in record.roster if seen.trains(worker, record.generation)]
 
 
 def _state(members: dict[str, Member], worker: str) -> WorkerState | None:

@@ -62,9 +62,15 @@ class Sightings:
         self._newest: dict[str, Sighting] = {}
         # Almost always empty: who looks for such workers after each input must not look at all of a thousand.
         self._broken: set[str] = set()
+        self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
         self._missed: set[str] = set()
 
     def take(self, worker: str, observation: Observation, now: float) -> None:
+        last = self._newest.get(worker)
+        if observation.phase is not Phase.BROKEN:
+            self._stalls.pop(worker, None)
+        elif last is not None and last.observation.phase is Phase.TRAINING:
+            self._stalls[worker] = now - last.at
         self._newest[worker] = Sighting(observation, now)
         _keep(self._broken, worker, observation.phase is Phase.BROKEN)
         _keep(self._missed, worker, observation.missed > 0)
@@ -73,6 +79,11 @@ class Sightings:
         self._newest.pop(worker, None)
         self._broken.discard(worker)
         self._missed.discard(worker)
+        self._stalls.pop(worker, None)
+
+    def longest_stall_s(self, generation: int) -> float:
+        """For how long no step had been made in the ring of `generation` when it failed; 0.0 when it has not."""
+        return max((s for worker, s in self._stalls.items() if self.breaks(worker, generation)), default=0.0)
 
     def get(self, worker: str) -> Sighting | None:
         return self._newest.get(worker)
@@ -102,6 +113,10 @@ class Sightings:
             and sighting.observation.generation == generation
             and sighting.observation.phase in SITTING
         )
+
+    def trains(self, worker: str, generation: int) -> bool:
+        """`worker` sits in the ring of `generation`, and its script has not ended."""
+        return self.sits(worker, generation) and self._newest[worker].observation.phase is Phase.TRAINING
 
     def breaks(self, worker: str, generation: int) -> bool:
         """The ring of `generation` failed `worker`."""

@@ -19,7 +19,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
-from edl.core.horizon import Horizon
+from edl.core.horizon import Horizon, report_period_s
 from edl.core.seat import NEVER, are_newer, attention_step
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
@@ -30,8 +30,7 @@ from edl.transport.rpc import Client
 
 logger = logging.getLogger("edl")
 
-FIRST_REPORT_S, REPORT_S = 0.05, 1.0  # a step may be so old when the leader hears of it: at first, and in the long run
-REPORTS_A_SECOND = 250  # of mere progress, to one leader: the more workers there are, the more seldom each reports
+FIRST_REPORT_S = 0.05  # a step may be so old when the leader hears of it, at first
 RETRY_S = 0.1
 
 
@@ -149,8 +148,7 @@ class Membership:
                 period_s = min(2 * period_s, self._longest_period_s())
 
     def _longest_period_s(self) -> float:
-        present = 0 if self._orders is None else self._orders.present
-        return max(REPORT_S, present / REPORTS_A_SECOND)
+        return report_period_s(0 if self._orders is None else self._orders.present)
 
     async def _listen(self, client: Client, term: int) -> None:
         """Calls are held for times of their own, so that not all workers of a job call again at once."""

@@ -35,7 +35,7 @@ from edl.testing.worker import Doing, SimWorker
 REPORT_S = 0.02
 SESSION_S = 0.3
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
-PATIENCE = Patience(boot_s=BOOT_S, seat_s=2 * STEP_TIMEOUT_S)
+PATIENCE = Patience(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4)
 LATE_S = 0.06  # a late message: several steps
 REACH_S = 2.4  # within so long a size that was asked for is reached
 OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)

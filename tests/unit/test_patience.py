@@ -15,7 +15,7 @@ from edl.protocol.job import Identity, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
-PATIENCE = Patience(boot_s=100.0, seat_s=20.0)
+PATIENCE = Patience(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
 
 
 class Job:
@@ -52,7 +52,8 @@ class Job:
 
 @pytest.mark.parametrize(("step_timeout_s", "boot_s"), [(1, 300), (60, 600), (600, 6000)])
 def test_a_boot_may_take_ten_of_the_longest_steps_and_five_minutes_at_least(step_timeout_s: int, boot_s: int) -> None:
-    assert Patience.of(step_timeout_s) == Patience(boot_s=boot_s, seat_s=2 * step_timeout_s)
+    patience = Patience.of(step_timeout_s)
+    assert (patience.boot_s, patience.seat_s, patience.step_s) == (boot_s, 2 * step_timeout_s, step_timeout_s)
 
 
 def test_a_newcomer_that_never_boots_is_dropped_and_hears_why() -> None:
@@ -127,3 +128,54 @@ def test_a_leader_that_was_away_judges_nobody_by_that() -> None:
     job.see("w2", Phase.REHEARSING, 0, 0, 500.0)
     assert job.lost == {}
     assert job.state("w2") is WorkerState.WARMING
+
+
+def test_whoever_holds_up_a_step_for_too_long_is_lost_moments_after_the_others_gave_up() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.wait(5, 15)
+    assert not job.lost, "nobody has said that anything is wrong"
+    job.see("w0", Phase.BROKEN, 1, 7, 15.0)
+    job.wait(15, 17)
+    assert not job.lost, "it may be about to find the same"
+    job.wait(17, 18)
+    assert job.lost == {
+        "w1": "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+    }
+    assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0",)
+
+
+def test_whoever_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w0", Phase.BROKEN, 1, 7, 15.0)
+    job.see("w1", Phase.BROKEN, 1, 7, 16.0)
+    job.wait(16, 24)
+    assert not job.lost, "the next ring may take its time"
+
+
+def test_a_ring_that_fails_early_in_a_step_leaves_the_others_the_rest_of_their_time() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w0", Phase.BROKEN, 1, 7, 8.0)
+    job.wait(8, 28)
+    assert not job.lost
+    job.see("w0", Phase.BROKEN, 2, 7, 28.0)
+    job.wait(28, 29)
+    assert list(job.lost) == ["w1"], "it has not come to the next ring within two of the longest steps"
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "workers", "too_long"),
+    [(58.4, 3, False), (58.5, 3, True), (54.0, 1000, True), (53.9, 1000, False), (0.0, 3, False)],
+)
+def test_a_step_is_measured_by_reports_which_may_be_late(stall_s: float, workers: int, too_long: bool) -> None:
+    assert Patience.of(60).was_too_long(stall_s, workers) is too_long
+
+
+def test_short_steps_are_too_long_at_half_their_time_at_least() -> None:
+    assert not Patience.of(2).was_too_long(0.9, 3)
+    assert Patience.of(2).was_too_long(1.0, 3)
