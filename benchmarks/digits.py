@@ -1,0 +1,111 @@
+"""A job that learns the UCI digits until it is told to end (`resizes_worker.py`), in a folder of its own.
+
+Owns: what benchmarks that change a job while it trains have in common: the job, its notes, losses to compare with.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+SAMPLES = 1797
+LEEWAY = 0.25  # of the losses of jobs of fixed size
+NAME = "digits"
+PATIENCE_S = 120
+
+
+class Job:
+    """One job in a folder of its own."""
+
+    def __init__(self, framework: str, folder: Path, workers: int, step_s: float, flags: Sequence[str] = ()) -> None:
+        """`flags`: more of `edl run`."""
+        self.folder = folder
+        self.environ = {
+            **os.environ,
+            "EDL_HOME": str(folder / "home"),
+            "EDL_AUDIT": str(folder / "audit"),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "CUDA_VISIBLE_DEVICES": "",
+        }
+        self._edl = str(Path(sys.executable).with_name("edl"))
+        worker = [sys.executable, "-m", "benchmarks.resizes_worker", framework, str(folder), "--step-time", str(step_s)]
+        with (folder / "output.log").open("wb") as log:
+            command = [self._edl, "run", "-np", str(workers), "--job", NAME, *flags, *worker]
+            self.launcher = subprocess.Popen(
+                command, env=self.environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log
+            )
+
+    def edl(self, *arguments: str) -> str:
+        command = [self._edl, *arguments]
+        done = subprocess.run(command, env=self.environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"{' '.join(arguments)}: {done.stderr}\n{self.log()}")
+        return done.stdout
+
+    def wait_training(self) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not any('"committed"' in path.read_text() for path in self.folder.glob("audit/*.jsonl")):
+            if self.launcher.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"the job does not train:\n{self.log()}")
+            time.sleep(0.1)
+
+    def end(self, epochs: int | None = None) -> int:
+        """After so many epochs, or the next few; returns how many there were."""
+        if epochs is None:
+            epochs = int(json.loads(self.edl("status", NAME, "--json"))["epoch"]) + 3
+        draft = self.folder / "epochs.new"
+        draft.write_text(str(epochs))
+        draft.rename(self.folder / "epochs")
+        if self.launcher.wait(PATIENCE_S * 5):
+            raise SystemExit(f"the job failed:\n{self.log()}")
+        return epochs
+
+    def notes(self) -> list[dict[str, Any]]:
+        lines = [line for path in self.folder.glob("*.jsonl") for line in path.read_text().splitlines()]
+        return [json.loads(line) for line in lines]
+
+    def events(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in self.edl("events", NAME, "--json").splitlines()]
+
+    def newest_step(self) -> int:
+        """That anybody has committed, by the audit: no leader need answer."""
+        steps = [0]
+        for path in self.folder.glob("audit/*.jsonl"):
+            for line in reversed(path.read_bytes().splitlines()[-5:]):
+                if line.startswith(b'["committed"') and line.endswith(b"]"):
+                    steps.append(int(json.loads(line)[2]))
+                    break
+        return max(steps)
+
+    def log(self) -> str:
+        return (self.folder / "output.log").read_text(errors="replace")[-3000:]
+
+
+def compared(notes: list[dict[str, Any]]) -> dict[str, int]:
+    """The weights after each switch."""
+    digests = defaultdict(set)
+    for note in notes:
+        if note["kind"] in ("switch", "end"):
+            digests[note["kind"], note["generation"]].add(note["digest"])
+    return {"compared": len(digests), "different": sum(len(found) > 1 for found in digests.values())}
+
+
+def fixed_loss(framework: str, workers: int, epochs: int) -> float:
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(framework, Path(name), workers, 0.0)
+        job.end(epochs)
+        return statistics.mean(note["loss"] for note in job.notes() if note["kind"] == "end")
+
+
+def near(loss: float, fixed: Sequence[float]) -> bool:
+    """Whether a loss lies within those of jobs of fixed size, and somewhat beyond."""
+    return min(fixed) * (1 - LEEWAY) <= loss <= max(fixed) * (1 + LEEWAY)

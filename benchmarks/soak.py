@@ -1,0 +1,191 @@
+"""A job under a random fault every few seconds: does it go on, lose nothing, differ in nothing, leave nothing behind?
+
+    python -m benchmarks.soak [--seconds 1800] [--frameworks torch tensorflow] [--every 5 10] [--seed 0] [--json]
+                              [--faults FAULT...]
+
+Three workers learn the UCI digits under `edl run`, which replaces crashed ones, while `edl.testing.chaos` kills and
+freezes trainers, daemons, whole workers and the ZooKeeper of the job, tells workers to leave and asks for more. At the
+end: every sample must have been trained once an epoch, all workers must have had the same weights after each switch,
+the loss must lie within what jobs of fixed size come to, and no process, port, file or node may be left over; memory is
+that of the processes that lived longest. A job that makes no step for `--hang` seconds hangs. Exit code 1 if not sound.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+from benchmarks.digits import NAME, SAMPLES, Job, compared, fixed_loss, near
+from edl.core.audit import account
+from edl.launch.processes import marked
+from edl.launch.records import find
+from edl.runtime.audit import read
+from edl.testing.chaos import Chaos, Rage, What
+
+SESSION_S, STEP_TIMEOUT_S = 5, 6
+FEWEST, MOST = 2, 4
+STEP_S = 0.02
+FLAGS = ("--max-restarts", "1000000", "--session-timeout", str(SESSION_S), "--step-timeout", str(STEP_TIMEOUT_S))
+OLD_S = 60.0  # before that a process still grows into its work
+LEFT_WITHIN_S = 10.0
+TEMPORARY = (os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm", tempfile.gettempdir())
+
+
+class Memory:
+    """Resident bytes of the processes of a launch, as they grow older."""
+
+    def __init__(self) -> None:
+        self._first: dict[int, tuple[float, int]] = {}
+        self.growth: dict[str, tuple[float, float]] = {}  # of the longest-lived of its kind: seconds, MiB a minute
+        self._born: dict[int, float] = {}
+
+    def look(self, pids: list[int]) -> None:
+        now = time.monotonic()
+        for pid in pids:
+            born, size, kind = self._born.setdefault(pid, now), _resident(pid), _kind(pid)
+            if now - born < OLD_S or not size:
+                continue
+            since, before = self._first.setdefault(pid, (now, size))
+            if now - since > self.growth.get(kind, (0.0, 0.0))[0]:
+                self.growth[kind] = (now - since, 60 * (size - before) / 2**20 / (now - since))
+
+
+def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
+    def say(line: str) -> None:
+        print(f"{framework}: {time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
+
+    began, before = time.monotonic(), _folders()
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["EDL_HOME"] = str(folder / "home")  # where the kit finds the job
+        job = Job(framework, folder, 3, STEP_S, FLAGS)
+        job.wait_training()
+        record = find(folder / "home", NAME).read()
+        memory, how = Memory(), Rage(_faults(options), tuple(options.every), fewest=FEWEST, most=MOST)
+        longest_s = 0.0
+        with Chaos(NAME, seed=options.seed, say=say) as chaos:
+            newest, at = 0, time.monotonic()
+            until = time.monotonic() + options.seconds
+            while time.monotonic() < until and job.launcher.poll() is None:
+                chaos.rage(min(sum(options.every) / 2, until - time.monotonic()), how)
+                memory.look([record.launcher_pid, *marked(record.mark)])
+                step = job.newest_step()
+                if step > newest:
+                    longest_s = max(longest_s, time.monotonic() - at)
+                    newest, at = step, time.monotonic()
+                elif time.monotonic() - at > options.hang:
+                    raise SystemExit(f"{framework}: no step after {newest} for {options.hang:g} s\n{job.log()}")
+            struck = Counter(struck.fault.what.value for struck in chaos.struck)
+        say(f"{len(chaos.struck)} faults; the end")
+        epochs = job.end()
+        left = _left(record.mark)
+        notes, events, data = job.notes(), job.events(), account(read(folder / "audit"))
+    scaled = [event for event in events if event["kind"] == "scaled"]
+    return {
+        "framework": framework,
+        "seconds": options.seconds,
+        "faults": dict(struck),
+        "generations": max(note["generation"] for note in notes),
+        "forced": sum(event["forced"] for event in scaled),
+        "leaders": sum(event["kind"] == "leader_elected" for event in events),
+        "longest_without_step_s": longest_s,
+        "steps": max(note["step"] for note in notes),
+        "epochs": epochs,
+        **compared(notes),
+        "lost": epochs * SAMPLES - sum(epoch.trained for epoch in data.epochs),
+        "repeated": sum(epoch.repeated for epoch in data.epochs),
+        "wrong": data.wrong,
+        "loss": next(note["loss"] for note in notes if note["kind"] == "end"),
+        "left_processes": left,
+        "left_files": sorted(_folders() - before),
+        "growth_mib_per_min": {kind: [seconds, rate] for kind, (seconds, rate) in memory.growth.items()},
+    }
+
+
+def _faults(options: argparse.Namespace) -> tuple[What, ...]:
+    return tuple(map(What, options.faults)) or tuple(What)
+
+
+def _left(mark: str) -> list[int]:
+    """Processes of the launch that outlive it. Where there are none, no port is listened on either."""
+    deadline = time.monotonic() + LEFT_WITHIN_S
+    while (pids := marked(mark)) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return pids
+
+
+def _folders() -> set[str]:
+    """Of trainers and their daemons."""
+    return {str(path) for place in TEMPORARY for path in Path(place).glob("edl-*")}
+
+
+def _resident(pid: int) -> int:
+    try:
+        return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def _kind(pid: int) -> str:
+    try:
+        line = Path(f"/proc/{pid}/cmdline").read_text()
+    except OSError:
+        return "gone"
+    known = {
+        "zookeeper": "ZooKeeper",
+        "edl.runtime.daemon": "daemon",
+        "resizes_worker": "trainer",
+        "edl\0run": "edl run",
+    }
+    return next((kind for word, kind in known.items() if word in line and "guard" not in line), "other")
+
+
+def is_sound(result: dict[str, Any]) -> bool:
+    bad = ("different", "lost", "repeated", "wrong", "left_processes", "left_files")
+    return near(result["loss"], result["fixed_losses"]) and not any(result[name] for name in bad)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--seconds", type=float, default=1800.0)
+    parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"], choices=["torch", "tensorflow"])
+    parser.add_argument("--every", type=float, nargs=2, default=[5.0, 10.0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--faults", nargs="+", default=[], choices=[what.value for what in What])
+    parser.add_argument("--hang", type=float, default=120.0)
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    sound = True
+    for framework in options.frameworks:
+        result = soak(framework, options)
+        result["fixed_losses"] = [fixed_loss(framework, workers, result["epochs"]) for workers in (1, MOST)]
+        sound = sound and is_sound(result)
+        if options.json:
+            print(json.dumps(result), flush=True)
+            continue
+        faults = ", ".join(f"{number} {what}" for what, number in sorted(result["faults"].items()))
+        growth = ", ".join(f"{kind} {rate:+.2f}" for kind, (_, rate) in sorted(result["growth_mib_per_min"].items()))
+        print(
+            f"{framework}: {result['seconds']:g} s, {sum(result['faults'].values())} faults: {faults}\n"
+            f"  {result['steps']} steps, {result['generations']} generations ({result['forced']} forced), "
+            f"{result['leaders']} leaders; {result['longest_without_step_s']:.1f} s at most without a step seen\n"
+            f"  weights compared {result['compared']} times, different {result['different']}; "
+            f"{result['epochs']} epochs, {result['lost']} samples lost, {result['repeated']} repeated\n"
+            f"  loss {result['loss']:.4f}; of fixed size: 1 worker {result['fixed_losses'][0]:.4f}, "
+            f"{MOST} workers {result['fixed_losses'][1]:.4f}\n"
+            f"  left: {len(result['left_processes'])} processes, {len(result['left_files'])} files; "
+            f"MiB a minute of the longest-lived: {growth or 'none lived for so long'}",
+            flush=True,
+        )
+    return 0 if sound else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
