@@ -21,6 +21,7 @@ class Reason(StrEnum):
     TERM = "term"  # of a reign that is over, or not yet known here
     GENERATION = "generation"  # of a roster that is not in force
     UNKNOWN_MESSAGE = "unknown_message"
+    UNKNOWN_METHOD = "unknown_method"  # a gRPC method that no job of ours has
     OVERSIZED = "oversized"
     OVERLOADED = "overloaded"  # too many calls at once
     FAILED = "failed"  # the handler raised: a bug on the other side, told in its log

@@ -45,6 +45,8 @@ _SERVER_OPTIONS = [
     # conversation: a leader that is busy for half a second has as many, and would be called anew by all of them.
     ("grpc.server.max_pending_requests", CALLS_AT_ONCE),
     ("grpc.server.max_pending_requests_hard_limit", CALLS_AT_ONCE),
+    ("grpc.per_message_decompression", 0),  # nobody here compresses: a stranger's few kB would be unpacked to many MB
+    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing is cut off; gRPC's default is 120 s
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 _CLIENT_OPTIONS = [
@@ -93,7 +95,7 @@ class Server(Service):
         """Listens on this address only; returns the port. Raises ConfigError."""
         server = grpc.aio.server(options=_SERVER_OPTIONS, maximum_concurrent_rpcs=CALLS_AT_ONCE)
         method = grpc.unary_unary_rpc_method_handler(self._carry)
-        server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, {METHOD: method}),))
+        server.add_generic_rpc_handlers((_OneMethod(method, self._refusals),))
         try:
             port = int(server.add_insecure_port(_target(host, 0)))
         except RuntimeError as error:
@@ -115,6 +117,20 @@ class Server(Service):
         except Refused as refusal:
             await context.abort(_STATUS_OF[refusal.reason], refusal.detail)
         raise AssertionError("abort() raises")
+
+
+class _OneMethod:
+    """What gRPC asks for the handler of each call. Whoever calls another method hears UNIMPLEMENTED, and is counted."""
+
+    def __init__(self, handler: Any, refusals: Refusals) -> None:
+        self._handler = handler
+        self._refusals = refusals
+
+    def service(self, call: Any) -> Any:
+        if call.method == f"/{SERVICE}/{METHOD}":
+            return self._handler
+        self._refusals.count(Reason.UNKNOWN_METHOD)
+        return None
 
 
 class Client:

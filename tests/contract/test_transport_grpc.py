@@ -11,13 +11,15 @@ from collections.abc import AsyncIterator
 from contextlib import closing
 from typing import Any
 
+import grpc.aio
 import msgspec
 import pytest
 
 from edl.errors import ConfigError
+from edl.transport.envelope import MAX_BYTES
 from edl.transport.errors import DeadlineExceeded, Unreachable
 from edl.transport.refusals import Refusals
-from edl.transport.rpc import Client, Server
+from edl.transport.rpc import METHOD, SERVICE, Client, Server
 from edl.transport.service import Call
 
 SECRET = b"a secret of the job"
@@ -53,9 +55,15 @@ async def echo(call: Call) -> msgspec.Struct:
 
 
 def make_server() -> Server:
-    server = Server(SECRET, "job", echo, request_types=Ping, refusals=Refusals())
-    server.term = 1
+    server, _ = make_counting_server()
     return server
+
+
+def make_counting_server() -> tuple[Server, Refusals]:
+    refusals = Refusals()
+    server = Server(SECRET, "job", echo, request_types=Ping, refusals=refusals)
+    server.term = 1
+    return server, refusals
 
 
 async def ping(client: Client, deadline_s: float = 10) -> Any:
@@ -194,3 +202,42 @@ async def test_a_thousand_workers_that_all_call_at_once_are_all_answered():
     finally:
         await asyncio.gather(*(client.close() for client in clients))
         await server.stop()
+
+
+# ------------------------------------------------------------------------------------------------- what strangers try
+
+
+async def stranger_hears(port: int, message: bytes, method: str = f"/{SERVICE}/{METHOD}", **options: Any) -> str:
+    """The status of a call that ought to be refused."""
+    unbounded = [("grpc.max_send_message_length", -1)]
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{port}", options=unbounded) as channel:
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await channel.unary_unary(method)(message, timeout=10, **options)
+    return str(caught.value.code().name)
+
+
+async def test_what_a_stranger_has_compressed_is_refused_as_it_came() -> None:
+    """Unpacked it would be too much for gRPC, which refuses without a word to us."""
+    server, refusals = make_counting_server()
+    port = await server.start("127.0.0.1")
+    assert await stranger_hears(port, bytes(4 * MAX_BYTES), compression=grpc.Compression.Gzip) == "FAILED_PRECONDITION"
+    assert refusals.snapshot() == {"version": 1}
+    await server.stop()
+
+
+async def test_calls_of_methods_that_do_not_exist_are_counted() -> None:
+    server, refusals = make_counting_server()
+    port = await server.start("127.0.0.1")
+    for method in (f"/{SERVICE}/Stop", "/grpc.health.v1.Health/Check"):
+        assert await stranger_hears(port, b"", method) == "UNIMPLEMENTED"
+    assert refusals.snapshot() == {"unknown_method": 2}
+    await server.stop()
+
+
+async def test_who_connects_and_says_nothing_is_cut_off(server: str) -> None:
+    host, _, port = server.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    async with asyncio.timeout(15):
+        while await reader.read(1024):  # gRPC introduces itself
+            pass
+    writer.close()
