@@ -46,9 +46,18 @@ _STATUS = {
 class Rendezvous:
     """The server of one generation. `host` must be an IPv4 address that all members reach: Horovod knows no other."""
 
-    def __init__(self, members: Sequence[str], generation: int, *, hold_s: float = HOLD_S) -> None:
+    def __init__(
+        self,
+        members: Sequence[str],
+        generation: int,
+        *,
+        hold_s: float = HOLD_S,
+        on_refused: Callable[[Refusal], None] = lambda _: None,
+    ) -> None:
+        """`on_refused` hears of each refusal too: this server, and with it its own count, is soon gone."""
         self.generation = generation
         self.hold_s = hold_s
+        self._on_refused = on_refused
         self._board = Board(members)
         self._addresses: dict[int, str] = {}
         self._refused: Counter[str] = Counter()
@@ -110,6 +119,7 @@ class Rendezvous:
 
     def _count(self, refusal: Refusal) -> None:
         self._refused[refusal.value] += 1
+        self._on_refused(refusal)
 
     def _handle(self, connection: _Connection, request: Request) -> None:
         try:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from edl.core.job import JobMachine
 from edl.protocol.job import Member, Status, WorkerStatus
 
 
 def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, int]) -> Status:
-    """What `edl status` shows."""
+    """What `edl status` shows. `refused`: by the leader's own process."""
     record, ledger = machine.record, machine.ledger
     return Status(
         job=record.job,
@@ -25,8 +27,18 @@ def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, in
         workers=tuple(_worker(machine, member) for member in record.members),
         data=ledger.counts() if ledger else None,
         spec=ledger.spec if ledger else None,
-        refused=refused,
+        refused=_refused(machine, leader, refused),
     )
+
+
+def _refused(machine: JobMachine, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
+    """By all daemons that are members now."""
+    total = Counter(by_leader)
+    for member in machine.record.members:
+        observation = machine.seen.observation(member.identity.id)
+        if observation is not None and member.identity.id != leader:  # its own are older news of the same
+            total.update(observation.refused)
+    return dict(total)
 
 
 def _worker(machine: JobMachine, member: Member) -> WorkerStatus:

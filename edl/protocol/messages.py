@@ -45,6 +45,7 @@ class Observation(msgspec.Struct, frozen=True):
     leaving: bool  # it was asked to leave (SIGTERM)
     reason: str
     missed: int = 0  # the newest generation whose switch it has missed: it waits for samples beyond that step
+    refused: dict[str, int] = {}  # by its daemon: reason to number
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):

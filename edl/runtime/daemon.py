@@ -72,12 +72,12 @@ class Daemon:
         self._trainer = trainer
         self._page = Page.open(folder / "page")
         self._page.attention_step, self._page.flags = NEVER, 0
-        self._observer = Observer(self._page)
+        self._refusals = Refusals()
+        self._observer = Observer(self._page, self._refusals.snapshot)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
-        self._refusals = Refusals()
         self._leader: Leader | None = None
         self._reign: asyncio.Task[None] | None = None
         self._membership: Membership | None = None

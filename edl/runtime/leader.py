@@ -208,7 +208,7 @@ class Leader:
 
     async def _host_ring(self, generation: int, roster: tuple[str, ...]) -> None:
         await self._close_ring()
-        server = Rendezvous(roster, generation)
+        server = Rendezvous(roster, generation, on_refused=lambda why: self._refusals.count(why, of="rendezvous"))
         self._ring = (generation, server, await server.start(self._about.address))
 
     async def _close_ring(self) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
@@ -15,8 +16,10 @@ MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step ti
 class Observer:
     """Folds messages and readings into one Observation; no clock, no socket."""
 
-    def __init__(self, page: Page) -> None:
+    def __init__(self, page: Page, refused: Callable[[], dict[str, int]] = dict) -> None:
+        """`refused`: what the daemon has refused so far."""
         self._page = page
+        self._refused = refused
         self._phase = Phase.BOOTING
         self._generation = 0
         self._leases_of = 0
@@ -81,6 +84,7 @@ class Observer:
             leaving=self._leaving,
             reason=self._reason,
             missed=self._missed,
+            refused=self._refused(),
         )
 
     def _measure(self, now: float) -> None:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-
-from edl.transport.errors import Reason
+from enum import StrEnum
 
 
 class Refusals:
@@ -13,8 +12,9 @@ class Refusals:
     def __init__(self) -> None:
         self._counts: Counter[str] = Counter()
 
-    def count(self, reason: Reason) -> None:
-        self._counts[reason.value] += 1
+    def count(self, reason: StrEnum, of: str = "") -> None:
+        """`of`: a server that is not the transport's, and has reasons of its own."""
+        self._counts[f"{of}_{reason.value}" if of else reason.value] += 1
 
     def snapshot(self) -> dict[str, int]:
         """Reason to number; reasons that never occurred are left out."""

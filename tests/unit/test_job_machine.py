@@ -315,6 +315,15 @@ def test_a_new_leader_goes_on_from_the_record() -> None:
     assert heir.record == record
 
 
+def test_the_status_counts_what_all_daemons_have_refused() -> None:
+    job = running(np=3)
+    job.see("w0", Phase.TRAINING, generation=1, step=1, refused={"unauthentic": 5})  # the leader: it knows better
+    job.see("w1", Phase.TRAINING, generation=1, step=1, refused={"unauthentic": 2, "replayed": 1})
+    job.see("w2", Phase.TRAINING, generation=1, step=1, refused={"unauthentic": 1})
+    job.see("w2", Phase.TRAINING, generation=1, step=1, refused={"unauthentic": 4})
+    assert status_of(job.machine, 1, "w0", {"unauthentic": 7}).refused == {"unauthentic": 13, "replayed": 1}
+
+
 def test_stop_ends_the_job_for_all() -> None:
     job = running()
     job.feed(StopAsked("stopped by the user"))

@@ -195,6 +195,16 @@ async def test_what_is_not_horovods_http_is_refused(client: Client, server: Rend
     assert server.refusals() == {"malformed": 1}
 
 
+async def test_refusals_are_told_to_whoever_outlives_the_server() -> None:
+    told: list[str] = []
+    server = Rendezvous(MEMBERS, 4, on_refused=told.append)
+    client = Client(await server.start("127.0.0.1"))
+    await client.ask("PUT", "/runfunc/func")
+    await client.say(b"POST /global/1 HTTP/1.1\r\n\r\n")
+    await server.stop()
+    assert told == ["unknown", "malformed"]
+
+
 async def test_what_is_too_large_is_refused(client: Client, server: Rendezvous) -> None:
     assert (await client.say(b"PUT /global/1 HTTP/1.1\r\nContent-Length: 99999999\r\n\r\n"))[0] == 413
     assert (await client.say(b"GET /" + b"x" * 9000))[0] == 413
