@@ -26,8 +26,10 @@ PATIENCE_S = 120
 class Job:
     """One job in a folder of its own."""
 
-    def __init__(self, framework: str, folder: Path, workers: int, step_s: float, flags: Sequence[str] = ()) -> None:
-        """`flags`: more of `edl run`."""
+    def __init__(
+        self, framework: str, folder: Path, workers: int, step_s: float, *more: str, flags: Sequence[str] = ()
+    ) -> None:
+        """`more`: arguments of the worker; `flags`: more of `edl run`."""
         self.folder = folder
         self.environ = {
             **os.environ,
@@ -38,6 +40,7 @@ class Job:
         }
         self._edl = str(Path(sys.executable).with_name("edl"))
         worker = [sys.executable, "-m", "benchmarks.resizes_worker", framework, str(folder), "--step-time", str(step_s)]
+        worker += more
         with (folder / "output.log").open("wb") as log:
             command = [self._edl, "run", "-np", str(workers), "--job", NAME, *flags, *worker]
             self.launcher = subprocess.Popen(

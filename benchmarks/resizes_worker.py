@@ -94,6 +94,7 @@ def main() -> None:
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--step-time", type=float, default=0.02)
+    parser.add_argument("--note-steps", action="store_true", help="when each of them ended")
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
     if options.framework == "torch":
@@ -116,6 +117,8 @@ def main() -> None:
             task.train(ids)
             time.sleep(options.step_time)
             edl.notify_batch_end()
+            if options.note_steps:
+                note("step", at=time.monotonic())
         if edl.rank() == 0:
             note("epoch", loss=task.loss(), samples=1797 * shards.epochs_done)
         wanted = int(until.read_text()) if until.exists() else wanted

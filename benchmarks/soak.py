@@ -65,7 +65,7 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["EDL_HOME"] = str(folder / "home")  # where the kit finds the job
-        job = Job(framework, folder, 3, STEP_S, FLAGS)
+        job = Job(framework, folder, 3, STEP_S, flags=FLAGS)
         job.wait_training()
         record = find(folder / "home", NAME).read()
         memory, how = Memory(), Rage(_faults(options), tuple(options.every), fewest=FEWEST, most=MOST)

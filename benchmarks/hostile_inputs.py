@@ -1,0 +1,303 @@
+"""What benchmarks/hostile.py sends, and how it is told whether that was refused.
+
+Each kind makes one input from a seeded source of randomness, sends it to one port, and judges what came back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from random import Random
+from typing import NamedTuple
+
+import grpc
+import grpc.aio
+import msgspec
+
+from benchmarks import hostile_wire as wire
+from edl.protocol import messages as say
+from edl.transport.envelope import MAX_BYTES, Request
+from edl.transport.errors import Refused
+from edl.transport.service import Speaker
+
+LEADER, DAEMON, RENDEZVOUS, COORDINATOR = "leader", "daemon", "rendezvous", "coordinator"
+RPC = (LEADER, DAEMON)
+ANSWER_S = 30.0
+CHANNELS = 4  # for each address
+CAPTURED = 50  # a recorded message is played so often before another is recorded
+DEEP = 100_000
+
+
+class Target(NamedTuple):
+    """One port of the job."""
+
+    role: str
+    host: str
+    port: int
+
+    @property
+    def address(self) -> tuple[str, int]:
+        return self.host, self.port
+
+
+class Verdict(NamedTuple):
+    """What became of one input."""
+
+    how: str
+    accepted: bool = False
+
+
+class Attacker:
+    """What a stranger holds: connections, another secret, and what was recorded of an honest client's messages."""
+
+    def __init__(self, secret: bytes, job: str, term: int, source: Random) -> None:
+        self.source = source
+        self.term = term
+        self.honest = Speaker(secret, job, "client")
+        self.other_job = Speaker(secret, job + "-2", "client")
+        self.other_secret = Speaker(source.randbytes(32), job, "client")
+        self.answered_s: list[float] = []  # how long honest calls took, those that were recorded
+        self.sent_elsewhere = 0  # to daemons that do not lead
+        self._recorded: dict[Target, tuple[bytes, int]] = {}
+        self._channels: dict[Target, list[grpc.aio.Channel]] = {}
+
+    async def call(self, target: Target, message: bytes, method: str = wire.METHOD, **options: object) -> bytes:
+        """As gRPC's own client does it. Raises AioRpcError."""
+        if target not in self._channels:
+            unbounded = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
+            name = f"{target.host}:{target.port}"
+            self._channels[target] = [grpc.aio.insecure_channel(name, options=unbounded) for _ in range(CHANNELS)]
+        channel = self.source.choice(self._channels[target])
+        answer: bytes = await channel.unary_unary(method)(message, timeout=ANSWER_S, **options)
+        return answer
+
+    async def recorded(self, target: Target) -> bytes:
+        """A message that an honest client has sent there; a leader has taken it."""
+        message, left = self._recorded.get(target, (b"", 0))
+        if not left:
+            message, left = self.honest.seal(say.AskStatus(), 0, 0), CAPTURED
+            began = time.monotonic()
+            answer = await self.call(target, message)
+            if target.role == LEADER:
+                self.honest.open(answer, message, say.Told)
+                self.answered_s.append(time.monotonic() - began)
+            else:
+                self.sent_elsewhere += 1
+        self._recorded[target] = message, left - 1
+        return message
+
+    async def close(self) -> None:
+        for channels in self._channels.values():
+            await asyncio.gather(*(channel.close() for channel in channels))
+
+
+async def called(attacker: Attacker, target: Target, message: bytes, **options: object) -> Verdict:
+    """What an unauthenticated call comes to: any answer at all would be one too many."""
+    try:
+        await attacker.call(target, message, **options)  # type: ignore[arg-type]
+    except grpc.aio.AioRpcError as error:
+        return Verdict(f"gRPC {error.code().name}")
+    return Verdict("answered", accepted=True)
+
+
+async def told(attacker: Attacker, target: Target, message: bytes, speaker: Speaker) -> Verdict:
+    """What a call comes to that is well sealed and should not be taken all the same."""
+    try:
+        answer = await attacker.call(target, message)
+    except grpc.aio.AioRpcError as error:
+        return Verdict(f"gRPC {error.code().name}")
+    try:
+        speaker.open(answer, message, say.Reply)
+    except Refused as refusal:
+        return Verdict(f"sealed refusal: {refusal.reason.value}")
+    return Verdict("taken", accepted=True)
+
+
+def seen(target: Target, heard: wire.Heard) -> Verdict:
+    """What raw bytes come to."""
+    if target.role == RENDEZVOUS and heard.received:
+        head, _, body = heard.received.partition(b"\r\n\r\n")
+        refused = not head.startswith(b"HTTP/1.1 200") or body.startswith(b"-1,")
+        return Verdict(f"HTTP {head[9:12].decode()}" + (": no member" if body.startswith(b"-1,") else ""), not refused)
+    if target.role in RPC:
+        kinds = {kind for kind, payload in wire.frames(heard.received) if kind != wire.DATA or payload}
+        if wire.DATA in kinds:
+            return Verdict("answered", accepted=True)
+        for kind, how in ((wire.HEADERS, "gRPC error"), (wire.RST_STREAM, "stream reset")):
+            if kind in kinds:
+                return Verdict(how)
+    return Verdict("connection closed" if heard.closed else "no answer until we hung up")
+
+
+# --------------------------------------------------------------------------------------------------------- raw bytes
+
+
+async def garbage(attacker: Attacker, target: Target) -> Verdict:
+    return seen(
+        target, await wire.exchange(target.address, attacker.source.randbytes(attacker.source.randint(1, 4096)))
+    )
+
+
+async def preface_and_garbage(attacker: Attacker, target: Target) -> Verdict:
+    noise = attacker.source.randbytes(attacker.source.randint(1, 4096))
+    return seen(target, await wire.exchange(target.address, wire.PREFACE + noise))
+
+
+async def random_frames(attacker: Attacker, target: Target) -> Verdict:
+    source, sent = attacker.source, [wire.opening()]
+    for _ in range(source.randint(1, 8)):
+        payload = source.randbytes(source.randint(0, 512))
+        sent.append(wire.frame(source.randrange(12), source.randrange(256), source.randrange(2**32), payload))
+    return seen(target, await wire.exchange(target.address, b"".join(sent), patience_s=0.1))
+
+
+async def half_open(attacker: Attacker, target: Target) -> Verdict:
+    begun = b"GET /global/0 HT" if target.role == RENDEZVOUS else wire.PREFACE
+    part = begun[: attacker.source.randrange(len(begun))]
+    return seen(target, await wire.exchange(target.address, part, patience_s=12.0))
+
+
+async def slow(attacker: Attacker, target: Target) -> Verdict:
+    said = wire.opening() + attacker.source.randbytes(8)
+    parts = [said[at : at + 4] for at in range(0, len(said), 4)]
+    return seen(target, await wire.exchange(target.address, *parts, pause_s=0.1))
+
+
+async def calls_without_message(attacker: Attacker, target: Target) -> Verdict:
+    streams = range(1, 2 * attacker.source.randint(1, 32), 2)
+    heads = b"".join(wire.call_head(stream) for stream in streams)
+    ends = (
+        b"",
+        b"".join(wire.frame(wire.RST_STREAM, 0, stream, bytes(4)) for stream in streams),
+        b"".join(wire.frame(wire.DATA, wire.END_STREAM, stream) for stream in streams),
+    )
+    heard = await wire.exchange(target.address, wire.opening() + heads + attacker.source.choice(ends), patience_s=0.1)
+    return seen(target, heard)
+
+
+async def declared_length(attacker: Attacker, target: Target) -> Verdict:
+    length = attacker.source.randint(MAX_BYTES + 4097, 2**32 - 1)
+    body = b"\x00" + length.to_bytes(4, "big") + attacker.source.randbytes(attacker.source.randint(0, 512))
+    said = wire.opening() + wire.call_head(1) + wire.frame(wire.DATA, 0, 1, body)
+    return seen(target, await wire.exchange(target.address, said))
+
+
+async def strange_requests(attacker: Attacker, target: Target) -> Verdict:
+    source = attacker.source
+    method = source.choice(("GET", "PUT", "DELETE", "POST", "OPTIONS", source.randbytes(3).hex()))
+    scope = source.choice(("global", "local_stranger", "cross_1", "..", "global_process_set_hash_zz", "rank_and_size"))
+    key = source.choice(("17", "-1", "rank_9", "999999", "../secret", "0x0", "%00", "stranger:0"))
+    length = source.choice(("0", "-1", "1e9", "4294967296", str(MAX_BYTES), "5, 5"))
+    said = f"{method} /{scope}/{key} HTTP/1.1\r\nContent-Length: {length}\r\n\r\n".encode()
+    return seen(target, await wire.exchange(target.address, said, patience_s=2.0))
+
+
+async def long_heads(attacker: Attacker, target: Target) -> Verdict:
+    said = b"GET /global/17 HTTP/1.1\r\nX: " + b"a" * attacker.source.randint(8192, 65536)
+    return seen(target, await wire.exchange(target.address, said, patience_s=2.0))
+
+
+# ---------------------------------------------------------------------------------------------------------- messages
+
+
+def real(attacker: Attacker) -> bytes:
+    """A message that was never sent, and would be taken."""
+    return attacker.honest.seal(say.AskScale(attacker.source.randint(1, 9), "stranger"), 0, 0)
+
+
+async def cut_off(attacker: Attacker, target: Target) -> Verdict:
+    message = real(attacker)
+    return await called(attacker, target, message[: attacker.source.randrange(len(message))])
+
+
+async def bits_flipped(attacker: Attacker, target: Target) -> Verdict:
+    message = bytearray(real(attacker))
+    for bit in attacker.source.sample(range(8 * len(message)), attacker.source.randint(1, 4)):
+        message[bit // 8] ^= 1 << bit % 8
+    return await called(attacker, target, bytes(message))
+
+
+async def unsealed(attacker: Attacker, target: Target) -> Verdict:
+    """Messages that would hurt somebody who parsed them first."""
+    source = attacker.source
+    bomb = source.choice(
+        (
+            b"\x91" * source.randint(1, DEEP),  # arrays within arrays
+            b"\xdd\xff\xff\xff\xff",  # an array of so many items
+            b"\xc6\xff\xff\xff\xff",  # so many bytes
+            b"\x81\xa1a" * source.randint(1, DEEP),
+            msgspec.msgpack.encode(Request("s", 1, 1, "w", b"", 2**63, b"")),
+        )
+    )
+    head = source.choice((b"", b"\x01" + source.randbytes(32), b"\x01" + bytes(32)))
+    return await called(attacker, target, head + bomb)
+
+
+async def another_secret(attacker: Attacker, target: Target) -> Verdict:
+    return await called(attacker, target, attacker.other_secret.seal(say.AskStop("stranger"), 0, 0))
+
+
+async def another_job(attacker: Attacker, target: Target) -> Verdict:
+    message = attacker.other_job.seal(say.AskStop("stranger"), 0, 0)
+    return await told(attacker, target, message, attacker.other_job)
+
+
+async def another_term(attacker: Attacker, target: Target) -> Verdict:
+    term = attacker.source.choice((0, attacker.term - 1, attacker.term + 1, attacker.source.randrange(9, 2**31)))
+    message = attacker.honest.seal(say.Await(0, 0, 0.0), term, 0)
+    return await told(attacker, target, message, attacker.honest)
+
+
+async def replayed(attacker: Attacker, target: Target) -> Verdict:
+    return await told(attacker, target, await attacker.recorded(target), attacker.honest)
+
+
+async def too_large(attacker: Attacker, target: Target) -> Verdict:
+    return await called(attacker, target, bytes(MAX_BYTES + attacker.source.choice((1, 1000, 5000, 1_000_000))))
+
+
+async def compressed(attacker: Attacker, target: Target) -> Verdict:
+    """A few kB that are many MB to whoever unpacks them."""
+    bomb = bytes(attacker.source.choice((MAX_BYTES - 1, 64 * 1024 * 1024)))
+    return await called(attacker, target, bomb, compression=grpc.Compression.Gzip)
+
+
+async def unknown_method(attacker: Attacker, target: Target) -> Verdict:
+    name = attacker.source.choice(("/edl.Job/Stop", "/edl.Job/call", "/grpc.health.v1.Health/Check", "/x/y"))
+    return await called(attacker, target, real(attacker), method=name)
+
+
+class Kind(NamedTuple):
+    """One sort of input."""
+
+    name: str
+    roles: tuple[str, ...]
+    share: float  # of all inputs
+    send: Callable[[Attacker, Target], Awaitable[Verdict]]
+
+
+KINDS = (
+    Kind("random bytes", RPC, 0.14, garbage),
+    Kind("HTTP/2 preface, then random bytes", RPC, 0.06, preface_and_garbage),
+    Kind("HTTP/2 frames of random kinds", RPC, 0.05, random_frames),
+    Kind("half-open connections", RPC, 0.001, half_open),
+    Kind("slow connections", RPC, 0.002, slow),
+    Kind("calls that bring no message", RPC, 0.02, calls_without_message),
+    Kind("calls that declare up to 4 GiB", RPC, 0.02, declared_length),
+    Kind("unknown methods", RPC, 0.06, unknown_method),
+    Kind("sealed messages, cut off", RPC, 0.12, cut_off),
+    Kind("sealed messages, bits flipped", RPC, 0.14, bits_flipped),
+    Kind("unsealed msgpack bombs", RPC, 0.06, unsealed),
+    Kind("sealed with another secret", RPC, 0.10, another_secret),
+    Kind("sealed, of another job", RPC, 0.05, another_job),
+    Kind("sealed, of another term", RPC, 0.05, another_term),
+    Kind("sealed, replayed", RPC, 0.06, replayed),
+    Kind("larger than a message may be", RPC, 0.0003, too_large),
+    Kind("compressed bombs", RPC, 0.0003, compressed),
+    Kind("random bytes", (RENDEZVOUS,), 0.02, garbage),
+    Kind("requests that no member sends", (RENDEZVOUS,), 0.03, strange_requests),
+    Kind("heads without end", (RENDEZVOUS,), 0.004, long_heads),
+    Kind("half-open connections", (RENDEZVOUS,), 0.0003, half_open),
+    Kind("random bytes", (COORDINATOR,), 0.01, garbage),
+)
