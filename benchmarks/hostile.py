@@ -8,8 +8,9 @@ job listens is found in /proc, and gets its share of the inputs (benchmarks/host
 recorded of an honest client, for which the job's secret is read.
 
 The table tells what became of each kind; then, what the job counted itself, its step time before and during the attack,
-and what memory and connections the attack has left with the daemons. Exit code 1 if anything was taken, if a refusal
-that the stranger heard of is not in the counts, or if the job lost a worker, a mini-batch, a sample or its leader.
+and what memory, logs and connections the attack has left with the daemons. Exit code 1 if anything was taken, if a
+refusal that the stranger heard of is not in the counts, if connections are left or logs grow, or if the job lost a
+worker, a mini-batch, a sample or its leader.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ from edl.core.audit import account
 from edl.runtime.audit import read
 
 AT_ONCE = 48
+LOG_BYTES = 4096  # may be added to the daemons' logs, however many inputs there are
 QUIET_STEPS = 150  # of each worker, for the step time before
 HARM = ("worker_lost", "batch_voided")
 REASONS = {
@@ -141,6 +143,13 @@ async def wait_quiet_steps(folder: Path, since: float) -> list[float]:
     return times
 
 
+def log_bytes(folder: Path) -> int:
+    """What the daemons' logs have in them beside what the job tells of itself."""
+    paths = folder.glob("home/jobs/resizes/logs/*.daemon.log")
+    lines = [line for path in paths for line in path.read_bytes().splitlines()]
+    return sum(len(line) for line in lines if b" edl INFO " not in line)
+
+
 async def wait_connections_gone(before: dict[int, int]) -> int:
     """How many descriptors a daemon has more than before, once there are none or they do not go."""
     deadline = time.monotonic() + 15
@@ -189,6 +198,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     pids = [worker["daemon_pid"] for worker in status["workers"]]
     memory_before = {pid: memory(pid) for pid in pids}
     descriptors_before = {pid: descriptors(pid) for pid in pids}
+    log_before = log_bytes(folder)
 
     began = time.monotonic()
     planned = plan(options.inputs - outcomes.total(), {target.role for target in found}, source)
@@ -197,7 +207,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     await attacker.close()
 
     left = await wait_connections_gone(descriptors_before)
-    memory_after = {pid: memory(pid) for pid in pids}
+    memory_after, logged = {pid: memory(pid) for pid in pids}, log_bytes(folder) - log_before
     counted, uncounted = await wait_counted(job, refusals_heard(outcomes, attacker.sent_elsewhere))
     during = step_times(folder, began, ended)
     epochs = await asyncio.to_thread(job.end)
@@ -224,6 +234,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
             for pid in pids
         ],
         "connections_left": left,
+        "log_bytes": logged,
         "harm": {kind: kinds[kind] for kind in HARM if kinds[kind]},
         "leaders": kinds["leader_elected"],
         "switches": kinds["scaled"],
@@ -237,7 +248,8 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
 
 def is_sound(result: dict[str, Any]) -> bool:
     bad = ("accepted", "uncounted", "harm", "forced", "lost", "repeated", "wrong")
-    return result["leaders"] == 1 and result["connections_left"] <= 0 and not any(result[name] for name in bad)
+    bounded = result["connections_left"] <= 0 and result["log_bytes"] <= LOG_BYTES
+    return bounded and result["leaders"] == 1 and not any(result[name] for name in bad)
 
 
 def show(result: dict[str, Any]) -> None:
@@ -259,10 +271,11 @@ def show(result: dict[str, Any]) -> None:
     print(f"a step: {before:.1f} ms before, {during:.1f} ms during the attack (medians), ratio {during / before:.3f}")
     for one in result["memory"]:
         print(f"a daemon: {one['before']:.0f} MB before, {one['after']:.0f} MB after, {one['peak']:.0f} MB at most")
+    print(f"connections left: {result['connections_left']}, bytes added to the daemons' logs: {result['log_bytes']}")
     print(
-        f"connections left: {result['connections_left']}; leaders {result['leaders']}, switches {result['switches']} "
-        f"({result['forced']} forced), {result['harm'] or 'no worker lost, no mini-batch void'}; {result['epochs']} "
-        f"epochs, {result['lost']} samples lost, {result['repeated']} repeated, {result['wrong']} steps wrong"
+        f"leaders {result['leaders']}, switches {result['switches']} ({result['forced']} forced), "
+        f"{result['harm'] or 'no worker lost, no mini-batch void'}; {result['epochs']} epochs, {result['lost']} "
+        f"samples lost, {result['repeated']} repeated, {result['wrong']} steps wrong"
     )
 
 

@@ -83,7 +83,8 @@ class DaemonLink:
     def _environment(self) -> dict[str, str]:
         ours = {**self._settings.to_environment(), "EDL_WORKER_ID": self.worker}
         paths = [str(Path(edl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
-        return {**os.environ, **ours, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+        quiet = {"GRPC_VERBOSITY": "NONE"}  # else it logs what strangers send, byte for byte (I10); read when imported
+        return {**quiet, **os.environ, **ours, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
 
     @property
     def _log(self) -> Path:
