@@ -44,6 +44,7 @@ class Job:
             **os.environ,
             "EDL_HOME": str(folder / "home"),
             "EDL_AUDIT": str(folder / "audit"),
+            "EDL_MAX_RESTARTS": "0",  # who comes is up to us
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "",
             "TF_NUM_INTRAOP_THREADS": "1",

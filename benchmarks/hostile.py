@@ -28,9 +28,9 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job
 from benchmarks.hostile_inputs import COORDINATOR, KINDS, RENDEZVOUS, Attacker, Kind, Target, Verdict
 from benchmarks.hostile_ports import descriptors, listening, memory, targets
-from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job
 from edl.core.audit import account
 from edl.runtime.audit import read
 

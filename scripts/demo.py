@@ -91,7 +91,13 @@ class Demo:
     def _start(self, launcher: list[str], more: dict[str, str] | None = None) -> subprocess.Popen[bytes]:
         training = [sys.executable, str(ROOT / "examples" / "torch_digits.py")]
         options = ["--epochs", str(self._epochs), "--step-time", "0.02"]
-        environ = {**os.environ, "EDL_HOME": str(self._home), "TF_CPP_MIN_LOG_LEVEL": "3", **(more or {})}
+        environ = {
+            **os.environ,
+            "EDL_HOME": str(self._home),
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "EDL_MAX_RESTARTS": "0",
+            **(more or {}),
+        }
         process = subprocess.Popen(
             [*launcher, *training, *options],
             env=environ,
