@@ -3,8 +3,8 @@
     python -m benchmarks.recovery [--rounds 3] [--frameworks torch tensorflow] [--modes edl horovod torchrun]
                                   [--ranks 0 1 2] [--commit-every 10] [--json]
 
-The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a `kill -9`
-while it trains; each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
+The same model and data, three workers on loopback, gloo. In each round the trainer of another of `--ranks` gets a
+`kill -9`; each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
 
     first     until the first step in a ring without the victim, whichever step that is
     new       until the first step that nobody had made before the kill
@@ -212,8 +212,8 @@ class Round:
             try:
                 process.wait(END_S)
             except subprocess.TimeoutExpired:
-                process.terminate()
-                process.wait(END_S)
+                process.kill()  # horovodrun waits for ever for workers that all crashed
+                process.wait()
         for worker in self._workers():
             if f"{self.folder}".encode() in command_line(worker.pid):
                 os.kill(worker.pid, signal.SIGKILL)

@@ -550,6 +550,13 @@ class JobMachine:
         return self.supply.ledger
 
     @property
+    def at_rest(self) -> bool:
+        """No ring is forming, and the newest one trains: a change of leaders now is felt by nobody."""
+        if self.record.state in OVER or not self.record.generation:
+            return self.record.plan is None
+        return self.record.plan is None and self.newest_step > self.record.began_step
+
+    @property
     def newest_step(self) -> int:
         """The newest step that anybody is known to have committed."""
         return self._newest()[0]

@@ -144,6 +144,7 @@ class Daemon:
             await self._until_the_end_is_known(self._membership)
             self._send(say.Noted())
             await self._trainer_gone.wait()
+            await self._until_at_rest()
         finally:
             presence.close()
             await candidate.resign()
@@ -164,6 +165,19 @@ class Daemon:
             telling.cancel()
         with contextlib.suppress(asyncio.CancelledError):
             await telling
+
+    async def _until_at_rest(self) -> None:
+        """If we lead: those who go on without our trainer form a ring, whose rendezvous would end with our reign.
+
+        The next leader would have to plan that ring anew. Bounded, as a ring may need a step's time to form (I12).
+        """
+        leader, reign = self._leader, self._reign
+        if leader is None or reign is None:
+            return
+        rest = asyncio.ensure_future(leader.wait_at_rest())
+        patience_s = 2 * self._settings.session_timeout_s
+        await asyncio.wait({rest, reign}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        rest.cancel()
 
     def _register(self, address: str) -> messages.Register:
         self._interface = interface_of(address)

@@ -91,6 +91,7 @@ class Leader:
         self._book: OrderBook | None = None
         self._kept: Record | None = None  # as it stands in the coordinator
         self._published = asyncio.Event()
+        self._at_rest = asyncio.Event()
         self._uncertain = False  # the answer to the last write was lost
         self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
@@ -173,6 +174,14 @@ class Leader:
                     pass
         if changed or self._book is None:
             self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
+        if self._machine is not None and self._machine.at_rest:
+            self._at_rest.set()
+        else:
+            self._at_rest.clear()
+
+    async def wait_at_rest(self) -> None:
+        """Until a hand-over takes no ring's rendezvous along, nor leases that somebody waits for."""
+        await self._at_rest.wait()
 
     async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
         path, value = tree.record(self._about.job), keeping.encode(record)

@@ -131,3 +131,18 @@ def _committed_step(job: Job, worker: str) -> int:
     """The newest one of this worker, whose daemon tells nobody."""
     (audit,) = [audit for audit in read(job.audit) if audit.worker == worker]
     return max((line.step for line in audit.lines if isinstance(line, Committed)), default=0)
+
+
+def test_a_leader_whose_trainer_is_killed_leads_the_others_to_their_ring(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=3)
+    status = job.wait_size(3)
+    job.wait_steps(STEPS_ON)
+    os.kill(next(worker["pid"] for worker in status["workers"] if worker["id"] == status["leader"]), signal.SIGKILL)
+    job.wait_size(2)
+    job.wait_steps(STEPS_ON)
+    kinds = [event["kind"] for event in job.finish()]
+    since = kinds[kinds.index("worker_lost") :]
+    assert since.count("switch_scheduled") == 1  # by whoever follows it planned anew, while the survivors wait
+    assert since.index("scaled") < since.index("leader_elected")
+    job.expect_equal_models()
+    job.expect_exactly_once()

@@ -250,3 +250,26 @@ def test_only_who_need_not_wait_for_a_ring_any_more_is_told_to_give_it_up() -> N
     assert job.plan.roster == ("w0",)
     assert given_up(job.orders("w0")) == job.plan.generation
     assert given_up(job.orders("w2")) > job.plan.generation
+
+
+def test_a_leader_hands_over_only_once_the_ring_without_its_trainer_trains() -> None:
+    job = Job("w0", "w1", "w2", spec=LONG)
+    job.sit("w0", "w1", "w2")
+    job.see("w0", Phase.TRAINING, 1, 5)
+    assert job.machine.at_rest
+    job.see("w0", Phase.FAILED, 1, 5, reason="killed")
+    assert not job.machine.at_rest  # its successor would plan this ring anew, with another rendezvous
+    job.sit("w1", "w2", generation=2, step=5)
+    assert job.machine.record.generation == 2
+    assert not job.machine.at_rest  # nobody may have heard of the leases yet
+    job.see("w1", Phase.TRAINING, 2, 6)
+    assert job.machine.at_rest
+
+
+def test_a_leader_of_a_job_that_is_over_may_go() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.see("w0", Phase.FAILED, 1, 0, reason="killed")
+    job.see("w1", Phase.FAILED, 1, 0, reason="killed")
+    assert job.machine.record.state is JobState.FAILED
+    assert job.machine.at_rest
