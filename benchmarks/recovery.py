@@ -12,6 +12,7 @@ The same model and data, three workers on loopback, gloo. In each round the trai
     void      mini-batches that a survivor of edl had in flight, and had to do again
     back      until three workers train again
     joining   what a survivor lost when the third came: its longest time between two steps, less the median
+    step      what a step took before the kill (median)
 
 The peers keep their state every `--commit-every` steps, as their own examples do: `state.commit()`, and a checkpoint
 file, which workers of torchrun read when they are all started again (`--standalone --nnodes 1 --nproc-per-node 3
@@ -52,10 +53,10 @@ from typing import Any, NamedTuple
 from benchmarks.pause import program
 
 WORKERS = 3
-STEPS = 40  # that must be made before the kill, and at the end
+STEPS = 40  # that must be made before the kill, and at the end; before it half as many more as the peers commit after
 BOOT_S, PATIENCE_S, END_S = 240.0, 90.0, 30.0
 HOSTS = ("localhost", "127.0.0.1", "127.1")  # the same machine, by names that Horovod takes for three
-FIGURES = ("first", "new", "again", "void", "back", "joining")
+FIGURES = ("first", "new", "again", "void", "back", "joining", "step")
 PARTS = ("noticed", "planned", "left", "ring", "state", "first step")
 Found = dict[str, float]
 
@@ -117,6 +118,7 @@ class Round:
 
     def __init__(self, mode: str, framework: str, commit_every: int, folder: Path) -> None:
         self.mode, self.folder = mode, folder
+        self._before = STEPS + commit_every // 2
         self.log = folder / "output.log"
         self.environ = {
             **os.environ,
@@ -136,7 +138,9 @@ class Round:
         """Kill the worker of that rank."""
         self._start(self._command())
         try:
-            self._wait(lambda: len(self._training(WORKERS)) == WORKERS, "three workers train", BOOT_S)
+            self._wait(
+                lambda: len(self._training(WORKERS, 0.0, self._before)) == WORKERS, "three workers train", BOOT_S
+            )
             victim = next(worker for worker in self._workers() if worker.steps[-1].rank == rank)
             os.kill(victim.pid, signal.SIGKILL)
             killed, wall = time.monotonic(), time.time()
@@ -183,8 +187,8 @@ class Round:
     def _workers(self) -> list[Worker]:
         return [Worker.read(path) for path in self.folder.glob("*.notes")]
 
-    def _training(self, size: int, since: float = 0.0) -> list[Worker]:
-        return [worker for worker in self._workers() if worker.trains(size, since, STEPS)]
+    def _training(self, size: int, since: float, steps: int = STEPS) -> list[Worker]:
+        return [worker for worker in self._workers() if worker.trains(size, since, steps)]
 
     def _wait(self, true: Callable[[], Any], what: str, patience_s: float) -> None:
         deadline = time.monotonic() + patience_s
@@ -241,6 +245,7 @@ def figures(workers: list[Worker], victim: int, killed: float, joins: float) -> 
         "again": max(newest + 1 - steps[0].number for steps in after) + holes(survivors, newest),
         "void": max(sum(at > killed for at in one.voids) for one in survivors),
         "back": 1000 * (back - killed),
+        "step": 1000 * max(step_s(one.before(killed)) for one in old),
     }
     if any(step.size == WORKERS - 1 for steps in after for step in steps):
         found["joining"] = 1000 * max(longest_gap(steps, joins) for steps in after)
@@ -254,6 +259,11 @@ def holes(survivors: list[Worker], newest: int) -> int:
         for one in survivors
         if one.steps[0].number == 1
     )
+
+
+def step_s(steps: Iterable[Step]) -> float:
+    """What a step takes."""
+    return statistics.median(later.ended - earlier.ended for earlier, later in itertools.pairwise(steps))
 
 
 def longest_gap(steps: Iterable[Step], since: float) -> float:
@@ -285,6 +295,7 @@ def parts(survivors: list[Worker], events: list[dict[str, Any]], killed: float, 
     found["broken"] = 1000 * (max(broken, default=killed) - killed)
     found["plans"] = sum(event["kind"] == "switch_scheduled" for event in during)
     found["leaders"] = sum(event["kind"] == "leader_elected" for event in during)
+    found["led"] = any(event["kind"] == "leader_elected" and event["ts"] > wall for event in events)  # the victim
     return found
 
 
