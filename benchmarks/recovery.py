@@ -151,8 +151,6 @@ class Round:
                 PATIENCE_S,
             )
             joins = time.monotonic()
-            if self.mode == "edl":
-                self._start([sys.executable, *self._worker], EDL_JOB="recovery")
             self._wait(lambda: len(self._training(WORKERS, killed)) == WORKERS, "three workers train again", BOOT_S)
             found = figures(self._workers(), victim.pid, killed, joins)
             if self.mode == "edl":

@@ -23,6 +23,7 @@ class Horizon:
 
     lease_s: float  # with leases so far ahead a change of leader goes unnoticed (I9, I11)
     notice_s: float  # time for orders to reach every trainer
+    loss_s: float  # a ring fails its members so much sooner than the word comes that one of them is gone
     hold_s: float  # a daemon's call for orders is held no longer: so late it hears of what does not press
 
     @property
@@ -32,7 +33,8 @@ class Horizon:
 
     @classmethod
     def of(cls, session_timeout_s: float) -> Horizon:
-        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3, hold_s=min(LONGEST_HOLD_S, session_timeout_s / 2))
+        hold_s = min(LONGEST_HOLD_S, session_timeout_s / 2)
+        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3, loss_s=0.1, hold_s=hold_s)
 
     def presses(self, left_s: float) -> bool:
         """Whether workers that run dry in `left_s` must hear of more leases before their calls for orders end."""

@@ -39,8 +39,9 @@ from edl.core.inputs import (
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may, moved
 from edl.core.orders import newcomers
+from edl.core.patience import NEVER as NEVER_S
 from edl.core.patience import Patience, Wait, Waits
-from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, missing
+from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, fails_unexplained, missing
 from edl.core.seat import NEVER
 from edl.core.sightings import Sightings, only_stepped, overtaken
 from edl.core.spans import Spans
@@ -100,6 +101,8 @@ class JobMachine:
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
+        self.wake_at = NEVER_S  # something is to be decided then, though nothing else happens
+        self._broken_at: float | None = None  # when the present ring was first seen to have failed
         self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
     # ------------------------------------------------------------------------------------------------- the mutator
@@ -125,7 +128,7 @@ class JobMachine:
                 self._on_scale_asked(happened)
             case TimePassed():
                 pass
-        if news or now >= self._waits.until or self._missed_at is not None or self.shortage:
+        if news or now >= min(self._waits.until, self.wake_at) or self._missed_at is not None or self.shortage:
             self._advance(now)
         return self._commands
 
@@ -323,7 +326,10 @@ class JobMachine:
         self._change(target=max(self.record.target, len(scaling.staying(self.record))))
 
     def _plan_if_needed(self, now: float) -> None:
-        decision = decide(Situation(self.record, self._members, self.seen, self._is_torn(now)))
+        situation = Situation(self.record, self._members, self.seen, self._is_torn(now))
+        if self._may_hear_why(situation, now):
+            return
+        decision = decide(situation)
         if not isinstance(decision, TooFew):
             self.shortage = ""
         match decision:
@@ -343,6 +349,16 @@ class JobMachine:
                 self._end(JobState.FAILED, f"{reason}{self._last_loss}")
             case None:
                 pass
+
+    def _may_hear_why(self, situation: Situation, now: float) -> bool:
+        """Whoever is gone from the ring will be known in a moment: a plan with that one in it would fail, too."""
+        if not fails_unexplained(situation):
+            self._broken_at, self.wake_at = None, NEVER_S
+            return False
+        self._broken_at = now if self._broken_at is None else self._broken_at
+        due = self._broken_at + self.horizon.loss_s
+        self.wake_at = due if now < due else NEVER_S
+        return now < due
 
     def _wait_for_more(self, reason: str, now: float) -> None:
         """As long as a boot may take. Not kept: a new leader begins to wait anew."""

@@ -107,6 +107,14 @@ def is_broken(now: Situation) -> bool:
     return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
 
 
+def fails_unexplained(now: Situation) -> bool:
+    """The ring that stands has failed some of its members, others have not told yet, and nobody of it is gone."""
+    record = now.record
+    if record.plan is not None or not record.generation or not is_broken(now) or lacks_member(now, record.roster):
+        return False
+    return any(now.seen.trains(worker, record.generation) for worker in record.roster)
+
+
 def missing(now: Situation) -> tuple[str, ...]:
     """For whom the word of the planned switch came too late."""
     plan = now.record.plan

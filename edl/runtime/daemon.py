@@ -82,6 +82,8 @@ class Daemon:
         self._reign: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
         self._interface = "lo"
+        self._clock = SystemClock()
+        self._restored_at = float("-inf")  # the connection to the coordinator, after it was lost
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
@@ -250,6 +252,7 @@ class Daemon:
 
     def _on_link(self, link: Link, store: Store) -> None:
         if link is Link.CONNECTED:
+            self._restored_at = self._clock.now()
             self._tasks.add(task := asyncio.ensure_future(self._appear_again(store)))
             task.add_done_callback(self._tasks.discard)
 
@@ -270,7 +273,7 @@ class Daemon:
             return
         settings = self._settings
         about = Reigning(self._job, self._worker, address, settings.session_timeout_s, settings.step_timeout_s)
-        self._leader = Leader(about, store, reign, SystemClock(), self._refusals)
+        self._leader = Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
         self._reign = asyncio.ensure_future(self._leader.run())
         server.term = reign.term
 

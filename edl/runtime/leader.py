@@ -42,7 +42,7 @@ from edl.core.inputs import (
 )
 from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
-from edl.core.patience import Patience
+from edl.core.patience import NEVER, Patience
 from edl.core.report import status_of
 from edl.errors import Fenced, StoreUnavailable
 from edl.events import Kind
@@ -79,12 +79,22 @@ Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
 class Leader:
     """The leader of one term. Run it as a task; cancel it when the reign is over."""
 
-    def __init__(self, about: Reigning, store: Store, reign: Reign, clock: Clock, refusals: Refusals) -> None:
+    def __init__(
+        self,
+        about: Reigning,
+        store: Store,
+        reign: Reign,
+        clock: Clock,
+        refusals: Refusals,
+        restored_at: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        """`restored_at`: when our own connection to the coordinator came back last, on this clock."""
         self._about = about
         self._store = store
         self._reign = reign
         self._clock = clock
         self._refusals = refusals
+        self._restored_at = restored_at
         self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._machine: JobMachine | None = None
@@ -121,6 +131,8 @@ class Leader:
             record = new_record(self._about.job, self._clock.wall())
         else:
             record = self._kept = keeping.decode(node.value)
+        if self._doubt_s() > 0:
+            alive |= {member.identity.id for member in record.members}  # the roll is called later
         machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
         follows = machine.handle(TookOver(alive), self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
@@ -141,7 +153,7 @@ class Leader:
     async def _work(self, machine: JobMachine) -> None:
         """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
         while True:
-            batch = [await self._queue.get()]
+            batch = [await self._next_input(machine.wake_at)]
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
             commands: list[Command] = []
@@ -155,6 +167,13 @@ class Leader:
             for asked, reply in replies:
                 if not asked.done():
                     asked.set_result(reply)
+
+    async def _next_input(self, wake_at: float) -> Pending:
+        try:
+            async with asyncio.timeout(max(0.0, wake_at - self._clock.now()) if wake_at < NEVER else None):
+                return await self._queue.get()
+        except TimeoutError:
+            return TimePassed(), None
 
     async def _settle(self, machine: JobMachine, commands: Sequence[Command]) -> None:
         """Durable first, then the rendezvous, then everybody may know."""
@@ -174,7 +193,7 @@ class Leader:
                     pass
         if changed or self._book is None:
             self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
-        if self._machine is not None and self._machine.at_rest:
+        if machine.at_rest:
             self._at_rest.set()
         else:
             self._at_rest.clear()
@@ -247,14 +266,26 @@ class Leader:
     # ---------------------------------------------------------------------------------------------------- the others
 
     async def _call_roll(self, machine: JobMachine, due: asyncio.Event) -> None:
-        """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11)."""
+        """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11), nor just after."""
+        due.set()
         while True:
             await due.wait()
             due.clear()
             alive = await self._patiently(lambda: self._store.children(tree.workers(self._about.job)))
-            for member in machine.record.members:
-                if member.identity.id not in alive:
-                    await self._queue.put((Vanished(member.identity.id, "its daemon's session ended"), None))
+            absent = [member.identity.id for member in machine.record.members if member.identity.id not in alive]
+            if absent and (doubt_s := self._doubt_s()) > 0:
+                asyncio.get_running_loop().call_later(doubt_s, due.set)
+                continue
+            for worker in absent:
+                await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
+
+    def _doubt_s(self) -> float:
+        """How long absence still means nothing.
+
+        A coordinator that stood still, or was started anew, ends everybody's session at once; whoever lives comes back
+        with another. That it stood still we know by our own connection.
+        """
+        return self._restored_at() + self._about.session_timeout_s - self._clock.now()
 
     async def _watch_time(self) -> None:
         while True:

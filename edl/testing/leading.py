@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.inputs import CloseRing, Command, HostRing, Input, Refuse, Tell, TimePassed
 from edl.core.orders import OrderBook
+from edl.core.patience import NEVER
 from edl.protocol.job import Record
 
 if TYPE_CHECKING:
@@ -60,6 +61,10 @@ class SimLeader:
             self.receive(TimePassed())
             self.job.after(TICK_S, self._tick)
 
+    def _wake(self, wake_at: float) -> None:
+        if self.alive and self.machine.wake_at == wake_at:
+            self.receive(TimePassed())
+
     def _work(self) -> None:
         if not self.alive:
             return
@@ -106,6 +111,8 @@ class SimLeader:
         for answer, taken in answers:
             answer(taken)
         self._busy = False
+        if (wake_at := self.machine.wake_at) < NEVER:
+            self.job.after(max(0.0, wake_at - self.job.now), self._wake, wake_at)
         if self._inbox:
             self._busy = True
             self.job.after(0.0002, self._work)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from edl.core.horizon import Horizon
 from edl.core.inputs import CloseRing, Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
@@ -273,3 +275,31 @@ def test_a_leader_of_a_job_that_is_over_may_go() -> None:
     job.see("w1", Phase.FAILED, 1, 0, reason="killed")
     assert job.machine.record.state is JobState.FAILED
     assert job.machine.at_rest
+
+
+def test_a_ring_that_fails_is_planned_anew_once_it_is_known_who_is_gone_or_a_moment_later() -> None:
+    job = Job("w0", "w1", "w2", spec=LONG)
+    job.sit("w0", "w1", "w2")
+    job.see("w0", Phase.BROKEN, 1, 3)
+    assert job.machine.record.plan is None, "with the one in it that is gone, it would fail, too"
+    assert job.machine.wake_at == pytest.approx(job.now + job.machine.horizon.loss_s)
+    job.see("w2", Phase.FAILED, 1, 3, reason="killed")
+    assert (job.plan.roster, job.machine.wake_at) == (("w0", "w1"), float("inf"))
+
+
+def test_a_ring_that_fails_all_at_once_is_planned_anew_at_once() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.see("w0", Phase.BROKEN, 1, 3)
+    job.see("w1", Phase.BROKEN, 1, 3)
+    assert job.plan.roster == ("w0", "w1")
+
+
+def test_a_ring_that_fails_and_nobody_says_why_is_planned_anew_a_moment_later() -> None:
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.see("w0", Phase.BROKEN, 1, 3)
+    job.now = job.machine.wake_at
+    job.feed(TimePassed())
+    assert job.plan.roster == ("w0", "w1")
+    assert job.machine.wake_at == float("inf")

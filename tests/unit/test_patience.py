@@ -161,10 +161,10 @@ def test_a_ring_that_fails_early_in_a_step_leaves_the_others_the_rest_of_their_t
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1, 7, 5.0)
     job.see("w0", Phase.BROKEN, 1, 7, 8.0)
-    job.wait(8, 28)
+    job.wait(8, 29)
     assert not job.lost
-    job.see("w0", Phase.BROKEN, 2, 7, 28.0)
-    job.wait(28, 29)
+    job.see("w0", Phase.BROKEN, 2, 7, 29.0)
+    job.wait(29, 30)
     assert list(job.lost) == ["w1"], "it has not come to the next ring within two of the longest steps"
 
 
