@@ -24,7 +24,7 @@ from edl.core.job import JobMachine
 from edl.protocol import keeping, messages, tree
 from edl.protocol.job import Record
 from edl.runtime.access import with_secret
-from edl.runtime.daemon import TERMLESS
+from edl.runtime.daemon import TERMLESS, collect_seldom
 from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -182,6 +182,7 @@ async def main() -> int:
     about = msgspec.json.decode(await anext(commands), type=SetUp)
     store = await zookeeper.connect(about.coordinator(), 30.0, connect_timeout_s=30.0)
     seat = Seat(about, store)
+    collect_seldom()
     await seat.run()
     began_cpu = began = 0.0
     async for command in commands:

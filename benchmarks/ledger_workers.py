@@ -10,6 +10,7 @@ They train in step, each at a moment of its own within it, so that none is more 
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import time
 
@@ -173,6 +174,7 @@ class Crowd:
                     later = worker.train(due[i])
                     due[i] = due[i] if later is not None else due[i] + step_s
                     again[i] = due[i] if later is None else later
+                    await asyncio.sleep(0)  # a worker's own training would not keep the daemons of others from hearing
             self.check()
             await asyncio.sleep(TICK_S)
 
@@ -195,6 +197,7 @@ async def main() -> int:
     about = msgspec.json.decode(await anext(commands), type=SetUp)
     store = await zookeeper.connect(about.coordinator(), 30.0, connect_timeout_s=30.0)
     crowd = Crowd(about, store)
+    os.nice(5)  # a leader does not share its cores with the training of all others
     await crowd.join()
     tell("holding")
     start, until = map(float, (await anext(commands)).split())

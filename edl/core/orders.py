@@ -144,7 +144,7 @@ class _Data:
     def __init__(self, snapshot: LedgerSnapshot) -> None:
         self.snapshot = snapshot
         ledger = Ledger.restore(snapshot)
-        self._leases = {worker: ledger.leases(worker) for worker in ledger.roster}
+        self._leases = {member.worker: member.leases for member in snapshot.members}
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
 
     def share(self, worker: str, generation: int, after_step: int) -> Share:

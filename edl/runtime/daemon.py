@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -288,6 +289,12 @@ class Daemon:
         return await self._leader.answer(call)
 
 
+def collect_seldom() -> None:
+    """Python looks for garbage after each 700 new objects; a grant to a thousand workers would be held up 30 times."""
+    gc.freeze()
+    gc.set_threshold(50_000)
+
+
 def main() -> int:
     """Entry of `python -m edl.runtime.daemon`."""
     parser = argparse.ArgumentParser(prog="edl.runtime.daemon", description="A worker's daemon; edl.init() starts it.")
@@ -295,6 +302,7 @@ def main() -> int:
     parser.add_argument("--trainer", type=int, required=True)
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    collect_seldom()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
     try:
         asyncio.run(Daemon(Settings.from_environment(os.environ), arguments.folder, arguments.trainer).run())

@@ -99,6 +99,7 @@ class Leader:
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._machine: JobMachine | None = None
         self._book: OrderBook | None = None
+        self._draft: OrderBook | None = None
         self._kept: Record | None = None  # as it stands in the coordinator
         self._published = asyncio.Event()
         self._at_rest = asyncio.Event()
@@ -180,6 +181,8 @@ class Leader:
         record = machine.record
         told = [command for command in commands if isinstance(command, Tell)]
         changed = self._kept is None or record.version != self._kept.version
+        if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
+            self._draft = OrderBook(record, self._reign.term, None, self._book)
         if changed or told:
             await self._patiently(lambda: self._keep(record, told))
             self._kept = record
@@ -248,7 +251,7 @@ class Leader:
     def _publish(self, record: Record, *, pressing: bool) -> None:
         """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
         address = None if self._ring is None else (self._about.address, self._ring[2])
-        self._book = OrderBook(record, self._reign.term, address, self._book)
+        self._book = OrderBook(record, self._reign.term, address, self._draft)
         if pressing:
             self._published.set()
             self._published = asyncio.Event()
