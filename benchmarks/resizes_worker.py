@@ -53,6 +53,7 @@ class TensorFlowTask:
         import tensorflow as tf
 
         keras.utils.set_random_seed(0)
+        self._edl = edl
         images, labels = digits()
         self._images, self._labels = tf.constant(images), tf.constant(labels)
         layers = [keras.layers.Dense(64, "relu"), keras.layers.Dense(10)]
@@ -73,7 +74,8 @@ class TensorFlowTask:
     def train(self, ids: np.ndarray) -> None:
         import tensorflow as tf
 
-        self._step(tf.constant(ids))
+        with self._edl.voidable():
+            self._step(tf.constant(ids))
 
     def weights(self) -> list[np.ndarray]:
         return [np.asarray(variable) for variable in (*self._model.variables, *self._optimizer.variables)]

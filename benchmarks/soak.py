@@ -15,6 +15,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import random
 import sys
 import tempfile
 import time
@@ -33,6 +34,7 @@ SESSION_S, STEP_TIMEOUT_S = 5, 6
 FEWEST, MOST = 2, 4
 STEP_S = 0.02
 FLAGS = ("--max-restarts", "1000000", "--session-timeout", str(SESSION_S), "--step-timeout", str(STEP_TIMEOUT_S))
+LOOK_S = 0.5
 OLD_S = 60.0  # before that a process still grows into its work
 LEFT_WITHIN_S = 10.0
 TEMPORARY = (os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm", tempfile.gettempdir())
@@ -71,10 +73,14 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         memory, how = Memory(), Rage(_faults(options), tuple(options.every), fewest=FEWEST, most=MOST)
         longest_s = 0.0
         with Chaos(NAME, seed=options.seed, say=say) as chaos:
+            source = random.Random(options.seed)
             newest, at = 0, time.monotonic()
-            until = time.monotonic() + options.seconds
+            until, due = at + options.seconds, at + source.uniform(*options.every)
             while time.monotonic() < until and job.launcher.poll() is None:
-                chaos.rage(min(sum(options.every) / 2, until - time.monotonic()), how)
+                chaos.wait(LOOK_S)
+                if time.monotonic() >= due:
+                    chaos.strike(how)
+                    due = time.monotonic() + source.uniform(*options.every)
                 memory.look([record.launcher_pid, *marked(record.mark)])
                 step = job.newest_step()
                 if step > newest:

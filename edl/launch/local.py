@@ -55,6 +55,7 @@ from edl.launch.supervision import (
 from edl.launch.watch import Watch
 from edl.launch.workers import Worker, search_path, start_worker
 from edl.runtime.client import JobClient
+from edl.runtime.folders import sweep
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
@@ -277,6 +278,7 @@ class Launch:
         left = await asyncio.to_thread(end_marked, self._record.mark, patience_s, self._hurry)
         if left:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
+        sweep()  # of a worker whose trainer and daemon were killed together
         for worker in self._workers:
             await worker.wait_printed(PRINT_TIMEOUT_S)
         for task in (self._looking, self._last_word, self._following):

@@ -192,9 +192,13 @@ class Supervisor:
         pid = self._pids.pop(exit_.slot)
         if self.phase in {Phase.ENDING, Phase.KILLING}:
             return [] if self._pids else self._end()
-        if exit_.code == 0:
+        if exit_.code == 0 or self._came_too_late(pid):
             return [] if self._goes_on() else self._settle(now)
         return self._crashed(pid, f"worker {exit_.slot} {describe_exit(exit_.code)}", now)
+
+    def _came_too_late(self, pid: int) -> bool:
+        """The job had finished before this worker was in it, which it says by its exit code: that is no failure."""
+        return self._job.state == "finished" and pid not in self._arrived
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
         self._gone.add(pid)
@@ -217,6 +221,7 @@ class Supervisor:
 
     def _seen(self, job: JobSeen, now: float) -> list[Command]:
         before, self._job = self._job, job
+        self._arrived |= job.pids
         if self.phase in {Phase.ENDING, Phase.KILLING}:
             return []
         if job.state == "failed":
@@ -234,7 +239,6 @@ class Supervisor:
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
         """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""
         grown, self._target = max(0, job.target - self._target), job.target
-        self._arrived |= job.pids
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)

@@ -51,6 +51,10 @@ class LeaseFeed:
             self._closed = True
             self._changed.notify_all()
 
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
     def there_after(self, number: int) -> Lease | None:
         """The lease after `number`, if it is here."""
         with self._changed:

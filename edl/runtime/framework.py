@@ -53,6 +53,9 @@ class StepPort(Protocol):
     def voided(self) -> bool:
         """True from the first `void` of a mini-batch until its end."""
 
+    def keep_in_step(self) -> None:
+        """The script's pipeline, which is inside a graph, may not read beyond the mini-batch being worked on."""
+
     def before_reduce(self) -> None:
         """Called before the first collective of each step."""
 

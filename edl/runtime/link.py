@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import sys
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -22,6 +21,7 @@ from edl.config import Settings
 from edl.errors import ConfigError, JobFailed
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
+from edl.runtime.folders import make_folder
 from edl.runtime.processes import process_start_time, spawn_daemon
 from edl.transport.errors import PipeClosed
 from edl.transport.page import Page
@@ -49,7 +49,7 @@ class DaemonLink:
         self._settings = settings
         self._on_orders = on_orders
         self._story = story
-        self._folder = Path(tempfile.mkdtemp(prefix="edl-", dir=_private_parent()))
+        self._folder = make_folder()
         self.page = Page.create(self._folder / "page")
         self._news = threading.Condition()
         self._orders: Orders | None = None
@@ -194,11 +194,3 @@ class DaemonLink:
                 self._gave_up = str(error)
                 self.page.attention_step = 0  # the page has no other writer now: stop the script after this step
                 self._news.notify_all()
-
-
-def _private_parent() -> str | None:
-    """A folder in memory where there is one, so that writing the page never waits for a disk."""
-    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - mkdtemp makes a private one in it
-        if candidate and os.access(candidate, os.W_OK | os.X_OK):
-            return candidate
-    return None

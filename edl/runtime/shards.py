@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator, Sized
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
@@ -83,6 +83,7 @@ class ShardGenerator:
         self._pass: Pass | None = None
         self._held: _Held | None = None
         self._epochs_done = 0  # before the present pass
+        self._wait_committed: Callable[[Callable[[], int]], None] | None = None
 
     # ------------------------------------------------------------------------------------------- the script's side
 
@@ -175,6 +176,13 @@ class ShardGenerator:
             return True
         return now is not None and now.step_back(self._feed.step())
 
+    def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:
+        """From now on a step's samples are handed out, one by one, only when the step before is committed or void.
+
+        For pipelines that read ahead where `in_step` cannot be put around them: inside a graph.
+        """
+        self._wait_committed = wait_committed
+
     def close(self) -> None:
         """The script has ended."""
         if self._reader is not None:
@@ -198,13 +206,17 @@ class ShardGenerator:
 
     def _samples(self, spec: DataSpec) -> Iterator[Any]:
         now = self._begin(spec)
-        while (batch := now.next()) is not None:
+        while True:
+            if self._wait_committed is not None:
+                self._wait_committed(lambda: now.step or 0)
+            if (batch := now.next()) is None:
+                break
             items = self._items(now, batch)
             *others, last = items if isinstance(items, list) else items.tolist()
             yield from others
             now.rest()
             yield last
-            if batch.ends_pass:
+            if batch.ends_pass:  # not waited for: it may be short, and the script only knows by the end
                 break
         now.end()
 

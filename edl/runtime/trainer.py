@@ -38,6 +38,7 @@ logger = logging.getLogger("edl")
 
 __all__ = ["Leaving", "Trainer"]
 
+COMMIT_POLL_S = 0.0005  # the end of a mini-batch tells nobody: that would cost every step
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
@@ -274,6 +275,16 @@ class Trainer:
         if self._seat.void is None:
             self._seat.void = error
             self._seat.refresh()
+
+    def keep_in_step(self) -> None:
+        """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
+        if self._shards is not None:
+            self._shards.keep_in_step(self._wait_committed)
+
+    def _wait_committed(self, handed_out: Callable[[], int]) -> None:
+        """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
+        while self._seat.step < handed_out() and not self._feed.closed:
+            time.sleep(COMMIT_POLL_S)
 
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""

@@ -15,6 +15,7 @@ from edl.runtime.trainer import Trainer
 from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.dataset import dataset_of
 from edl.tensorflow.framework import TensorFlowFramework
+from edl.tensorflow.voidable import Voidable
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
@@ -50,7 +51,7 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
 
     When a peer is lost in the middle of a step, the variables are left alone. Eagerly and in `fit` the step then just
     returns and `notify_batch_end()` returns False; a `tf.function` or a session of your own raises what TensorFlow
-    raises.
+    raises, unless it is called inside `with edl.voidable():`.
     """
     _framework.wrap(_trainer, optimizer, model)
     return optimizer
@@ -68,6 +69,15 @@ def elastic_dataset(shards: ShardGenerator, batch_size: int) -> Any:
     `.batch()`.
     """
     return dataset_of(shards, batch_size)
+
+
+def voidable() -> Voidable:
+    """`with edl.voidable():` around the call of a `tf.function` or `session.run` that trains one mini-batch.
+
+    When a peer is lost meanwhile, the mini-batch is void: the call ends without an exception and without an update,
+    and the `notify_batch_end()` that follows returns False. All other errors are raised.
+    """
+    return Voidable(_trainer, _framework.ring)
 
 
 def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
@@ -94,4 +104,5 @@ __all__ = [
     "shutdown",
     "size",
     "step",
+    "voidable",
 ]

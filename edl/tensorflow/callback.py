@@ -13,23 +13,17 @@ from typing import Any, Protocol
 
 import keras
 
-from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
-from edl.errors import RingBroken
+from edl.runtime.framework import StepPort
 from edl.tensorflow.keras_optimizer import check_fit
+from edl.tensorflow.voidable import Voidable
 
 
-class BatchPort(Protocol):
+class BatchPort(StepPort, Protocol):
     """What `fit` needs of the trainer."""
 
     def begin_batch(self) -> None:
         """Before the forward pass."""
-
-    def before_reduce(self) -> None:
-        """Before the first collective of a step."""
-
-    def void(self, error: BaseException) -> None:
-        """A collective of this step failed."""
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         """After the update."""
@@ -104,13 +98,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         """A failed all-reduce stops the traced step before any update; `fit` itself need not know."""
 
         def guarded(iterator: Any) -> Any:
-            try:
+            with Voidable(self._trainer, self._ring):
                 return train(iterator)
-            except Exception as error:
-                if not self._ring.is_failure(error):
-                    raise
-                self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
-                return self.model.get_metrics_result()
+            return self.model.get_metrics_result()
 
         return guarded
 

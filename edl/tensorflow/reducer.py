@@ -25,11 +25,11 @@ from typing import Any
 import horovod.tensorflow as hvd
 import tensorflow as tf
 
-from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
-from edl.errors import RingBroken, UsageError
+from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.tensorflow.share import TensorShare
+from edl.tensorflow.voidable import Voidable
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 
@@ -56,13 +56,9 @@ class Reducer:
             return None
         if self._ring.size == 0:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
-        try:
+        with Voidable(self._trainer, self._ring):
             return _each_present(gradients, self._average_now)
-        except Exception as error:
-            if not self._ring.is_failure(error):
-                raise
-            self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
-            return None
+        return None
 
     # -------------------------------------------------------------------------------------------------- eagerly
 

@@ -163,13 +163,17 @@ class Chaos:
         while (left_s := until - time.monotonic()) > 0:
             self.wait(min(left_s, self._random.uniform(*how.every_s)))
             status = self.status()
-            if status is None or time.monotonic() >= until:
-                continue
-            if status.state in OVER:
+            if status is not None and status.state in OVER:
                 break
-            if fault := self._draw(how, status):
-                self.inflict(fault)
+            if time.monotonic() < until:
+                self.strike(how)
         return self.struck[begun:]
+
+    def strike(self, how: Rage = Rage()) -> Struck | None:
+        """One fault at random, now. None when the job cannot take any, or nobody can tell how it is."""
+        status = self.status()
+        fault = None if status is None or status.state in OVER else self._draw(how, status)
+        return None if fault is None else self.inflict(fault)
 
     def wait(self, seconds: float) -> None:
         """Let so much time pass, and thaw whoever's time it is."""

@@ -279,6 +279,23 @@ def test_a_crashed_worker_that_nobody_misses_is_not_replaced():
     assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)], "asked for later: that is no restart"
 
 
+def test_who_comes_when_the_job_has_finished_is_no_failure():
+    supervisor = Supervisor({0: 100}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 1, 100), WorkerStarted(1, 101))
+    finished = JobSeen("finished", pids=frozenset({100}))
+    assert play(supervisor, finished, WorkerExited(1, 1)) == []
+    assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
+    play(supervisor, finished)
+    assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_who_fails_after_the_job_has_finished_with_it_is_one():
+    supervisor = two_workers()
+    play(supervisor, RUNNING, FINISHED, WorkerExited(0, 0))
+    play(supervisor, WorkerExited(1, 3))
+    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 3")
+
+
 def test_a_crash_and_growth_at_once():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))

@@ -83,7 +83,8 @@ def tape(traced: bool) -> list[Any]:
     train = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)]) if traced else step
     while go_on():
         for ids in shards.batches(task.BATCH):
-            train(tf.constant(note(ids)))
+            with edl.voidable():
+                train(tf.constant(note(ids)))
             end_batch()
     return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
 
@@ -152,7 +153,8 @@ def graph() -> list[Any]:
             s.run(iterator.initializer)
             while True:
                 try:
-                    note(s.run([obj, ids])[1])
+                    with edl.voidable():
+                        note(s.run([obj, ids])[1])
                 except tf.errors.OutOfRangeError:
                     break
                 end_batch()
