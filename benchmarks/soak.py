@@ -37,7 +37,6 @@ FLAGS = ("--max-restarts", "1000000", "--session-timeout", str(SESSION_S), "--st
 LOOK_S = 0.5
 OLD_S = 60.0  # before that a process still grows into its work
 LEFT_WITHIN_S = 10.0
-TEMPORARY = (os.environ.get("XDG_RUNTIME_DIR") or "/dev/shm", tempfile.gettempdir())
 
 
 class Memory:
@@ -63,10 +62,12 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
     def say(line: str) -> None:
         print(f"{framework}: {time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
-    began, before = time.monotonic(), _folders()
+    began = time.monotonic()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["EDL_HOME"] = str(folder / "home")  # where the kit finds the job
+        os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")  # of trainers and their daemons
+        (folder / "run").mkdir()
         job = Job(framework, folder, 3, STEP_S, flags=FLAGS)
         job.wait_training()
         record = find(folder / "home", NAME).read()
@@ -92,6 +93,7 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         say(f"{len(chaos.struck)} faults; the end")
         epochs = job.end()
         left = _left(record.mark)
+        files = [path.name for path in (folder / "run").iterdir()]
         notes, events, data = job.notes(), job.events(), account(read(folder / "audit"))
     scaled = [event for event in events if event["kind"] == "scaled"]
     return {
@@ -110,7 +112,7 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         "wrong": data.wrong,
         "loss": next(note["loss"] for note in notes if note["kind"] == "end"),
         "left_processes": left,
-        "left_files": sorted(_folders() - before),
+        "left_files": files,
         "growth_mib_per_min": {kind: [seconds, rate] for kind, (seconds, rate) in memory.growth.items()},
     }
 
@@ -125,11 +127,6 @@ def _left(mark: str) -> list[int]:
     while (pids := marked(mark)) and time.monotonic() < deadline:
         time.sleep(0.05)
     return pids
-
-
-def _folders() -> set[str]:
-    """Of trainers and their daemons."""
-    return {str(path) for place in TEMPORARY for path in Path(place).glob("edl-*")}
 
 
 def _resident(pid: int) -> int:

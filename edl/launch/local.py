@@ -197,7 +197,8 @@ class Launch:
     # ---------------------------------------------------------------------------------------------- supervising
 
     async def _supervise(self) -> Verdict:
-        limits = Limits(doubt_s=self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
+        # If the leader's whole worker is gone: its session ends, another is elected, and may wait for all to come back.
+        limits = Limits(doubt_s=3 * self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self._record.own_coordinator, self._settings.max_restarts
         supervisor = Supervisor(started, limits, hosts=own, restarts=restarts)

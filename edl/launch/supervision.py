@@ -132,7 +132,7 @@ OVER = frozenset({"finished", "failed"})
 class Limits(msgspec.Struct, frozen=True):
     """How long what may take."""
 
-    doubt_s: float  # for the leader to notice that a worker is gone and to go on: the session time-out
+    doubt_s: float  # for the leader to notice that a worker is gone and to go on
     settle_s: float  # for daemons to end after their trainers, and for workers to end after their job
 
 
