@@ -244,7 +244,7 @@ async def main() -> int:
     parser.add_argument("--workers", type=int, default=1000)
     parser.add_argument("--seconds", type=float, default=30.0, help="of training (default 30)")
     parser.add_argument("--steps-per-s", type=float, default=3.0)
-    parser.add_argument("--session-timeout", type=float, default=10.0, help="leases reach twice as far ahead")
+    parser.add_argument("--session-timeout", type=float, default=10.0, help="leases reach two and a half times as far")
     parser.add_argument("--processes", type=int, default=2, help="that simulate the workers (default 2)")
     parser.add_argument("--only", choices=["workers", "size"], help="one of the two parts")
     parser.add_argument("--json", action="store_true", help="one JSON object per part")

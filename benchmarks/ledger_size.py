@@ -17,7 +17,7 @@ from edl.protocol.data import DataSpec, Range
 from edl.protocol.ledger import LedgerSnapshot
 
 SAMPLES = 10**9
-AHEAD = 60  # steps: two session time-outs of 10 s, at 3 steps/s
+AHEAD = 75  # steps: two and a half session time-outs of 10 s, at 3 steps/s
 LOST = 40  # workers whose leases are given back, each its own piece
 BATCH = 32
 TIMES = 7

@@ -16,6 +16,7 @@ import argparse
 import json
 import os
 import random
+import shutil
 import sys
 import tempfile
 import time
@@ -63,38 +64,38 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         print(f"{framework}: {time.monotonic() - began:6.1f} s  {line}", file=sys.stderr, flush=True)
 
     began = time.monotonic()
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        os.environ["EDL_HOME"] = str(folder / "home")  # where the kit finds the job
-        os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")  # of trainers and their daemons
-        (folder / "run").mkdir()
-        job = Job(framework, folder, 3, STEP_S, flags=FLAGS)
-        job.wait_training()
-        record = find(folder / "home", NAME).read()
-        memory, how = Memory(), Rage(_faults(options), tuple(options.every), fewest=FEWEST, most=MOST)
-        longest_s = 0.0
-        with Chaos(NAME, seed=options.seed, say=say) as chaos:
-            source = random.Random(options.seed)
-            newest, at = 0, time.monotonic()
-            until, due = at + options.seconds, at + source.uniform(*options.every)
-            while time.monotonic() < until and job.launcher.poll() is None:
-                chaos.wait(LOOK_S)
-                if time.monotonic() >= due:
-                    chaos.strike(how)
-                    due = time.monotonic() + source.uniform(*options.every)
-                memory.look([record.launcher_pid, *marked(record.mark)])
-                step = job.newest_step()
-                if step > newest:
-                    longest_s = max(longest_s, time.monotonic() - at)
-                    newest, at = step, time.monotonic()
-                elif time.monotonic() - at > options.hang:
-                    raise SystemExit(f"{framework}: no step after {newest} for {options.hang:g} s\n{job.log()}")
-            struck = Counter(struck.fault.what.value for struck in chaos.struck)
-        say(f"{len(chaos.struck)} faults; the end")
-        epochs = job.end()
-        left = _left(record.mark)
-        files = [path.name for path in (folder / "run").iterdir()]
-        notes, events, data = job.notes(), job.events(), account(read(folder / "audit"))
+    folder = Path(tempfile.mkdtemp(prefix="edl-soak-"))
+    say(f"in {folder}, which stays if anything is wrong")
+    os.environ["EDL_HOME"] = str(folder / "home")  # where the kit finds the job
+    os.environ["XDG_RUNTIME_DIR"] = str(folder / "run")  # of trainers and their daemons
+    (folder / "run").mkdir()
+    job = Job(framework, folder, 3, STEP_S, flags=FLAGS)
+    job.wait_training()
+    record = find(folder / "home", NAME).read()
+    memory, how = Memory(), Rage(_faults(options), tuple(options.every), fewest=FEWEST, most=MOST)
+    longest_s = 0.0
+    with Chaos(NAME, seed=options.seed, say=say) as chaos:
+        source = random.Random(options.seed)
+        newest, at = 0, time.monotonic()
+        until, due = at + options.seconds, at + source.uniform(*options.every)
+        while time.monotonic() < until and job.launcher.poll() is None:
+            chaos.wait(LOOK_S)
+            if time.monotonic() >= due:
+                chaos.strike(how)
+                due = time.monotonic() + source.uniform(*options.every)
+            memory.look([record.launcher_pid, *marked(record.mark)])
+            step = job.newest_step()
+            if step > newest:
+                longest_s = max(longest_s, time.monotonic() - at)
+                newest, at = step, time.monotonic()
+            elif time.monotonic() - at > options.hang:
+                raise SystemExit(f"{framework}: no step after {newest} for {options.hang:g} s\n{job.log()}")
+        struck = Counter(struck.fault.what.value for struck in chaos.struck)
+    say(f"{len(chaos.struck)} faults; the end")
+    epochs = job.end()
+    left = _left(record.mark)
+    files = [path.name for path in (folder / "run").iterdir()]
+    notes, events, data = job.notes(), job.events(), account(read(folder / "audit"))
     scaled = [event for event in events if event["kind"] == "scaled"]
     return {
         "framework": framework,
@@ -111,6 +112,7 @@ def soak(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         "repeated": sum(epoch.repeated for epoch in data.epochs),
         "wrong": data.wrong,
         "loss": next(note["loss"] for note in notes if note["kind"] == "end"),
+        "folder": str(folder),
         "left_processes": left,
         "left_files": files,
         "growth_mib_per_min": {kind: [seconds, rate] for kind, (seconds, rate) in memory.growth.items()},
@@ -169,7 +171,10 @@ def main() -> int:
     for framework in options.frameworks:
         result = soak(framework, options)
         result["fixed_losses"] = [fixed_loss(framework, workers, result["epochs"]) for workers in (1, MOST)]
-        sound = sound and is_sound(result)
+        if is_sound(result):
+            shutil.rmtree(result["folder"])
+        else:
+            sound = False
         if options.json:
             print(json.dumps(result), flush=True)
             continue

@@ -258,6 +258,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values.setdefault("np", values.get("min_workers", 1))
         settings = cls(**values)
         _check_sizes(settings, quotes)
+        _check_timeouts(settings, quotes)
         return settings
 
     @property
@@ -350,6 +351,18 @@ def _parsed(setting: Setting, given: Given) -> object:
         return setting.parse(given.text)
     except ValueError as error:
         raise ConfigError(f"{given.quote}: {error}") from None
+
+
+def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
+    """A ring is given up after a step time-out, and made anew without whoever's session has ended by then."""
+    session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
+    if step_s < session_s / 2:
+        step = quotes.get("step_timeout_s", f"the default --step-timeout of {step_s:g}")
+        session = quotes.get("session_timeout_s", f"the default --session-timeout of {session_s:g}")
+        raise ConfigError(
+            f"{step} is less than half of {session}: rings would be given up long before it is known who is gone; "
+            f"make it {session_s / 2:g} or more, or the other one shorter"
+        )
 
 
 def _check_sizes(settings: Settings, quotes: Mapping[str, str]) -> None:

@@ -34,7 +34,7 @@ class Horizon:
     @classmethod
     def of(cls, session_timeout_s: float) -> Horizon:
         hold_s = min(LONGEST_HOLD_S, session_timeout_s / 2)
-        return cls(lease_s=2.0 * session_timeout_s, notice_s=0.3, loss_s=0.1, hold_s=hold_s)
+        return cls(lease_s=2.5 * session_timeout_s, notice_s=0.3, loss_s=0.1, hold_s=hold_s)
 
     def presses(self, left_s: float) -> bool:
         """Whether workers that run dry in `left_s` must hear of more leases before their calls for orders end."""
@@ -45,6 +45,12 @@ class Horizon:
         if step_time_s <= 0:
             return FIRST_STEPS
         return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))
+
+    def fewest_steps(self, step_time_s: float) -> int:
+        """When so few are left, more are granted: whoever hears of them only when its call ends has enough till then,
+        and for a session time-out without any leader.
+        """
+        return self.lease_steps(step_time_s) * 3 // 5
 
     def switch_step(self, newest_step: int, age_s: float, step_time_s: float) -> int:
         """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago."""

@@ -497,7 +497,8 @@ class JobMachine:
         if ledger is None or not self.record.roster:
             return
         (newest, at), ahead, covered = self._newest(), self._lease_steps(), ledger.covered_step
-        until, least = newest + ahead, newest + ahead // 2
+        fewest = self.horizon.fewest_steps(self._step_time_s())
+        until, least = newest + ahead, newest + fewest
         if plan is not None and plan.after_step is not None:
             until = least = plan.after_step  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
@@ -505,7 +506,7 @@ class JobMachine:
             left_s = (covered - newest) * self._step_time_s() - (self._now - at)
             self._keep_ledger(pressing=self.horizon.presses(left_s))
         # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
-        self._enough_until = ledger.covered_step - ahead // 2 if ledger.covered_step > least else NEVER
+        self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
 
     # ---------------------------------------------------------------------------------------------------- endings
 

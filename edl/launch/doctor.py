@@ -26,7 +26,10 @@ import msgspec
 import horovod_edl
 from edl.config import Settings
 from edl.coordination.java import find_jars, find_java
+from edl.core.horizon import Horizon
+from edl.core.patience import Patience
 from edl.errors import ConfigError
+from edl.launch.supervision import DOUBTS
 
 PYTHON = (3, 11)
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
@@ -211,6 +214,23 @@ def check_ports(environ: Mapping[str, str]) -> Check:
     return Check("ports", Outcome.OK, f"127.0.0.1:{port} is free" if port else "127.0.0.1 can be listened on")
 
 
+def check_timeouts(environ: Mapping[str, str]) -> Check:
+    """The two numbers of all waits, and what follows from them (I12)."""
+    try:
+        settings = Settings.from_given({}, environ)
+    except ConfigError as error:
+        return Check("time-outs", Outcome.FAIL, "a setting is wrong", str(error))
+    session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
+    horizon, patience = Horizon.of(session_s), Patience.of(step_s)
+    found = (
+        f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {0.6 * horizon.lease_s:g} s are left, "
+        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {DOUBTS * session_s:g} s; "
+        f"step {step_s:g} s: whoever holds it up has {patience.moments_s:g} s more, "
+        f"a seat in a ring {patience.seat_s:g} s, a boot {patience.boot_s:g} s"
+    )
+    return Check("time-outs", Outcome.OK, found)
+
+
 def check_open_files(soft_limit: int | None = None) -> Check:
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft_limit is None else soft_limit
     if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
@@ -249,6 +269,7 @@ def look(environ: Mapping[str, str]) -> list[Check]:
         lambda: check_zookeeper(environ),
         check_pdeathsig,
         lambda: check_ports(environ),
+        lambda: check_timeouts(environ),
         check_open_files,
         lambda: check_home(environ),
     )

@@ -23,6 +23,7 @@ import msgspec
 from edl.errors import InvalidTransition
 
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
+DOUBTS = 3  # session time-outs: if the leader's whole worker is gone, another one is elected, and calls the roll
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
 

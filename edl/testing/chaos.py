@@ -119,6 +119,7 @@ class Chaos:
         self._random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._say = say
         self._frozen: list[tuple[float, int]] = []  # until when, and who
+        self._gone: set[int] = set()  # whom we have ended: their job may not know it yet
 
     def __enter__(self) -> Chaos:
         return self
@@ -237,6 +238,8 @@ class Chaos:
         reached = tuple(pid for pid in pids if _send(pid, signum))
         if signum is signal.SIGSTOP:
             self._frozen += [(time.monotonic() + fault.lasts_s, pid) for pid in reached]
+        else:
+            self._gone |= set(reached)
         return reached or None
 
     def _coordinator(self) -> tuple[int, ...]:
@@ -256,8 +259,8 @@ class Chaos:
 
     def _draw(self, how: Rage, status: Status) -> Fault | None:
         """A fault that the job can take, if its promises hold: somebody who trains is left."""
-        frozen = {pid for _, pid in self._frozen}
-        able = [w for w in status.workers if w.state in SITTING and w.rank is not None and w.pid not in frozen]
+        hit = {pid for _, pid in self._frozen} | self._gone
+        able = [w for w in status.workers if w.state in SITTING and w.rank is not None and w.pid not in hit]
         alive = sum(_command_line(worker.pid) != b"" for worker in able)
         fair = [what for what in how.faults if what not in COSTS_A_TRAINER or alive > how.fewest]
         fair = [what for what in fair if what is not What.JOIN or status.target < how.most]

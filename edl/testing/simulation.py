@@ -57,7 +57,7 @@ class SimJob:
         self.spec = spec
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self.now = 0.0
-        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 4)
+        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
         self.term = 1
         self.workers: dict[str, SimWorker] = {}

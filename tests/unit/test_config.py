@@ -51,6 +51,12 @@ def test_two_spellings_that_differ_are_refused():
         ({"EDL_COORDINATOR": "zk:1/a//b"}, {}, "empty part"),
         ({"EDL_SESSION_TIMEOUT": "nan"}, {}, "EDL_SESSION_TIMEOUT=nan: must be a number of seconds from 1 to 60"),
         ({"EDL_STEP_TIMEOUT": "0"}, {}, "EDL_STEP_TIMEOUT=0: must be a number of seconds"),
+        ({"EDL_STEP_TIMEOUT": "4"}, {}, "EDL_STEP_TIMEOUT=4 is less than half of the default --session-timeout of 10"),
+        (
+            {"EDL_STEP_TIMEOUT": "9", "EDL_SESSION_TIMEOUT": "20"},
+            {},
+            "EDL_STEP_TIMEOUT=9 is less than half of EDL_SESSION_TIMEOUT=20.* make it 10 or more",
+        ),
         ({"EDL_NETWORK_INTERFACE": "nope0"}, {}, "EDL_NETWORK_INTERFACE=nope0: is no network interface .* it has .*lo"),
         ({"EDL_MIN_NP": "3", "EDL_MAX_NP": "2"}, {}, "EDL_MIN_NP=3 is more than EDL_MAX_NP=2"),
         ({"EDL_MIN_NP": "3", "EDL_NP": "2"}, {}, "EDL_NP=2 is less than EDL_MIN_NP=3"),

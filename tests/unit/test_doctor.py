@@ -192,3 +192,16 @@ class TestRun:
         monkeypatch.setattr(doctor, "look", lambda environ: list(self.CHECKS[:count]))
         assert doctor.run(json=True) == code
         assert msgspec.json.decode(capsys.readouterr().out, type=list[Check]) == list(self.CHECKS[:count])
+
+
+def test_the_waits_that_follow_from_the_two_numbers_are_shown():
+    check = doctor.check_timeouts({"EDL_SESSION_TIMEOUT": "4", "EDL_STEP_TIMEOUT": "90"})
+    assert check.outcome is Outcome.OK
+    for words in ("leases 10 s ahead", "held 2 s", "in doubt 12 s", "has 5 s more", "ring 180 s", "boot 900 s"):
+        assert words in check.found
+
+
+def test_time_outs_that_contradict_each_other_are_refused():
+    check = doctor.check_timeouts({"EDL_STEP_TIMEOUT": "3"})
+    assert check.outcome is Outcome.FAIL
+    assert "make it 5 or more" in check.remedy

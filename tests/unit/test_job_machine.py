@@ -110,15 +110,15 @@ def test_data_is_leased_to_all_once_one_opens_it() -> None:
         assert share.covered_step >= 16
 
 
-@pytest.mark.parametrize(("step", "presses"), [(1000, False), (1900, True)])  # of 2,000 that are leased, 10 ms each
+@pytest.mark.parametrize(("step", "presses"), [(1000, False), (2400, True)])  # of 2,500 that are leased, 10 ms each
 def test_leases_press_only_where_somebody_would_run_dry_before_its_call_for_orders_ends(
     step: int, presses: bool
 ) -> None:
     machine = (job := running(data=DataSpec(total=10**6, epochs=1, batch=1))).machine
     covered, pressing = job.orders("w0").shares[0].covered_step, machine.pressing
-    assert covered == 2000
+    assert covered == 2500
     job.see("w0", Phase.TRAINING, generation=1, step=step)
-    assert job.orders("w0").shares[0].covered_step == step + 2000
+    assert job.orders("w0").shares[0].covered_step == step + 2500
     assert (machine.pressing > pressing) is presses
     job.see("w1", Phase.TRAINING, generation=1, step=step, leaving=True)
     assert machine.pressing == machine.record.version, "all else presses"
