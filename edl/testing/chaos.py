@@ -57,7 +57,13 @@ class What(StrEnum):
 
 OF_THE_JOB = (What.JOIN, What.KILL_COORDINATOR, What.FREEZE_COORDINATOR)
 FREEZING = (What.FREEZE_TRAINER, What.FREEZE_DAEMON, What.FREEZE_WORKER, What.FREEZE_COORDINATOR)
-COSTS_A_TRAINER = (What.KILL_TRAINER, What.KILL_WORKER, What.FREEZE_TRAINER, What.FREEZE_WORKER, What.LEAVE)
+# A daemon that is frozen for long loses its session, and its trainer the seat. Of one that is killed there is another.
+COSTS_A_TRAINER = (
+    *(what for what in FREEZING if what is not What.FREEZE_COORDINATOR),
+    What.KILL_TRAINER,
+    What.KILL_WORKER,
+    What.LEAVE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,7 +266,9 @@ class Chaos:
     def _draw(self, how: Rage, status: Status) -> Fault | None:
         """A fault that the job can take, if its promises hold: somebody who trains is left."""
         hit = {pid for _, pid in self._frozen} | self._gone
-        able = [w for w in status.workers if w.state in SITTING and w.rank is not None and w.pid not in hit]
+        able = [
+            w for w in status.workers if w.state in SITTING and w.rank is not None and not hit & {w.pid, w.daemon_pid}
+        ]
         alive = sum(_command_line(worker.pid) != b"" for worker in able)
         fair = [what for what in how.faults if what not in COSTS_A_TRAINER or alive > how.fewest]
         fair = [what for what in fair if what is not What.JOIN or status.target < how.most]
