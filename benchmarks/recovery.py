@@ -18,8 +18,8 @@ The peers keep their state every `--commit-every` steps, as their own examples d
 file, which workers of torchrun read when they are all started again (`--standalone --nnodes 1 --nproc-per-node 3
 --max-restarts 3`, with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1: pytorch/pytorch#135712). Horovod counts a failing host out
 and ends its other workers; so here its workers are three hosts of one slot each, which are all this machine, and a host
-may come back after two seconds (`--blacklist-cooldown-range 1 2`). Of edl's workers the benchmark starts another one,
-as soon as the survivors train.
+may come back after two seconds (`--blacklist-cooldown-range 1 2`). `edl run` and torchrun start another
+worker by themselves.
 
 Where edl's milliseconds go:
 
