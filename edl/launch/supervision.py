@@ -194,12 +194,23 @@ class Supervisor:
         if self.phase in {Phase.ENDING, Phase.KILLING}:
             return [] if self._pids else self._end()
         if exit_.code == 0 or self._came_too_late(pid):
+            if self._only_latecomers():
+                return self._end_latecomers(now)
             return [] if self._goes_on() else self._settle(now)
         return self._crashed(pid, f"worker {exit_.slot} {describe_exit(exit_.code)}", now)
 
     def _came_too_late(self, pid: int) -> bool:
         """The job had finished before this worker was in it, which it says by its exit code: that is no failure."""
         return self._job.state == "finished" and pid not in self._arrived
+
+    def _only_latecomers(self) -> bool:
+        """The job is finished, and whoever runs still was on its way into it."""
+        return self._job.state == "finished" and bool(self._pids) and not self._job.ranks.keys() & self._pids.values()
+
+    def _end_latecomers(self, now: float) -> list[Command]:
+        self.verdict = Verdict(0, "finished")
+        self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
+        return [EndWorkers()]
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
         self._gone.add(pid)
@@ -262,6 +273,8 @@ class Supervisor:
     def _timed_out(self, now: float) -> list[Command]:
         if self.deadline is None or now < self.deadline:
             return []
+        if self.phase is Phase.WATCHING and self._only_latecomers():
+            return self._end_latecomers(now)
         if self.phase is Phase.WATCHING:
             slow = " and ".join(f"worker {slot}" for slot in sorted(self._pids))
             return self._fail(f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished", now)

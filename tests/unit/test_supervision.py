@@ -282,10 +282,27 @@ def test_a_crashed_worker_that_nobody_misses_is_not_replaced():
 def test_who_comes_when_the_job_has_finished_is_no_failure():
     supervisor = Supervisor({0: 100}, LIMITS, restarts=2)
     play(supervisor, seen(2, 1, 100), WorkerStarted(1, 101))
-    finished = JobSeen("finished", pids=frozenset({100}))
+    finished = JobSeen("finished", ranks={100: 0}, pids=frozenset({100}))
     assert play(supervisor, finished, WorkerExited(1, 1)) == []
     assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
     play(supervisor, finished)
+    assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_ended():
+    supervisor = Supervisor({0: 100}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 1, 100), WorkerStarted(1, 101), WorkerStarted(2, 102))
+    assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == []
+    assert play(supervisor, WorkerExited(0, 0)) == [EndWorkers()]
+    assert play(supervisor, WorkerExited(1, -15), WorkerExited(2, -15)) == []
+    assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
+    supervisor = Supervisor({0: 100}, LIMITS)
+    play(supervisor, seen(2, 1), JobSeen("finished", ranks={7: 0}, pids=frozenset({7})))
+    assert play(supervisor, TimePassed(), now=60) == [EndWorkers()]
+    play(supervisor, WorkerExited(0, 1))
     assert supervisor.verdict == Verdict(0, "finished")
 
 
