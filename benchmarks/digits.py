@@ -21,6 +21,7 @@ SAMPLES = 1797
 LEEWAY = 0.25  # of the losses of jobs of fixed size
 NAME = "digits"
 PATIENCE_S = 120
+STOP_STEPS = 200  # all workers read of the end before it comes
 
 
 class Job:
@@ -72,12 +73,29 @@ class Job:
             raise SystemExit(f"the job failed:\n{self.log()}")
         return epochs
 
+    def stop(self) -> None:
+        """Have all workers break off after the same step, a moment from now."""
+        draft = self.folder / "stop.new"
+        draft.write_text(str(self.newest_step() + STOP_STEPS))
+        draft.rename(self.folder / "stop")
+        if self.launcher.wait(PATIENCE_S):
+            raise SystemExit(f"the job failed:\n{self.log()}")
+
     def notes(self) -> list[dict[str, Any]]:
         lines = [line for path in self.folder.glob("*.jsonl") for line in path.read_text().splitlines()]
         return [json.loads(line) for line in lines]
 
     def events(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.edl("events", NAME, "--json").splitlines()]
+
+    def steps(self) -> dict[int, list[float]]:
+        """When each step ended, by the pid of its worker; of workers that were started with `--note-steps`."""
+        found: dict[int, list[float]] = {}
+        for path in self.folder.glob("*.jsonl"):
+            lines = path.read_text().split("\n")[:-1]  # who was killed may have left half a line
+            notes = (json.loads(line) for line in lines)
+            found[int(path.stem)] = [note["at"] for note in notes if note["kind"] == "step"]
+        return found
 
     def newest_step(self) -> int:
         """That anybody has committed, by the audit: no leader need answer."""

@@ -96,6 +96,7 @@ def main() -> None:
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("folder", type=Path)
     parser.add_argument("--step-time", type=float, default=0.02)
+    parser.add_argument("--epochs", type=int, help="asked for at once (default: one after the other)")
     parser.add_argument("--note-steps", action="store_true", help="when each of them ended")
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
@@ -105,17 +106,20 @@ def main() -> None:
         import edl.tensorflow as edl
     edl.init()
     task = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl)
-    until = options.folder / "epochs"
+    until, stop = options.folder / "epochs", options.folder / "stop"
     notes = (options.folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
 
     def note(kind: str, **values: Any) -> None:
         notes.write(json.dumps({"kind": kind, "generation": edl.generation(), "step": edl.step() - 1, **values}) + "\n")
 
     edl.on_resize(lambda _, new: note("switch", size=new, digest=digest(task.weights())))
-    shards = edl.elastic_shard_generator(1797, shuffle=True)
+    shards = edl.elastic_shard_generator(1797, epochs=options.epochs, shuffle=True)
     wanted = 2**31
     while shards.epochs_done < wanted:
         for ids in shards.batches(BATCH):
+            if stop.exists() and edl.step() > int(stop.read_text()):  # the same step for all
+                wanted = 0
+                break
             task.train(ids)
             time.sleep(options.step_time)
             edl.notify_batch_end()

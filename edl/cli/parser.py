@@ -144,7 +144,8 @@ def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
         "--timeout",
         metavar="SECONDS",
         default=os.environ.get("EDL_TIMEOUT") or None,
-        help="with --wait: give up waiting after so long; the request stands (default: never) [EDL_TIMEOUT]",
+        help="give up asking after so long (default: 60), with --wait also waiting (default: never), where the request "
+        "stands [EDL_TIMEOUT]",
     )
 
 

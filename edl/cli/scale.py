@@ -13,8 +13,11 @@ from edl.errors import ConfigError, EdlError, ScaleRejected, TimedOut, UsageErro
 from edl.events import Event, Kind
 from edl.launch.whereabouts import Whereabouts
 from edl.protocol.job import Status
+from edl.runtime.client import when_back
 
 LONGEST_S = 7 * 86_400.0
+ASK_S = 60.0  # for a coordinator and a leader to be there again, where `--timeout` says nothing else (I11, I12)
+LEAST_S = 5.0  # to ask, however late the coordinator came
 
 
 def scale(arguments: argparse.Namespace) -> int:
@@ -44,14 +47,23 @@ async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, time
         progress.show(show.progress(status))
 
     _heed_interrupts()
-    async with where.client() as job:
+    patience_s, clock, waiting = timeout_s or ASK_S, asyncio.get_running_loop().time, show.Progress(sys.stderr)
+    deadline = clock() + patience_s
+    runs_here = where.record is not None and where.record.alive  # so its coordinator is no mistake: it is away
+    back = when_back(where.client(), patience_s if runs_here else 0.0, lambda why: waiting.show(_not_asked(size, why)))
+    async with back as job:
+        waiting.end()
         after, _ = await job.events()
-        await job.scale(size)
+        await job.scale(size, max(deadline - clock(), LEAST_S))
         if not wait:
             return f"job {where.job}: {size} workers asked for"
         await job.wait(size, timeout_s, seen)
         _, new = await job.events(after)
     return f"job {where.job} has {size} workers{_pause(new)}"
+
+
+def _not_asked(size: int, why: str) -> str:
+    return f"{size} workers are not asked for yet, as soon as it is there again: {why}"
 
 
 def _heed_interrupts() -> None:

@@ -13,6 +13,7 @@ import asyncio
 import math
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
 from types import TracebackType
 
 import msgspec
@@ -25,7 +26,7 @@ from edl.coordination.store import Store
 from edl.core.horizon import Horizon
 from edl.core.job import OVER, JobMachine
 from edl.core.report import status_of
-from edl.errors import JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
+from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
@@ -36,7 +37,7 @@ from edl.transport.errors import Unauthentic
 from edl.transport.port import Caller
 from edl.transport.rpc import Client
 
-__all__ = ["Ack", "JobClient", "Retry"]
+__all__ = ["Ack", "JobClient", "Retry", "when_back"]
 
 SESSION_S = 10.0
 ANSWER_S = 2.0
@@ -261,6 +262,27 @@ class JobClient:
         if self._store is None:
             raise RuntimeError("JobClient is an async context: use `async with`")
         return self._store
+
+
+@asynccontextmanager
+async def when_back(client: JobClient, patience_s: float, away: Callable[[str], object]) -> AsyncIterator[JobClient]:
+    """`client`, as soon as its coordinator can be reached, which was there before; `away` hears why it cannot be yet.
+
+    Raises ConfigError when it stays away for so long.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience_s
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                await stack.enter_async_context(client)
+                break
+            except ConfigError as error:
+                if clock() >= deadline:
+                    raise
+                away(str(error))
+                await asyncio.sleep(RETRY_S)
+        yield client
 
 
 def _new_id() -> str:

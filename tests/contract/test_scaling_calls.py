@@ -12,13 +12,13 @@ from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign, read_leader
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.errors import JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
+from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
 from edl.events import Kind
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import Identity, JobState
 from edl.protocol.messages import Ack, Observation, Phase
-from edl.runtime.client import JobClient, Retry
+from edl.runtime.client import JobClient, Retry, when_back
 from edl.runtime.daemon import TERMLESS
 from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
@@ -274,3 +274,31 @@ async def test_following_ends_with_the_job() -> None:
         async with asyncio.timeout(5.0):
             await following
         assert kinds[-2:] == [Kind.SCALE_ASKED, Kind.JOB_FAILED]
+
+
+def away_at_first(world: World, tries: int) -> JobClient:
+    left = [tries]
+
+    async def connect(_: Coordinator, __: float):
+        if left[0]:
+            left[0] -= 1
+            raise ConfigError(f"nobody is there, {left[0]} more times")
+        return world.zookeeper.connect()
+
+    return JobClient(Coordinator("memory:1"), JOB, SECRET, connect=connect, speak=world.network.client)
+
+
+async def test_a_coordinator_that_is_away_is_waited_for() -> None:
+    async with running() as (world, _):
+        heard: list[str] = []
+        async with when_back(away_at_first(world, 2), 30.0, heard.append) as job:
+            assert await job.scale(3) == Ack(3)
+        assert heard == ["nobody is there, 1 more times", "nobody is there, 0 more times"]
+
+
+async def test_a_coordinator_that_stays_away_is_waited_for_so_long() -> None:
+    heard: list[str] = []
+    with pytest.raises(ConfigError, match="nobody is there"):
+        async with when_back(away_at_first(World(), 1), 0.0, heard.append):
+            pass
+    assert heard == []
