@@ -78,7 +78,11 @@ class Job:
         draft = self.folder / "stop.new"
         draft.write_text(str(self.newest_step() + STOP_STEPS))
         draft.rename(self.folder / "stop")
-        if self.launcher.wait(PATIENCE_S):
+        try:
+            code = self.launcher.wait(PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            raise SystemExit(f"the job does not end: {self.edl('status', NAME)}\n{self.log()}") from None
+        if code:
             raise SystemExit(f"the job failed:\n{self.log()}")
 
     def notes(self) -> list[dict[str, Any]]:

@@ -64,14 +64,16 @@ class Trial:
 
     def __init__(self, victim: str, workers: int, session_s: float, asked: str, folder: Path) -> None:
         self.victim = victim
-        self._workers = workers
+        self._workers, self._session_s = workers, session_s
         flags = ("--max-restarts", "1000", "--session-timeout", f"{session_s:g}")
         self.job = Job("torch", folder, workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         self.job.wait_training()
 
     def run(self, phases: list[str], kit: client.Job, telling: Telling) -> list[Found]:
         self._kit, self._telling = kit, telling
-        return [self._strike(phase) for phase in (QUIET, GROWING, *phases)]
+        found = [self._strike(phase) for phase in (QUIET, GROWING, *phases)]
+        self._on(round(3 * self._session_s / STEP_S))  # what the last victim held comes after what others hold
+        return found
 
     def _strike(self, phase: str) -> Found:
         leader = self._ready()
@@ -131,9 +133,9 @@ class Trial:
         status = self._kit.status()
         return next(worker for worker in status.workers if worker.id == status.leader)
 
-    def _on(self) -> bool:
+    def _on(self, steps: int = STEPS) -> bool:
         """Some steps later."""
-        until = self.job.newest_step() + STEPS
+        until = self.job.newest_step() + steps
         return wait_true(lambda: self.job.newest_step() >= until, PATIENCE_S)
 
     def _stands(self, size: int) -> bool:

@@ -147,6 +147,7 @@ def _struck(job: Job, outage: Outage, telling: Telling, options: argparse.Namesp
         "scaled_s": None if done is None else done.ts - wall,
         "leaders": sum(event.kind is Kind.LEADER_ELECTED for event in story),
         "lost": sum(event.kind is Kind.WORKER_LOST for event in story),
+        "why": [event.details["reason"] for event in story if event.kind is Kind.WORKER_LOST],
         "void": sum(event.kind is Kind.BATCH_VOIDED for event in story),
     }
 
@@ -193,7 +194,7 @@ def shown(found: Found) -> str:
         f"  `edl scale` {found['scale_took_s']:.1f} s, exit {found['scale_code']}: {found['scale_said']}\n"
         f"  scaled {scaled}; {found['leaders']} new leaders, {found['lost']} workers lost, "
         f"{found['void']} void mini-batches; {found['epochs']} epochs, {found['lost_samples']} samples lost, "
-        f"{found['repeated']} repeated"
+        f"{found['repeated']} repeated{''.join(f'; lost: {why}' for why in found['why'])}"
     )
 
 

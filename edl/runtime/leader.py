@@ -60,6 +60,7 @@ T = TypeVar("T")
 QUEUE_LENGTH = 10_000
 BATCH = 256
 RETRY_S = 0.1
+QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
 TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
 
 
@@ -104,6 +105,7 @@ class Leader:
         self._published = asyncio.Event()
         self._at_rest = asyncio.Event()
         self._uncertain = False  # the answer to the last write was lost
+        self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
         self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
     async def run(self) -> None:
@@ -276,11 +278,20 @@ class Leader:
             due.clear()
             alive = await self._patiently(lambda: self._store.children(tree.workers(self._about.job)))
             absent = [member.identity.id for member in machine.record.members if member.identity.id not in alive]
-            if absent and (doubt_s := self._doubt_s()) > 0:
-                asyncio.get_running_loop().call_later(doubt_s, due.set)
-                continue
             for worker in absent:
-                await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
+                if (doubt_s := max(self._doubt_s(), self._doubt_of_s(worker))) > 0:
+                    asyncio.get_running_loop().call_later(doubt_s, due.set)
+                else:
+                    await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
+
+    def _doubt_of_s(self, worker: str) -> float:
+        """Whose daemon talks to us lives, and comes back with another session.
+
+        A coordinator that stood still for less than a session time-out may have ended some sessions and not ours,
+        and our connection to it need not have noticed. Who is gone was silent for most of a session time-out before.
+        """
+        quiet_s = QUIET * self._about.session_timeout_s
+        return self._heard.get(worker, float("-inf")) + quiet_s - self._clock.now()
 
     def _doubt_s(self) -> float:
         """How long absence still means nothing.
@@ -301,8 +312,10 @@ class Leader:
             case say.Register(identity, np, minimum, maximum, answering):
                 return await self._ask(Registered(identity, np, minimum, maximum, answering))
             case say.Report(observation):
+                self._heard[call.sender] = self._clock.now()
                 return await self._ask(Reported(call.sender, observation))
             case say.Await(term, version, hold_s):
+                self._heard[call.sender] = self._clock.now()
                 return await self._orders(call.sender, (term, version), hold_s)
             case say.AskStatus():
                 return self._status()

@@ -61,6 +61,10 @@ class Reigned:
         """Somebody comes, whom the job does not know: the leader looks who is there."""
         await self.store.create(tree.worker(JOB, "stranger"), b"", ephemeral=True)
 
+    async def hear_w1(self) -> None:
+        """Its daemon asks for orders."""
+        await self._leader.answer(Call("w1", 1, 0, say.Await(0, 0, 0.0)))
+
     async def lose_w1(self) -> None:
         while "w1" in await self.members():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
@@ -89,3 +93,17 @@ async def test_who_comes_back_in_time_is_not_lost() -> None:
         await reigned.store.create(tree.worker(JOB, "w1"), b"", ephemeral=True)
         await asyncio.sleep(restored + 1.5 * SESSION_S - time.monotonic())
         assert await reigned.members() == {"w0", "w1"}
+
+
+async def test_who_goes_on_talking_is_not_lost_though_its_session_ended() -> None:
+    """The coordinator stood still, so shortly that our own session lives."""
+    async with Reigned(float("-inf")) as reigned:
+        await reigned.hear_w1()
+        await reigned.change_the_roll()
+        until = time.monotonic() + 2 * SESSION_S
+        while time.monotonic() < until:
+            await reigned.hear_w1()
+            assert await reigned.members() == {"w0", "w1"}
+            await asyncio.sleep(SESSION_S / 10)
+        async with asyncio.timeout(SESSION_S):
+            await reigned.lose_w1()  # once it is silent

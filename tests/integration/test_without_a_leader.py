@@ -1,0 +1,89 @@
+"""Nobody leads, or ZooKeeper is away: training goes on, and a scaling is carried out later.
+
+Short forms of benchmarks/leaders.py and benchmarks/outage.py. The jobs know all their epochs from the beginning:
+whoever asks for one more when one has ended needs a leader then.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+
+import pytest
+from elastic_job import Job
+
+from edl.core.horizon import FIRST_STEPS
+from edl.protocol.audit import Committed
+from edl.runtime.audit import read
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+STEPS_ON = 60  # about two seconds: a fifth of the session time-out
+
+
+def slowest(job: Job) -> int:
+    """The newest step that all have committed, by what they wrote down: no leader need answer."""
+    steps = [[line.step for line in one.lines if isinstance(line, Committed)] for one in read(job.audit)]
+    return min(max(of_one, default=0) for of_one in steps)
+
+
+def wait_steps(job: Job) -> None:
+    until = slowest(job) + STEPS_ON
+    job.edl.wait(lambda: slowest(job) >= until, f"step {until} of all", timeout_s=60)
+
+
+def leader_of(status: dict) -> dict:
+    return next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+
+
+def kinds(job: Job) -> list[str]:
+    return [event["kind"] for event in job.events()]
+
+
+def test_no_step_waits_for_the_next_leader(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2, epochs=16, EDL_SESSION_TIMEOUT="10")
+    job.wait_size(2)
+    job.wait_steps(FIRST_STEPS)  # from then on leases reach two session time-outs ahead
+    os.kill(leader_of(job.status())["daemon_pid"], signal.SIGKILL)
+    wait_steps(job)
+    assert kinds(job).count("leader_elected") == 1, "all of this without a leader"
+    job.finish()
+    assert kinds(job).count("leader_elected") == 2
+    assert "batch_voided" not in kinds(job)
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def test_a_leader_may_vanish_while_a_newcomer_warms_up(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="1")
+    leader = leader_of(job.wait_size(2))
+    assert edl("scale", "s", "3").returncode == 0
+    edl.wait(lambda: "worker_warming" in kinds(job), "the newcomer warms up", timeout_s=60)
+    for pid in (leader["daemon_pid"], leader["pid"]):
+        os.kill(pid, signal.SIGKILL)
+    edl.wait(lambda: kinds(job).count("leader_elected") == 2, "another leader", timeout_s=60)
+    job.wait_size(3)
+    events = job.finish()
+    assert [event["worker"] for event in events if event["kind"] == "worker_lost"] == [leader["id"]]
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def test_steps_go_on_without_zookeeper_and_a_size_asked_for_meanwhile_comes(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2, epochs=24, EDL_SESSION_TIMEOUT="10")
+    job.wait_size(2)
+    job.wait_steps(FIRST_STEPS)
+    (server,) = edl.wait_process("QuorumPeerMain")
+    os.kill(server, signal.SIGSTOP)
+    try:
+        asking = edl.start("scale", "s", "3", "--wait")
+        wait_steps(job)
+    finally:
+        os.kill(server, signal.SIGCONT)
+    out, err = asking.communicate(timeout=90)
+    assert asking.returncode == 0, err
+    assert out.startswith("job s has 3 workers"), out
+    events = job.finish()
+    assert not {"worker_lost", "batch_voided"} & {event["kind"] for event in events}
+    job.expect_equal_models()
+    job.expect_exactly_once()
