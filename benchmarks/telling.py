@@ -7,6 +7,7 @@ reads what the launcher has kept.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import threading
 import time
 from collections.abc import Callable
@@ -38,7 +39,8 @@ class Telling:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._loop.call_soon_threadsafe(self._task.cancel)
+        with contextlib.suppress(RuntimeError):  # the job is over, and the loop closed
+            self._loop.call_soon_threadsafe(self._task.cancel)
         self._thread.join(10.0)
 
     def wait(self, true: Callable[[Event], bool], after: int, patience_s: float) -> Event | None:
