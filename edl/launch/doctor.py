@@ -29,7 +29,7 @@ from edl.coordination.java import find_jars, find_java
 from edl.core.horizon import Horizon
 from edl.core.patience import Patience
 from edl.errors import ConfigError
-from edl.launch.supervision import DOUBTS
+from edl.launch.supervision import Limits
 
 PYTHON = (3, 11)
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
@@ -224,7 +224,7 @@ def check_timeouts(environ: Mapping[str, str]) -> Check:
     horizon, patience = Horizon.of(session_s), Patience.of(step_s)
     found = (
         f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {0.6 * horizon.lease_s:g} s are left, "
-        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {DOUBTS * session_s:g} s; "
+        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {Limits.of(session_s, step_s).doubt_s:g} s; "
         f"step {step_s:g} s: whoever holds it up has {patience.moments_s:g} s more, "
         f"a seat in a ring {patience.seat_s:g} s, a boot {patience.boot_s:g} s"
     )

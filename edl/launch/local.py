@@ -33,7 +33,6 @@ from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
 from edl.launch.records import OVER, Folder, Record, claim
 from edl.launch.supervision import (
-    DOUBTS,
     AskForLastWord,
     Command,
     EndWorkers,
@@ -198,7 +197,7 @@ class Launch:
     # ---------------------------------------------------------------------------------------------- supervising
 
     async def _supervise(self) -> Verdict:
-        limits = Limits(doubt_s=DOUBTS * self._settings.session_timeout_s, settle_s=self._settings.step_timeout_s)
+        limits = Limits.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self._record.own_coordinator, self._settings.max_restarts
         supervisor = Supervisor(started, limits, hosts=own, restarts=restarts)

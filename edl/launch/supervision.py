@@ -23,7 +23,6 @@ import msgspec
 from edl.errors import InvalidTransition
 
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
-DOUBTS = 3  # session time-outs: if the leader's whole worker is gone, another one is elected, and calls the roll
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
 
@@ -133,8 +132,15 @@ OVER = frozenset({"finished", "failed"})
 class Limits(msgspec.Struct, frozen=True):
     """How long what may take."""
 
-    doubt_s: float  # for the leader to notice that a worker is gone and to go on
+    doubt_s: float  # for a leader to notice that a worker is gone, and for the others to go on without it
     settle_s: float  # for daemons to end after their trainers, and for workers to end after their job
+
+    @classmethod
+    def of(cls, session_timeout_s: float, step_timeout_s: float) -> Limits:
+        """It may have been the leader's: the next one comes after a whole session time-out, and only then finds that
+        the worker is gone. A ring may take two step time-outs to form without it.
+        """
+        return cls(doubt_s=2 * (session_timeout_s + step_timeout_s), settle_s=step_timeout_s)
 
 
 class Supervisor:

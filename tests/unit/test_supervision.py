@@ -82,6 +82,19 @@ def test_a_crash_while_the_job_does_not_answer_ends_the_others():
     assert play(supervisor, Looked()) == []
 
 
+def test_the_job_has_time_for_another_leader_when_the_one_it_had_crashed():
+    """The next one comes a session time-out later; until then the job looks as before."""
+    session_s, step_s = 10.0, 60.0
+    supervisor = Supervisor({0: 100, 1: 101}, Limits.of(session_s, step_s))
+    play(supervisor, RUNNING, WorkerExited(0, -9))
+    assert supervisor.deadline is not None
+    leader_s = session_s + 2.0
+    assert play(supervisor, RUNNING, TimePassed(), now=leader_s) == []
+    assert play(supervisor, TimePassed(), now=leader_s + 2 * step_s - 1) == []  # a ring forms
+    play(supervisor, JobSeen("running", ranks={101: 0}, size=1, pids=frozenset({101})), now=leader_s + 2 * step_s)
+    assert supervisor.phase is Phase.WATCHING
+
+
 def test_a_crash_of_the_only_worker_needs_no_command():
     supervisor = Supervisor({0: 100}, LIMITS)
     assert play(supervisor, WorkerExited(0, -9)) == []
