@@ -7,6 +7,12 @@
 //    (Pair::signalException in gloo/transport/tcp/pair.cc looks at the queues, not at rx_.ubuf and tx_): they wait
 //    until gloo's time-out. Seen in 3 of 10 kills during a large all-reduce.
 //
+// 3. Horovod forms its second mesh, that of the process set of all, on another device than its first: not on the
+//    interface that it was told, as GlooContext::InitializeForProcessSet looks for that in an object that never heard
+//    of it, but on what the host's name resolves to. That is a loopback address on many a host, which no other host
+//    reaches; and a name that does not resolve ends the process with SIGSEGV (lookupAddrForHostname in
+//    gloo/transport/tcp/device.cc takes -1 for the one error of getaddrinfo).
+//
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
 //
@@ -18,6 +24,7 @@
 //    pthread_cond_clockwait,        once in a hurry, every wait and sleep of Horovod's and gloo's threads is over: the
 //    steady_clock::now,             clock that they look at leaps ahead, so gloo's own time-outs throw, and all ends in
 //    nanosleep                      order.
+//    gethostname                    to Horovod's thread this host is called by the address that it is to listen at.
 //
 // Called through ctypes by edl/collectives/guard.py; built by setup.py where there is a compiler. Without it edl works,
 // but a peer's death is as bad as it is for Horovod.
@@ -58,6 +65,7 @@ char failure[512] = "";              // written before failed_attempt, read afte
 
 enum class Role { kOther, kHorovods, kGloos };
 thread_local Role role = Role::kOther;
+char host[64] = "";                  // written before Horovod's thread starts, which reads it
 thread_local int attempt_here = 0;  // > 0: the thread that this one starts next is Horovod's, of this attempt
 
 // How far the library's clock is ahead. It never falls back: Horovod compares times of one ring with those of the next.
@@ -154,6 +162,13 @@ int sleep_for(const timespec* time, timespec* left) {
   return role != Role::kOther && hurry ? 0 : real_sleep(time, left);
 }
 
+int (*real_name)(char*, size_t) = nullptr;
+int name_of_host(char* name, size_t bytes) {
+  if (role != Role::kHorovods || host[0] == 0 || std::strlen(host) >= bytes) return real_name(name, bytes);
+  std::strcpy(name, host);
+  return 0;
+}
+
 struct Replacement {
   const char* name;
   void* ours;
@@ -167,6 +182,7 @@ const Replacement replacements[] = {
     {"_ZNSt6chrono3_V212steady_clock3nowEv", reinterpret_cast<void*>(&now), reinterpret_cast<void**>(&real_now)},
     {"pthread_cond_clockwait", reinterpret_cast<void*>(&wait_until), reinterpret_cast<void**>(&real_wait)},
     {"nanosleep", reinterpret_cast<void*>(&sleep_for), reinterpret_cast<void**>(&real_sleep)},
+    {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
 };
 
 // ------------------------------------------------------------------------------ the global offset table of a library
@@ -259,6 +275,9 @@ int edl_watch(const char* path) {
 }
 
 int edl_replacements() { return sizeof replacements / sizeof replacements[0]; }
+
+// What this host is called in Horovod's next thread; empty: its own name.
+void edl_set_host(const char* address) { std::strncpy(host, address, sizeof host - 1); }
 
 // The next thread that this thread starts in a watched library is Horovod's, of `attempt`, which is greater than 0.
 void edl_arm(int attempt) { attempt_here = attempt; }

@@ -31,6 +31,11 @@ class Guard:
         if self._native is not None:
             self._native.edl_arm(attempt)
 
+    def set_host(self, address: str) -> None:
+        """Where the rings that form from now on listen, whatever this host's name resolves to."""
+        if self._native is not None:
+            self._native.edl_set_host(address.encode())
+
     def failure(self, attempt: int) -> str | None:
         """Why the thread of this attempt ended, None while it has not."""
         what = self._native.edl_failure(attempt) if self._native is not None else None

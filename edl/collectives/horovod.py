@@ -75,6 +75,7 @@ class HorovodRing:
         with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
             with self._turn:
                 self._guard.set_hurry(False)
+                self._guard.set_host(place.address)
                 self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
             self._forming.wait(timeout_s, lambda: cut(tcp_sockets() - others))
         self._horovod.init()  # the native part is done by now; this is the rest of it, in Python

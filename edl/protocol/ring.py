@@ -17,6 +17,7 @@ class Place(msgspec.Struct, frozen=True):
     interface: str = "lo"  # network interface that the ring's own connections use
     local_rank: int = 0  # rank among the workers of the same host: what pins devices
     local_size: int = 1
+    address: str = "127.0.0.1"  # of this worker's host, on that interface
 
 
 def solo(worker: str, local_rank: int = 0) -> Place:

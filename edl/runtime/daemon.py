@@ -82,7 +82,7 @@ class Daemon:
         self._leader: Leader | None = None
         self._reign: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
-        self._interface = "lo"
+        self._interface, self._address_here = "lo", LOOPBACK
         self._clock = SystemClock()
         self._restored_at = float("-inf")  # the connection to the coordinator, after it was lost
         self._tasks: set[asyncio.Task[None]] = set()
@@ -183,7 +183,7 @@ class Daemon:
         rest.cancel()
 
     def _register(self, address: str) -> messages.Register:
-        self._interface = interface_of(address)
+        self._interface, self._address_here = interface_of(address), address
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid())
         settings = self._settings
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
@@ -215,7 +215,8 @@ class Daemon:
     def _command(self, orders: Orders) -> None:
         """First the word, then the count that promises it, then the step that asks for attention."""
         if orders.assignment is not None:
-            place = msgspec.structs.replace(orders.assignment.place, interface=self._interface)
+            here = {"interface": self._interface, "address": self._address_here}
+            place = msgspec.structs.replace(orders.assignment.place, **here)
             orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
         self._send(say.Commanded(orders))
         self._page.flags += 1

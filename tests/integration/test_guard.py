@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import shutil
+import socket
 import subprocess
 
 import pytest
@@ -19,6 +20,7 @@ LIBRARY = """
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <unistd.h>
 using namespace std::chrono_literals;
 
 // How long, in ms, a thread that waits up to 20 s is not woken; whoever wakes it holds the mutex for a while before.
@@ -62,6 +64,13 @@ extern "C" int turns() {
   horovods.join();
   return loop.turns;
 }
+
+extern "C" const char* name_of_host() {
+  static char name[64];
+  std::thread horovods([] { gethostname(name, sizeof name); });
+  horovods.join();
+  return name;
+}
 """
 
 
@@ -77,6 +86,7 @@ def native(tmp_path):
     guard = Guard(str(library))
     assert guard.active
     guard.arm(1)
+    loaded.guard = guard
     return loaded
 
 
@@ -87,3 +97,13 @@ def test_whoever_is_woken_while_its_time_is_up_does_not_sleep_on(native):
 
 def test_a_loop_of_gloo_goes_on_whatever_happens_to_a_connection(native):
     assert native.turns() == 3
+
+
+def test_to_horovods_thread_a_host_is_called_by_the_address_it_listens_at(native):
+    names = []
+    for address in ("10.77.0.2", ""):
+        native.guard.set_host(address)
+        native.guard.arm(1)
+        native.name_of_host.restype = ctypes.c_char_p
+        names.append(native.name_of_host().decode())
+    assert names == ["10.77.0.2", socket.gethostname()]
