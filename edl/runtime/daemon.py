@@ -33,7 +33,7 @@ from edl.coordination.settings import Coordinator
 from edl.coordination.store import Create, Delete, Link, NodeExists, Store
 from edl.coordination.store import Refused as StoreRefused
 from edl.core.seat import attention_step
-from edl.errors import ConfigError, EdlError, StoreUnavailable
+from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
@@ -310,6 +310,9 @@ def main() -> int:
     except ConfigError as error:
         sys.stderr.write(f"edl: {error}\n")  # the trainer shows the log's last line
         return 2
+    except JobFailed as error:
+        logger.error("gave up: %s", error)  # the trainer was told
+        return 1
     return 0
 
 

@@ -183,8 +183,10 @@ class DaemonLink:
         """The daemon died: start another. The ring is not touched, and the training thread need not know."""
         with self._news:
             self._gone = True
+            if self._gave_up is not None:  # another one would hear the same
+                self._stop_script()
             self._news.notify_all()
-        if self._closed:
+        if self._closed or self._gave_up is not None:
             return
         logger.warning("the daemon of worker %s died: starting another", self.worker)
         try:
@@ -192,5 +194,9 @@ class DaemonLink:
         except (ConfigError, JobFailed) as error:
             with self._news:
                 self._gave_up = str(error)
-                self.page.attention_step = 0  # the page has no other writer now: stop the script after this step
+                self._stop_script()
                 self._news.notify_all()
+
+    def _stop_script(self) -> None:
+        """After this step. The page has no other writer, now that the daemon is gone."""
+        self.page.attention_step = 0
