@@ -1,6 +1,6 @@
-"""Nobody leads, or ZooKeeper is away: training goes on, and a scaling is carried out later.
+"""Nobody leads: training goes on, and a scaling is carried out later.
 
-Short forms of benchmarks/leaders.py and benchmarks/outage.py. The jobs know all their epochs from the beginning:
+Short forms of benchmarks/leaders.py. The jobs know all their epochs from the beginning:
 whoever asks for one more when one has ended needs a leader then.
 """
 
@@ -65,25 +65,5 @@ def test_a_leader_may_vanish_while_a_newcomer_warms_up(edl, tmp_path):
     job.wait_size(3)
     events = job.finish()
     assert [event["worker"] for event in events if event["kind"] == "worker_lost"] == [leader["id"]]
-    job.expect_equal_models()
-    job.expect_exactly_once()
-
-
-def test_steps_go_on_without_zookeeper_and_a_size_asked_for_meanwhile_comes(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, epochs=24, EDL_SESSION_TIMEOUT="10")
-    job.wait_size(2)
-    job.wait_steps(FIRST_STEPS)
-    (server,) = edl.wait_process("QuorumPeerMain")
-    os.kill(server, signal.SIGSTOP)
-    try:
-        asking = edl.start("scale", "s", "3", "--wait")
-        wait_steps(job)
-    finally:
-        os.kill(server, signal.SIGCONT)
-    out, err = asking.communicate(timeout=90)
-    assert asking.returncode == 0, err
-    assert out.startswith("job s has 3 workers"), out
-    events = job.finish()
-    assert not {"worker_lost", "batch_voided"} & {event["kind"] for event in events}
     job.expect_equal_models()
     job.expect_exactly_once()
