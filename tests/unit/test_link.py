@@ -7,13 +7,12 @@ import pytest
 from edl.config import Settings
 from edl.errors import JobFailed
 from edl.protocol import link as say
-from edl.runtime import link as module
 from edl.runtime.link import DaemonLink
 
 
 @pytest.fixture
 def link(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "_private_parent", lambda: str(tmp_path))
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
     link = DaemonLink(Settings(job="x", home=tmp_path), "w1", lambda _: None, lambda: ())
     link.page.attention_step = 2**63 - 1
     link.starts = []
