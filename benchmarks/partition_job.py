@@ -22,7 +22,7 @@ from edl.protocol.audit import Committed, Sat
 from edl.runtime.audit import read
 
 JOB = "partition"
-SESSION_S, STEP_TIMEOUT_S, STEP_S = 4.0, 8.0, 0.02
+SESSION_S, STEP_TIMEOUT_S, STEP_S = 6.0, 10.0, 0.02
 PORT = 2181
 START_S = 60.0
 

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import gzip
 import json
-import os
-import signal
 import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
 
 import pytest
-from elastic_job import SAMPLES, Job
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -37,28 +33,6 @@ def test_each_record_of_each_epoch_is_trained_once(edl, tmp_path):
     status = edl.json("status", "x")
     assert status["data"]["total"] == status["data"]["trained"] == FILES * RECORDS
     assert status["spec"]["source"].startswith("jsonl:3:")
-
-
-def test_workers_come_leave_and_die(edl, tmp_path):
-    lines = [f'{{"sample": {sample}, "note": "{"long " * (sample % 9)}"}}\n' for sample in range(SAMPLES)]
-    for part in range(3):
-        with gzip.open(tmp_path / f"{part}.jsonl.gz", "wt") as packed:
-            packed.writelines(lines[part * 68 : (part + 1) * 68])  # so that each names its own place
-    job = Job(edl, tmp_path / "out", workers=2, script=["torch_elastic.py", "--files", str(tmp_path / "*.jsonl.gz")])
-    victim = job.wait_size(2)["workers"][1]["pid"]
-    newcomers = [job.join(), job.join()]
-    job.wait_size(4)
-    job.wait_steps(5)
-    os.kill(victim, signal.SIGKILL)
-    job.wait_size(3)
-    newcomers[0].terminate()
-    job.wait_size(2)
-    job.wait_steps(5)
-    job.finish()
-    assert [newcomer.wait(60) for newcomer in newcomers] == [0, 0]
-    job.expect_equal_models()
-    job.expect_exactly_once()
-    job.expect_batches_as_handed_out()
 
 
 def test_a_bad_record_ends_the_job_and_is_named(edl, tmp_path):

@@ -99,7 +99,7 @@ def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment):
 
 
 def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, epochs=60, EDL_SESSION_TIMEOUT="20")
+    job = Job(edl, tmp_path / "out", workers=2, epochs=40, EDL_SESSION_TIMEOUT="20")
     status = job.wait_size(2)
     deaf = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
     job.wait_steps(FIRST_STEPS + 1)  # those that a deaf worker has samples for, before it is leased seconds ahead

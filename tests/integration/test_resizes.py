@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_random_changes_of_size_cost_no_sample_and_no_difference(edl):
-    options = ["--torch", "4", "--tensorflow", "0", "--most", "3", "--json"]
+    options = ["--torch", "4", "--tensorflow", "0", "--most", "3", "--no-fixed", "--json"]
     benchmark = [sys.executable, "-m", "benchmarks.resizes", *options]
     done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -11,7 +11,7 @@ from elastic_job import Job
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 
-@pytest.mark.parametrize("way", ["function", "graph"])
+@pytest.mark.parametrize("way", ["graph"])
 def test_a_killed_peer_costs_a_graph_one_mini_batch(edl, tmp_path, way):
     job = Job(edl, tmp_path / "out", workers=3, script=("tensorflow_elastic.py", "--way", way))
     status = job.wait_size(3)
