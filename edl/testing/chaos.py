@@ -30,7 +30,6 @@ from types import TracebackType
 
 from edl import client
 from edl.errors import EdlError, UsageError
-from edl.launch.processes import marked
 from edl.launch.records import find
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 
@@ -254,7 +253,7 @@ class Chaos:
         record = None if folder is None else folder.read()
         if record is None or not record.own_coordinator:
             return ()
-        return tuple(pid for pid in marked(record.mark) if SERVER in _command_line(pid))
+        return tuple(pid for pid in _children(record.launcher_pid) if SERVER in _command_line(pid))
 
     def _tend(self) -> None:
         now = time.monotonic()
@@ -297,6 +296,17 @@ def _send(pid: int, signum: signal.Signals) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def _children(parent: int) -> list[int]:
+    """Of a process that lives."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with contextlib.suppress(OSError):  # it has ended meanwhile
+                if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == parent:
+                    found.append(int(entry.name))
+    return found
 
 
 def _command_line(pid: int) -> bytes:
