@@ -24,7 +24,8 @@ from edl.core.job import JobMachine
 from edl.protocol import keeping, messages, tree
 from edl.protocol.job import Record
 from edl.runtime.access import with_secret
-from edl.runtime.daemon import TERMLESS, collect_seldom
+from edl.runtime.daemon import TERMLESS
+from edl.runtime.garbage import collect_regularly, collect_seldom
 from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -183,6 +184,7 @@ async def main() -> int:
     store = await zookeeper.connect(about.coordinator(), 30.0, connect_timeout_s=30.0)
     seat = Seat(about, store)
     collect_seldom()
+    collecting = asyncio.ensure_future(collect_regularly())  # as a daemon does
     await seat.run()
     began_cpu = began = 0.0
     async for command in commands:
@@ -208,6 +210,7 @@ async def main() -> int:
                 refused=seat.refused(),
                 grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
             )
+    collecting.cancel()
     await seat.stop()  # the end of our input: nobody calls any more
     await store.close()
     return 0

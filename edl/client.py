@@ -31,8 +31,9 @@ from edl.launch.whereabouts import Whereabouts, locate, recorded_status
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 from edl.runtime.client import Ack, JobClient, Retry
 from edl.runtime.loop_thread import loop_thread
+from edl.runtime.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 
-__all__ = ["Ack", "Event", "Job", "JobState", "Retry", "Status", "WorkerState", "WorkerStatus"]
+__all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 
 STOP_REASON = "stopped by edl.client"
 
@@ -136,6 +137,15 @@ class Job:
             return loop_thread().run(self._scale_in(workers, request))
         return loop_thread().run(self._scale_in(_at_least_one("workers", workers), request))
 
+    def profile(self, min_p: int, max_p: int, *, batches: int = BATCHES, timeout: float = TIMEOUT_S) -> Profile:
+        """Throughput and efficiency at each size from `min_p` to `max_p`, measured by scaling in from the largest.
+
+        What was measured stays with the job, for its own policy. Afterwards it has the size again that it was asked for
+        before. `timeout` in seconds, for each size. Raises ScaleRejected, TimedOut, JobFailed.
+        """
+        wish = Wish(_at_least_one("min_p", min_p), _at_least_one("max_p", max_p), 1, batches, timeout)
+        return loop_thread().run(self._profile(wish))
+
     def stop(self) -> None:
         """End the job cleanly; returns when it is over."""
         loop_thread().run(stopping.stop(self._where, STOP_REASON))
@@ -178,6 +188,9 @@ class Job:
 
     async def _wait(self, size: int | None, timeout_s: float | None) -> Status:
         return await (await self._opened()).wait(size, timeout_s)
+
+    async def _profile(self, wish: Wish) -> Profile:
+        return await profile(await self._opened(), self.name, wish, lambda _: None)
 
     async def _scale(self, size: int) -> Ack:
         return await (await self._opened()).scale(size)

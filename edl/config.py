@@ -77,6 +77,30 @@ def _path(text: str) -> Path:
     return Path(text).expanduser().absolute()
 
 
+def _autoscale(text: str) -> str:
+    """The form only; `edl.policy.choice` reads it."""
+    number = r"[0-9]+(\.[0-9]+)?"
+    policy = rf"(efficiency={number}|utility=[^,]+|policy=[^,]+)"
+    if not re.fullmatch(rf"{policy}(,(stride|batches|cooldown)={number}|,dry-run)*", text):
+        raise ValueError("must be efficiency=S, utility=FILE or policy=NAME, with options like stride=2 after commas")
+    return text
+
+
+def _one_of(*words: str) -> Callable[[str], str]:
+    def parse(text: str) -> str:
+        if text not in words:
+            raise ValueError(f"must be {', '.join(words[:-1])} or {words[-1]}")
+        return text
+
+    return parse
+
+
+def _driver_slot(text: str) -> str:
+    if not re.fullmatch(r"[^\s:]+:[0-9]+", text):
+        raise ValueError("must be HOST:NUMBER")
+    return text
+
+
 def _interface(text: str) -> str:
     names = [name for _, name in socket.if_nameindex()]
     if text not in names:
@@ -149,6 +173,31 @@ TABLE: tuple[Setting, ...] = (
         "how many crashed workers are replaced in all (default: 3)",
     ),
     Setting(
+        "autoscale",
+        _autoscale,
+        ("EDL_AUTOSCALE",),
+        ("--autoscale",),
+        "POLICY",
+        "choose the number of workers between --min-np and --max-np by efficiency=S, utility=FILE or policy=NAME; "
+        "after a comma stride=N, batches=N, cooldown=SECONDS, dry-run (default: only people change it)",
+    ),
+    Setting(
+        "autoscale_every",
+        _whole_number(1),
+        ("EDL_AUTOSCALE_EVERY",),
+        ("--autoscale-every",),
+        "STEPS",
+        "steps from one look of --autoscale and --stragglers to the next (default: 10)",
+    ),
+    Setting(
+        "stragglers",
+        _one_of("off", "tell", "replace"),
+        ("EDL_STRAGGLERS",),
+        ("--stragglers",),
+        "off|tell|replace",
+        "what becomes of a worker that holds up the others (default: off)",
+    ),
+    Setting(
         "output_filename",
         _path,
         ("EDL_OUTPUT_FILENAME",),
@@ -200,6 +249,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("batch_size", _whole_number(1), ("EDL_BATCH_SIZE",)),
     Setting("slot", _whole_number(0), ("EDL_SLOT",)),
     Setting("worker_id", _name, ("EDL_WORKER_ID",)),
+    Setting("stand_in", _path, ("EDL_STAND_IN",)),
+    Setting("driver_slot", _driver_slot, ("EDL_DRIVER_SLOT",)),
 )
 
 
@@ -223,6 +274,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: int = 1
     max_workers: int | None = None  # None: no limit
     max_restarts: int = 3
+    autoscale: str = ""  # empty: only people change the size
+    autoscale_every: int = 10
+    stragglers: str = "off"
     batch_size: int | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0
@@ -233,6 +287,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
     worker_id: str | None = None  # None: make one; an id is never used twice
+    stand_in: Path | None = None  # socket of the process that horovodrun takes for this worker
+    driver_slot: str | None = None  # host:number, where an elastic horovodrun has started it
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **keywords: object) -> Settings:

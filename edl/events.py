@@ -19,6 +19,8 @@ class Kind(StrEnum):
     JOB_STARTED = "job_started"
     LEADER_ELECTED = "leader_elected"
     SCALE_ASKED = "scale_asked"
+    RECOUNT = "recount"
+    RECOUNTED = "recounted"
     WORKER_JOINING = "worker_joining"
     WORKER_WARMING = "worker_warming"
     WORKER_READY = "worker_ready"
@@ -30,6 +32,7 @@ class Kind(StrEnum):
     WORKER_LOST = "worker_lost"
     BATCH_VOIDED = "batch_voided"
     EPOCH_ENDED = "epoch_ended"
+    DECISION = "decision"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

@@ -1,6 +1,6 @@
 """A scheduler in miniature: grows a running job, lets it train, shrinks it again, and says what each change cost.
 
-edl run -np 2 --job digits python examples/torch_digits.py --epochs 100 --step-time 0.05
+edl run -np 2 --max-np 3 --job digits python examples/torch_digits.py --epochs 200 --step-time 0.05
 python examples/scheduler.py digits          # meanwhile, in a second shell
 """
 

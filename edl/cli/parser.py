@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 from collections.abc import Mapping, Sequence
 from typing import NoReturn, Protocol
 
+import msgspec
+
 from edl import __version__
-from edl.cli import commands, data
-from edl.cli.run import run
-from edl.cli.scale import scale
 from edl.config import TABLE, Given, Setting
 from edl.errors import ConfigError, UsageError
 
@@ -52,6 +52,21 @@ STOP_EXAMPLES = """
 example:
   edl stop mnist                  ends the job cleanly, and returns when it is over
 """
+PROFILE_EXAMPLES = """
+examples:
+  edl profile mnist --min 1 --max 4             a table: throughput and efficiency with 4, 3, 2, 1 workers
+  edl profile mnist --min 2 --max 16 --stride 2 --batches 50 --plot mnist.png
+  edl profile mnist --json | jq .rows
+
+The job trains on meanwhile, and afterwards has the size again that it was asked for before.
+"""
+HOSTS_EXAMPLES = """
+examples:
+  edl hosts mnist                               localhost:3
+  edl hosts mnist --hosts node1:2,node2:2       node1:2 and node2:1
+  horovodrun -np 2 --min-np 1 --host-discovery-script "edl hosts mnist -np 2 --hosts node1:2,node2:2" python train.py
+                                  as many workers as `edl scale mnist N` asks for
+"""
 DOCTOR_EXAMPLES = """
 example:
   edl doctor                      Horovod, Java, ZooKeeper, ports, packages: what is wrong, and what to do
@@ -61,6 +76,7 @@ DATA_EXAMPLES = """
 example:
   edl data verify audit           what became of every sample of a job that was run with --audit audit
 """
+VERIFY_SUMMARY = "say whether every sample was trained once"
 VERIFY_EXAMPLES = """
 examples:
   edl run --audit audit python train.py
@@ -75,6 +91,16 @@ class Action(Protocol):
     """A command: gets its arguments, returns the exit code."""
 
     def __call__(self, arguments: argparse.Namespace, /) -> int: ...
+
+
+def _later(module: str, name: str) -> Action:
+    """A command that is imported when it is carried out: `edl hosts` runs each second and needs none of the others."""
+
+    def act(arguments: argparse.Namespace, /) -> int:
+        command: Action = getattr(importlib.import_module(f"edl.cli.{module}"), name)
+        return command(arguments)
+
+    return act
 
 
 class Parser(argparse.ArgumentParser):
@@ -108,13 +134,15 @@ def build() -> Parser:
     _add_events(found)
     _add_scale(found)
     _add_stop(found)
+    _add_profile(found)
+    _add_hosts(found)
     _add_data(found)
     _add_doctor(found)
     return parser
 
 
 def _add_run(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "run", run, "run a command as N workers on this machine", RUN_EXAMPLES)
+    parser = _command(found, "run", _later("run", "run"), "run a command as N workers on this machine", RUN_EXAMPLES)
     parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
     for setting in TABLE:
         if setting.flags:
@@ -123,20 +151,20 @@ def _add_run(found: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_status(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "status", commands.status, "show a job as it is", STATUS_EXAMPLES)
+    parser = _command(found, "status", _later("commands", "status"), "show a job as it is", STATUS_EXAMPLES)
     _add_job(parser, nargs="?")
     _add_switch(parser, "--json", "one JSON object")
 
 
 def _add_events(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "events", commands.events, "show what has happened to a job", EVENTS_EXAMPLES)
+    parser = _command(found, "events", _later("commands", "events"), "show what has happened to a job", EVENTS_EXAMPLES)
     _add_job(parser)
     _add_switch(parser, "--json", "one JSON object per line")
     _add_switch(parser, "--follow", "go on until the job is over")
 
 
 def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "scale", scale, "ask for another number of workers", SCALE_EXAMPLES)
+    parser = _command(found, "scale", _later("scale", "scale"), "ask for another number of workers", SCALE_EXAMPLES)
     _add_job(parser)
     parser.add_argument("size", metavar="N", help="workers wanted")
     _add_switch(parser, "--wait", "return when the job has that size, and show how far it is meanwhile")
@@ -150,19 +178,54 @@ def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_stop(found: argparse._SubParsersAction[Parser]) -> None:
-    _add_job(_command(found, "stop", commands.stop, "end a job cleanly", STOP_EXAMPLES))
+    _add_job(_command(found, "stop", _later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES))
+
+
+def _add_profile(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "measure a job at each size, scaling it in"
+    parser = _command(found, "profile", _later("profile", "show_profile"), summary, PROFILE_EXAMPLES)
+    _add_job(parser)
+    texts = {
+        "min": ("A", "smallest size (default: the job's --min-np)"),
+        "max": ("B", "largest size, with which it begins (default: the job's --max-np, else its size)"),
+        "stride": ("N", "workers fewer each time (default: 1)"),
+        "batches": ("N", "batches to measure at each size (default: 100)"),
+        "timeout": ("SECONDS", "give up when a size takes longer (default: 600)"),
+        "plot": ("FILE", "also draw it, as .png, .svg or .pdf"),
+    }
+    for name, (metavar, text) in texts.items():
+        variable = f"EDL_{name.upper()}"
+        parser.add_argument(
+            f"--{name}", metavar=metavar, default=os.environ.get(variable) or None, help=f"{text} [{variable}]"
+        )
+    _add_switch(parser, "--json", "one JSON object")
+
+
+def _add_hosts(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "hosts", _later("hosts", "show_hosts"), "print the hosts a job wants", HOSTS_EXAMPLES)
+    _add_job(parser)
+    for setting in TABLE:
+        if setting.field == "np":
+            _add_setting(parser, msgspec.structs.replace(setting, help="workers of a job that is yet to come"))
+    parser.add_argument(
+        "--hosts",
+        metavar="HOST:SLOTS[,...]",
+        help="hosts it may use, filled in this order (default: localhost, with slots for all) [EDL_HOSTS]",
+    )
 
 
 def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
     group = _parser(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
     commands = group.add_subparsers(metavar="COMMAND", required=True)
-    parser = _command(commands, "verify", data.verify, "say whether every sample was trained once", VERIFY_EXAMPLES)
+    parser = _command(commands, "verify", _later("data", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
     parser.add_argument("folder", metavar="DIR", help="the folder that EDL_AUDIT or --audit named")
     _add_switch(parser, "--json", "one JSON object")
 
 
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:
-    parser = _command(found, "doctor", commands.doctor, "check this machine and say what to do", DOCTOR_EXAMPLES)
+    parser = _command(
+        found, "doctor", _later("commands", "doctor"), "check this machine and say what to do", DOCTOR_EXAMPLES
+    )
     _add_switch(parser, "--json", "one JSON array")
 
 

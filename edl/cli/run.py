@@ -5,8 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
-import random
-import secrets
 import shlex
 import shutil
 import sys
@@ -15,30 +13,29 @@ from pathlib import Path
 
 import msgspec
 
-from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
 from edl.launch.local import Launch, Outcome
-from edl.launch.names import invent
-from edl.launch.records import Folder, Record, find
+from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
+from edl.policy.choice import Choice, file_of
 from edl.runtime.audit import PATTERN, prepare, taken
-from edl.runtime.processes import process_start_time
 
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
     command = checked_command(arguments.line)
+    _try_policy(settings)
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)
-    settings = msgspec.structs.replace(settings, job=settings.job or _new_name(settings.home))
-    outcome = asyncio.run(_launch(settings, new_record(settings, command)))
+    settings = msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
+    outcome = asyncio.run(_launch(settings, command))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, record: Record) -> Outcome:
-    return await Launch(settings, record).run()  # made inside the loop, which it belongs to
+async def _launch(settings: Settings, command: Sequence[str]) -> Outcome:
+    return await Launch(settings, launch_record(settings, command)).run()  # made inside the loop, which it belongs to
 
 
 def _prepare_audit(folder: Path, *, alone: bool) -> None:
@@ -46,6 +43,12 @@ def _prepare_audit(folder: Path, *, alone: bool) -> None:
     prepare(folder)
     if alone and (others := sorted(folder.glob(PATTERN))):
         raise ConfigError(f"EDL_AUDIT={folder}: {taken(others[0])}")
+
+
+def _try_policy(settings: Settings) -> None:
+    """Whoever will lead reads it again, where it can only be logged that something is wrong."""
+    if settings.autoscale:
+        Choice.of(settings.autoscale).policy(file_of(settings.autoscale))
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:
@@ -66,23 +69,6 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     raise UsageError(f"command not found: {program}")
 
 
-def new_record(settings: Settings, command: Sequence[str]) -> Record:
-    started = process_start_time(os.getpid())
-    assert started is not None
-    return Record(
-        job=settings.job_home.name,
-        launcher_pid=os.getpid(),
-        launcher_start=started,
-        mark=secrets.token_hex(8),
-        started=SystemClock().wall(),
-        command=tuple(command),
-        np=settings.np,
-        min_workers=settings.min_workers,
-        max_workers=settings.max_workers,
-        own_coordinator=settings.coordinator is None,
-    )
-
-
 def last_line(outcome: Outcome, folder: Folder) -> str:
     """What there is to say about the end."""
     verdict, job = outcome.verdict, folder.path.name
@@ -92,13 +78,6 @@ def last_line(outcome: Outcome, folder: Folder) -> str:
         return f"job {job} interrupted"
     told = ", ".join(event.kind.value for event in outcome.last_events)
     return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
-
-
-def _new_name(home: Path) -> str:
-    chance = random.Random()  # noqa: S311 - a name, no secret
-    while find(home, name := invent(chance)) is not None:
-        pass
-    return name
 
 
 def _find_setpriv() -> None:

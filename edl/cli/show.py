@@ -22,6 +22,14 @@ def show_status(status: Status) -> None:
     say(f"  workers {size}   step {status.step}   epoch {status.epoch}   generation {status.generation}")
     if status.leader:
         say(f"  leader {status.leader}   term {status.term}")
+    if status.horovodrun:
+        say(f"  horovodrun: {status.horovodrun}")
+    if status.autoscale:
+        say(f"  autoscale {status.autoscale}: {status.ruling or 'it has not decided anything yet'}")
+    elif status.ruling:
+        say(f"  {status.ruling}")
+    if status.rate is not None:
+        say(f"  {status.rate.samples_s:.4g} samples/s, {1000 * status.rate.step_s:.1f} ms a step at this size")
     if status.data is not None:
         data = status.data
         say(

@@ -64,8 +64,22 @@ def _lost(details: Details) -> str:
     return f"{details['worker']}, which was {details['was']}: {details['reason']}"
 
 
+def _recounted(details: Details) -> str:
+    freed, lost = ", ".join(details["freed"]), ", ".join(details["given_up"])
+    line = f"horovodrun has {details['size']} workers" + (f", without {freed}" if freed else "")
+    return line + (f"; it has given up {lost}" if lost else "")
+
+
+def _decision(details: Details) -> str:
+    replace = ", ".join(details.get("replace", ()))
+    what = f"another worker for {replace}" if replace else f"{details['size']} workers"
+    return f"{what}{'' if details['act'] else ' (as it is)'}: {details['reason']}"
+
+
 WORDS: Mapping[str, Callable[[Details], str]] = {
     "scale_asked": _scale_asked,
+    "decision": _decision,
+    "recounted": _recounted,
     "worker_joining": _joining,
     "worker_warming": _spent,
     "worker_ready": _spent,

@@ -5,8 +5,8 @@ Does not own: gradients and models (`edl.torch`, `edl.tensorflow` call Horovod f
 
 Horovod's names for things: its *rendezvous* is the server through which members find each other; its *topology* is
 flat here, that is, each worker counts as a host of its own (local size 1). That halves the time to form a ring, because
-the meshes per host and across hosts are then trivial. Its price: `hvd.local_rank()` is 0 everywhere (use
-`edl.local_rank()`), and hierarchical all-reduce is off.
+the meshes per host and across hosts are then trivial. Its price: hierarchical all-reduce is off. What scripts ask of it
+(`hvd.local_rank()`, `local_size`, `cross_rank`, `cross_size`) is answered from the place instead.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Protocol
 
 from edl.collectives.forming import Forming
@@ -49,6 +50,7 @@ class HorovodRing:
         self._horovod: Any = importlib.import_module(module)
         self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
         self._guard = Guard(self._basics.MPI_LIB_CTYPES._name)
+        self._tell_of_hosts(self._basics.MPI_LIB_CTYPES)
         self._forming: Forming | None = None
         self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._tensors = tensors
@@ -83,6 +85,15 @@ class HorovodRing:
         self._own = tcp_sockets() - others
         self._place, self.size = place, place.size
         self._guard.set_standing(True)
+
+    def _tell_of_hosts(self, library: Any) -> None:
+        """Scripts ask Horovod's Python part, which looks these functions up in its native part, anew each time."""
+        for what in ("local_rank", "local_size", "cross_rank", "cross_size"):
+            name = f"horovod_{what}"
+            setattr(library, name, partial(self._of_hosts, what, getattr(library, name)))
+
+    def _of_hosts(self, what: str, horovods: Callable[[], int]) -> int:
+        return horovods() if self._place is None else int(getattr(self._place, what))
 
     def leave(self) -> None:
         if self._place is None:

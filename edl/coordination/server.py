@@ -47,7 +47,9 @@ class LocalServer:
         self._digest = digest
 
     @classmethod
-    async def start(cls, folder: Path, *, port: int | None = None, digest: Digest | None = None) -> LocalServer:
+    async def start(
+        cls, folder: Path, *, port: int | None = None, digest: Digest | None = None, address: str = LOOPBACK
+    ) -> LocalServer:
         """Start one in `folder`, which is created, and wait until it serves: half a second, a few on a busy machine.
 
         A folder that was used before keeps its data, and must be given the same `digest`.
@@ -56,7 +58,7 @@ class LocalServer:
         folder = _private(folder)
         lock = await _lock(folder)
         try:
-            process = await _serve(folder, port, lock, protected=digest is not None)
+            process = await _serve(folder, address, port, lock, protected=digest is not None)
             server = cls(folder, lock, process, digest)
             try:
                 await server._close_root()
@@ -71,7 +73,7 @@ class LocalServer:
     @property
     def coordinator(self) -> Coordinator:
         """How to connect."""
-        return Coordinator(f"{LOOPBACK}:{self._process.port}", self._digest)
+        return Coordinator(f"{self._process.address}:{self._process.port}", self._digest)
 
     @property
     def port(self) -> int:
@@ -123,8 +125,8 @@ class LocalServer:
             await kazoo_client.stop(client, timeout_s=2.0)
 
 
-def free_port() -> int:
-    """A port of the loopback interface that nobody listens on.
+def free_port(address: str = LOOPBACK) -> int:
+    """A port of that address that nobody listens on.
 
     Not one of those that the kernel gives to outgoing connections: a client that keeps trying a dead server there
     will in time be given that very port, connect to itself, and keep the server from coming back.
@@ -134,11 +136,11 @@ def free_port() -> int:
         port = random.randint(_LOWEST_PORT, highest) if highest > _LOWEST_PORT else 0  # noqa: S311
         with socket.socket() as probe:
             try:
-                probe.bind((LOOPBACK, port))
+                probe.bind((address, port))
             except OSError:
                 continue
             return int(probe.getsockname()[1])
-    raise ConfigError(f"no free port between {_LOWEST_PORT} and {highest} on {LOOPBACK}")
+    raise ConfigError(f"no free port between {_LOWEST_PORT} and {highest} on {address}")
 
 
 def _first_ephemeral_port() -> int:
@@ -182,13 +184,13 @@ def _try_lock(descriptor: int) -> bool:
     return True
 
 
-async def _serve(folder: Path, port: int | None, lock: int, *, protected: bool) -> ServerProcess:
+async def _serve(folder: Path, address: str, port: int | None, lock: int, *, protected: bool) -> ServerProcess:
     """A server that serves. A port found free may be gone a moment later, so a few are tried; a given one is not."""
     if port is not None:
-        _check_free(port)
+        _check_free(address, port)
     words = ""
     for _ in range(_TRIES if port is None else 1):
-        config = base_config(folder, port or free_port())
+        config = base_config(folder, port or free_port(address), address)
         if protected:
             config |= {"enforce.auth.enabled": "true", "enforce.auth.schemes": "digest"}
         process = ServerProcess(folder, config, keep_open=[lock])
@@ -206,13 +208,11 @@ async def _serve(folder: Path, port: int | None, lock: int, *, protected: bool) 
     raise ConfigError(f"the local ZooKeeper does not start: {words}")
 
 
-def _check_free(port: int) -> None:
+def _check_free(address: str, port: int) -> None:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((LOOPBACK, port))
+            probe.bind((address, port))
         except OSError as error:
             reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(
-                f"port {port} on {LOOPBACK} {reason}: name another, or none to have one chosen"
-            ) from error
+            raise ConfigError(f"port {port} on {address} {reason}: name another, or none to have one chosen") from error

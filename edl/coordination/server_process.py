@@ -4,7 +4,7 @@ Owns: its configuration file, its command line, when it is ready, and its end. D
 and for whom (`server`), nor where Java is (`java`).
 
 The server runs as the user who started it, root included: another user could not reach a folder below this one's home,
-and would own what must be private. It listens on the loopback interface only.
+and would own what must be private. It listens at one address, on the loopback interface if not told otherwise.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ _PROBE_EVERY_S = 0.01
 _STOP_S = 5.0
 
 
-def base_config(folder: Path, port: int) -> dict[str, str]:
+def base_config(folder: Path, port: int, address: str = LOOPBACK) -> dict[str, str]:
     """What every server of ours is told."""
     return {
         "tickTime": str(_TICK_MS),
         "maxSessionTimeout": "60000",  # its default is 20 ticks, and a longer time-out would silently be cut to that
         "maxClientCnxns": "0",  # its default lets 60 workers of one machine in
         "dataDir": str(folder / "data"),
-        "clientPortAddress": LOOPBACK,
+        "clientPortAddress": address,
         "clientPort": str(port),
         "admin.enableServer": "false",  # would take port 8080
         "4lw.commands.whitelist": "srvr,conf",  # for wait_ready; others would tell strangers about sessions
@@ -67,6 +67,7 @@ class ServerProcess:
     def __init__(self, folder: Path, config: Mapping[str, str], *, keep_open: Sequence[int] = ()) -> None:
         """`keep_open`: file descriptors that the server inherits, a lock for example."""
         self.port = int(config["clientPort"])
+        self.address = config["clientPortAddress"]
         self.log = folder / "zookeeper.log"
         self._folder = folder
         self._keep_open = tuple(keep_open)
@@ -117,9 +118,11 @@ class ServerProcess:
         return False
 
     async def _serves(self) -> bool:
-        if b"Mode: " not in await _ask(self.port, b"srvr"):  # `ruok` would say yes without a quorum, too
+        if b"Mode: " not in await _ask(self.address, self.port, b"srvr"):  # `ruok` would say yes without a quorum, too
             return False
-        return f"dataDir={self._folder}/".encode() in await _ask(self.port, b"conf")  # nobody else on this port
+        return f"dataDir={self._folder}/".encode() in await _ask(
+            self.address, self.port, b"conf"
+        )  # nobody else on this port
 
     async def wait_exit(self) -> int:
         """The exit status, once there is one; as `subprocess` gives it."""
@@ -174,11 +177,11 @@ class ServerProcess:
         return [setpriv, "--pdeathsig", "KILL", "--", *java] if setpriv else java
 
 
-async def _ask(port: int, word: bytes) -> bytes:
+async def _ask(address: str, port: int, word: bytes) -> bytes:
     """The server's answer to a four-letter word; empty if there is none in time."""
     try:
         async with asyncio.timeout(_PROBE_S):
-            reader, writer = await asyncio.open_connection(LOOPBACK, port, family=socket.AF_INET)
+            reader, writer = await asyncio.open_connection(address, port, family=socket.AF_INET)
             try:
                 writer.write(word)
                 return await reader.read()

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 FIRST_STEPS = 64  # leased before anybody knows how long a step takes
 FEWEST_STEPS = 16
+MORE_AT = 0.6  # of what is leased ahead: when no more than that is left, more is granted
 LONGEST_HOLD_S = 5.0
 REPORT_S = 1.0
 REPORTS_A_SECOND = 250  # of mere progress, to one leader: the more workers there are, the more seldom each reports
@@ -31,6 +32,11 @@ class Horizon:
         """After some were seen to miss a switch, until those who were not are taken to be in it."""
         return 3 * self.notice_s
 
+    @property
+    def more_at_s(self) -> float:
+        """When leases last for no longer than that, more are granted."""
+        return MORE_AT * self.lease_s
+
     @classmethod
     def of(cls, session_timeout_s: float) -> Horizon:
         hold_s = min(LONGEST_HOLD_S, session_timeout_s / 2)
@@ -50,7 +56,7 @@ class Horizon:
         """When so few are left, more are granted: whoever hears of them only when its call ends has enough till then,
         and for a session time-out without any leader.
         """
-        return self.lease_steps(step_time_s) * 3 // 5
+        return int(MORE_AT * self.lease_steps(step_time_s))
 
     def switch_step(self, newest_step: int, age_s: float, step_time_s: float) -> int:
         """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago."""

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from edl.events import Kind
+from edl.protocol.figures import Rate
+from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation
 
@@ -26,6 +28,7 @@ class Registered:
     minimum: int
     maximum: int
     answering: bool = False
+    governing: Governing = field(default_factory=Governing)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,12 +79,30 @@ class ScaleInAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class Measured:
+    """What each size was measured at, for whoever leads next."""
+
+    rates: tuple[Rate, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Ruled:
+    """The job's own policy has decided. `act`: it is to be done, and not only told."""
+
+    size: int
+    replace: tuple[str, ...]
+    reason: str
+    numbers: dict[str, float]
+    act: bool
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Nothing happened for a while; somebody may be overdue."""
 
 
 Scaling = ScaleAsked | ScaleOutAsked | ScaleInAsked
-Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | TimePassed
+Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | Measured | Ruled | TimePassed
 
 
 @dataclass(frozen=True, slots=True)

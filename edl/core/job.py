@@ -15,17 +15,20 @@ from typing import Any
 
 import msgspec
 
-from edl.core import scaling
+from edl.core import recount, replacing, scaling
 from edl.core.horizon import Horizon
+from edl.core.hosts import free_local_rank
 from edl.core.inputs import (
     Acknowledge,
     CloseRing,
     Command,
     HostRing,
     Input,
+    Measured,
     Refuse,
     Registered,
     Reported,
+    Ruled,
     ScaleAsked,
     ScaleInAsked,
     ScaleOutAsked,
@@ -98,6 +101,8 @@ class JobMachine:
         self._spans = Spans()
         self._asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
         self._planned_at: float | None = None
+        self._replacing_since: float | None = None
+        self._recounts = recount.Recounts()
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
@@ -115,17 +120,23 @@ class JobMachine:
         news = True
         match happened:
             case TookOver():
+                self._recounts.left(now)  # perhaps just before
                 self._on_took_over(happened)
             case Registered():
                 self._on_registered(happened)
             case Reported():
                 news = self._on_reported(happened, now)
             case Vanished():
-                self._lose(happened.worker, happened.reason)
+                self._miss(happened.worker, happened.reason)
             case StopAsked():
                 self._end(JobState.FAILED, happened.reason)
             case ScaleAsked() | ScaleOutAsked() | ScaleInAsked():
                 self._on_scale_asked(happened)
+            case Measured(rates):
+                self._change(rates=rates, pressing=False)
+                news = False
+            case Ruled():
+                self._on_ruled(happened)
             case TimePassed():
                 pass
         if news or now >= min(self._waits.until, self.wake_at) or self._missed_at is not None or self.shortage:
@@ -137,7 +148,7 @@ class JobMachine:
     def _on_took_over(self, happened: TookOver) -> None:
         for member in self.record.members:
             if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
-                self._lose(member.identity.id, "its daemon had no session when a new leader took over")
+                self._miss(member.identity.id, "its daemon had no session when a new leader took over")
         if self.record.plan is not None:
             self._commands.append(HostRing(self.record.plan.generation, self.record.plan.roster))
 
@@ -159,7 +170,9 @@ class JobMachine:
         first = not self.record.arrivals
         if first:
             maximum = max(happened.maximum, 0)
-            self._change(target=happened.np, limits=Limits(happened.minimum, maximum))
+            driven = bool(happened.identity.driver_slot)
+            limits = Limits(happened.minimum, maximum)
+            self._change(target=happened.np, limits=limits, driven=driven, governing=happened.governing)
         maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
         if maximum and present >= maximum:
             full = f"the job has {present} workers and may have at most {maximum}"
@@ -168,13 +181,16 @@ class JobMachine:
             )
             return
         number = self.record.arrivals + 1
-        member = Member(happened.identity, WorkerState.JOINING, number)
-        self._change(members=(*self.record.members, member), arrivals=number)
+        asks_from = recount.asks_from(self.record, self.seen)
+        local_rank = free_local_rank(self.record.members, happened.identity)
+        member = Member(happened.identity, WorkerState.JOINING, number, asks_from, local_rank)
+        known = recount.known_to_live(self.record, happened.identity.driver_slot)
+        self._change(members=(*self.record.members, member), arrivals=number, **known)
         self._spans.enter(happened.identity.id, member.state, self._now)
         if first:
             self._tell(Kind.JOB_STARTED, np=happened.np, min=happened.minimum, max=maximum)
         self._tell(Kind.WORKER_JOINING, worker=happened.identity.id, host=happened.identity.host)
-        if self.record.generation and present + 1 > self.record.target:
+        if self.record.generation and not self.record.driven and present + 1 > self.record.target:
             if happened.answering:  # the request that it was started for was taken back meanwhile
                 self._move(happened.identity.id, Cause.TOLD_TO_LEAVE)
             else:  # whoever comes unasked is welcome
@@ -242,12 +258,57 @@ class JobMachine:
         if change.target != self.record.target or change.leavers:
             self._tell(Kind.SCALE_ASKED, size=change.target, before=self.record.target, leavers=change.leavers)
             self._asked_at = self._now
-        self._change(target=change.target, awaited=scaling.awaited(self.record, change))
+        wished, awaited = self.record.driven, scaling.awaited(self.record, change)
+        self._change(target=change.target, awaited=awaited, wished=wished, replacing=None)
         if asked.request:
             taken = (*self.record.taken, Taken(asked.request, change.target))
             self._change(taken=taken[-scaling.KEPT :])
         self._commands.append(Acknowledge(change.target))
         self._dismiss(change.leavers)
+
+    def _on_ruled(self, ruled: Ruled) -> None:
+        """What the job's own policy has decided is told in any case; it may be too late to be done."""
+        if self.record.state in OVER:
+            return
+        change = scaling.answer(ScaleAsked(ruled.size), self.record)
+        begun = replacing.begin(self.record, ruled.replace[0]) if ruled.replace else None
+        able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
+        act = ruled.act and able and self.record.plan is None
+        details = {"size": ruled.size, "replace": ruled.replace, **ruled.numbers, "reason": ruled.reason, "act": act}
+        self._tell(Kind.DECISION, **{name: value for name, value in details.items() if value != ()})
+        self._change(ruling=ruled.reason)
+        if act and begun is not None:
+            self._replace(ruled.replace[0], begun)
+        elif act and not ruled.replace and isinstance(change, scaling.Change):
+            self._take(ScaleAsked(ruled.size), change)
+
+    def _replace(self, worker: str, begun: replacing.Begin) -> None:
+        awaited = self.record.arrivals + 1
+        self._change(replacing=replacing.replacing(worker, self.record), target=begun.target, awaited=awaited)
+        self._asked_at = self._now
+        if begun.leave:
+            self._dismiss((worker,))
+
+    def _go_on_replacing(self) -> None:
+        """Whoever shall come has as long as a boot may take. Not kept: a new leader begins to wait anew."""
+        under_way = self.record.replacing
+        if under_way is None:
+            self._replacing_since = None
+            return
+        self._replacing_since = self._now if self._replacing_since is None else self._replacing_since
+        if self._now - self._replacing_since >= (bound_s := self._waits.patience.boot_s):
+            self._change(target=under_way.size, replacing=None)
+            reason = f"no other worker came in the place of {under_way.worker} within {bound_s:g} s: it stays"
+            self._tell(Kind.DECISION, size=under_way.size, reason=reason, act=False)
+            return
+        match replacing.follows(self.record):
+            case replacing.Swap():
+                self._change(target=under_way.size)
+                self._dismiss((under_way.worker,))
+            case replacing.Over():
+                self._change(target=under_way.size, replacing=None)
+            case None:
+                pass
 
     def _dismiss(self, leavers: tuple[str, ...]) -> None:
         for worker in leavers:
@@ -256,11 +317,13 @@ class JobMachine:
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""
         worker = member.identity.id
+        if observation.driver is not None and observation.driver.gone:
+            self._lose_slot(member)
         if observation.data is not None:
             self._open_data(worker, observation.data)
         if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
             self._move(worker, Cause.TOLD_TO_LEAVE)
-            if self.record.generation:  # else another one is waited for in its place
+            if self.record.generation and not self.record.driven:  # else another one is waited for in its place
                 self._change(target=max(1, self.record.target - 1))
             member = self._members[worker]
         match observation.phase:
@@ -287,7 +350,9 @@ class JobMachine:
         if self.record.state in OVER:
             return
         self._expel(now)
+        self._recount()
         self._complete_plan()
+        self._go_on_replacing()
         self._commit_stable()
         self._plan_if_needed(now)
         self._grant()
@@ -299,6 +364,24 @@ class JobMachine:
         self._waits.look(self.record, self._members, self.seen, now)
         for wait in self._waits.overdue(now):
             self._lose(wait.worker, _hangs(wait))
+
+    def _recount(self) -> None:
+        """Under horovodrun: let its driver count anew when it wants to, and do what it has decided."""
+        if not self.record.driven:
+            return
+        match self._recounts.follows(self.record, self.seen, self._now):
+            case recount.Begin(heeded):
+                self._change(recounts=self.record.recounts + 1, told_lost=self.record.lost_slots, heeded=heeded)
+                self._tell(Kind.RECOUNT, number=self.record.recounts)
+            case recount.Counted(size, freed, target, given_up, lost):
+                number, wished = self.record.recounts, self.record.wished and size != target
+                self._change(recounted=number, target=target, wished=wished, given_up=given_up, lost_slots=lost)
+                self._tell(Kind.RECOUNTED, number=number, size=size, freed=freed, given_up=given_up)
+                self._dismiss(tuple(worker for worker in freed if may(self._members[worker], Cause.TOLD_TO_LEAVE)))
+            case recount.Dismiss(workers):
+                self._dismiss(workers)
+            case None:
+                pass
 
     def _complete_plan(self) -> None:
         plan = self.record.plan
@@ -434,7 +517,7 @@ class JobMachine:
             self._end(JobState.FINISHED, "")
             return
         reason = f"all scripts ended at step {ledger.step}, before their data did"
-        willing = ledger.step < ledger.covered_step and not ledger.stranded
+        willing = ledger.step < ledger.wanted_step and not ledger.stranded
         self._end(JobState.FINISHED if willing else JobState.FAILED, reason)
 
     # ---------------------------------------------------------------------------------------------------- the data
@@ -485,12 +568,12 @@ class JobMachine:
             return step
         if step > ledger.covered_step and self.supply.reach(step):
             self._keep_ledger()
-        if step < ledger.covered_step:
+        if step < (end := ledger.wanted_step):
             return step
-        # The data that is known ends before that. Whoever has trained all of it waits for more, where no word reaches
-        # it; so the word must be there before. Else the switch waits, for more epochs or for the end.
-        left_s = (ledger.covered_step - newest) * self._step_time_s() - (now - at)
-        return ledger.covered_step if left_s > WORD_S else None
+        # The data that is wanted ends before that. Whoever has trained all of it waits for more, where no word reaches
+        # it, or has ended; so the word must be there before. Else the switch waits, for more epochs or for the end.
+        left_s = (end - newest) * self._step_time_s() - (now - at)
+        return end if left_s > WORD_S else None
 
     def _grant(self) -> None:
         ledger, plan = self.supply.ledger, self.record.plan
@@ -520,6 +603,17 @@ class JobMachine:
             self._remove(worker, "")
         else:
             self._move(worker, Cause.ENDED)
+
+    def _miss(self, worker: str, reason: str) -> None:
+        """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
+        if (member := self._members.get(worker)) is not None:
+            self._lose_slot(member)
+        self._lose(worker, reason)
+
+    def _lose_slot(self, member: Member) -> None:
+        slot = member.identity.driver_slot
+        if self.record.driven and slot and slot not in self.record.lost_slots:
+            self._change(lost_slots=(*self.record.lost_slots, slot))
 
     def _lose(self, worker: str, reason: str) -> None:
         member = self._members.get(worker)
@@ -578,6 +672,12 @@ class JobMachine:
         """The newest step that anybody is known to have committed."""
         return self._newest()[0]
 
+    @property
+    def progress(self) -> tuple[int, float, int]:
+        """The newest step, when it was seen, and the samples that are trained with it."""
+        newest, at = self._newest()
+        return newest, at, 0 if self.ledger is None else self.ledger.trained_by(newest)
+
     def _step_time_s(self) -> float:
         return self.seen.step_time_s(self.record.roster)
 
@@ -616,6 +716,7 @@ class JobMachine:
     def _remove(self, worker: str, reason: str) -> None:
         members = tuple(m for m in self.record.members if m.identity.id != worker)
         self._change(members=members, gone=(*self.record.gone, Gone(worker, reason))[-GONE_KEPT:])
+        self._recounts.left(self._now)
         self.seen.forget(worker)
         self._spans.forget(worker)
 

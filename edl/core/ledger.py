@@ -18,6 +18,11 @@ Three ways to cut the samples into rounds, by the spec:
 - else one stream: rounds cross the ends of epochs, and only the end of all is final.
 - `by_sample`: the script cuts batches itself, so a short one must be its last. The final step is granted only once
   everything before it is trained, which leaves a fault the time of that one step to bring samples back too late.
+
+Where the end is open (`open_ended`, for whole epochs only) a script asks for an epoch when it begins it. What is wanted
+by now is leased first; then more on speculation, so that nobody waits for a leader in between. An epoch that nobody
+begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet. When
+the roster changes, leases of epochs that nobody can have begun are taken back: so what came back goes out before them.
 """
 
 from __future__ import annotations
@@ -34,6 +39,7 @@ from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Totals
 from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
 
+SPECULATIVE = 64  # epochs beyond those wanted: each costs everybody a lease, however short it is
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
 
@@ -54,7 +60,7 @@ class Ledger:
     def __init__(self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0) -> None:
         _check(spec)
         self._spec = spec
-        self._pool = Unassigned(spec.total, spec.epochs)
+        self._pool = Unassigned(spec.total, _leasable(spec))
         self._members = {worker: _Member(spec.batch) for worker in _distinct(roster)}
         self._step = step
         self._covered = step
@@ -87,9 +93,28 @@ class Ledger:
         return self._covered
 
     @property
+    def wanted_step(self) -> int:
+        """As far as the epochs wanted by now are leased; what is covered beyond is so on speculation."""
+        leases = next((member.leases for member in self._members.values() if member.leases), ())
+        wanted = (lease.until_step for lease in leases if lease.epoch < self._spec.epochs)
+        return max(wanted, default=self._step) if self._spec.open_ended else self._covered
+
+    @property
     def epoch(self) -> int:
         """The first epoch that has not ended; `spec.epochs` when all have."""
         return self._ended
+
+    def trained_by(self, step: int) -> int:
+        """Samples of all epochs that are trained once `step`, which is not before the newest stable one, is stable."""
+        trained = self._pool.handed_out
+        for lease in self._all_leases():
+            trained -= max(0, len(lease) - max(0, step - lease.after_step) * lease.batch)
+        return trained
+
+    @property
+    def wanted(self) -> int:
+        """Samples of all epochs that are wanted by now."""
+        return self._spec.total * self._spec.epochs
 
     @property
     def exhausted(self) -> bool:
@@ -141,6 +166,7 @@ class Ledger:
         self._history.append(("enter", len(roster), step))
         members = {worker: self._members.get(worker) or _Member(self._spec.batch) for worker in _distinct(roster)}
         self._advance(step)
+        self._withdraw()
         gone = [self._members[worker] for worker in self._members if worker not in members]
         self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
         if not members.keys() & self._members.keys():
@@ -170,9 +196,7 @@ class Ledger:
     def extend(self, epochs: int) -> None:
         """At least so many epochs are wanted in all; fewer than before is no news."""
         self._history.append(("extend", epochs))
-        wanted = max(epochs, self._spec.epochs)
-        self._spec = msgspec.structs.replace(self._spec, epochs=wanted)
-        self._pool.epochs = wanted
+        self._want(epochs)
 
     # ------------------------------------------------------------------------------------------------- snapshots
 
@@ -194,16 +218,16 @@ class Ledger:
     def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
         """The ledger of which `snapshot` was taken."""
         ledger = cls(snapshot.spec, step=snapshot.step)
-        ledger._pool = Unassigned(snapshot.spec.total, snapshot.spec.epochs, snapshot.frontier, snapshot.returned)
+        ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
         ledger._members = {one.worker: _Member(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
         ledger._recount()
         return ledger
 
     def validate(self) -> int:
-        """Raise InvalidTransition with the story when an invariant is broken; else return how many are not trained.
+        """Raise InvalidTransition with the story when an invariant is broken.
 
-        Costs as much as there are leases.
+        Else return how many samples of the epochs wanted by now are not trained. Costs as much as there are leases.
         """
         places = sorted(self._places())
         for (_, stop), (start, _) in pairwise(places):
@@ -213,17 +237,45 @@ class Ledger:
             raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
         for worker, member in self._members.items():
             self._validate_member(worker, member)
-        return sum(stop - start for start, stop in places)
+        end = self._spec.total * self._spec.epochs
+        return sum(max(0, min(stop, end) - start) for start, stop in places)
 
     # ------------------------------------------------------------------------------------------------ the inside
 
     def _advance(self, step: int) -> None:
         if not self._step <= step <= self._covered:
             raise self._refused(f"step {step} is outside {self._step}..{self._covered} (I7)")
+        if self._spec.open_ended and step > self._step:
+            self._want(self._epoch_at(step) + 1)
         self._step, self._totals = step, None
         for member in self._members.values():
             if member.leases and member.leases[0].until_step <= step:
                 member.leases = tuple(lease for lease in member.leases if lease.until_step > step)
+
+    def _want(self, epochs: int) -> None:
+        if epochs > self._spec.epochs:
+            self._spec = msgspec.structs.replace(self._spec, epochs=epochs)
+            self._pool.epochs = _leasable(self._spec)
+
+    def _epoch_at(self, step: int) -> int:
+        """The epoch that `step` belongs to, by the leases not yet fully trained; -1 when none covers it."""
+        leases = next((member.leases for member in self._members.values() if member.leases), ())
+        return next((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), -1)
+
+    def _withdraw(self) -> None:
+        """Take back what is leased of epochs that nobody can have begun: nobody begins one before all of the one before
+        is trained. The epoch of the next step may have begun already, though nobody has said so yet.
+        """
+        begun = max(self._spec.epochs, self._epoch_at(self._step + 1) + 1)
+        if self._epoch < begun:
+            return
+        for member in self._members.values():
+            kept = tuple(lease for lease in member.leases if lease.epoch < begun)
+            taken = member.leases[len(kept) :]
+            self._pool.give_back(piece for lease in taken for piece in lease.ranges)
+            member.leases, member.number = kept, member.number - len(taken)
+            if kept:
+                self._epoch, self._closed = kept[-1].epoch, kept[-1].final
 
     def _recount(self) -> None:
         """What is derived from the leases, after members have come or gone."""
@@ -272,7 +324,7 @@ class Ledger:
     def _grant_round(self, steps: int) -> bool:
         members, epoch = tuple(self._members.values()), self._next_epoch()
         available = self._pool.count(self._limit(epoch))
-        if not members or not available or epoch >= self._spec.epochs:
+        if not members or not available or epoch >= self._pool.epochs:
             return False
         steps = self._steps_of_round(steps, available, epoch)
         if steps == 0:
@@ -352,6 +404,11 @@ def _check(spec: DataSpec) -> None:
         raise UsageError(f"batch is {spec.batch}: ask for at least one sample a step, e.g. shards.batches(64)")
     if spec.epochs < 1:
         raise UsageError(f"epochs is {spec.epochs}: ask elastic_shard_generator() for at least one")
+
+
+def _leasable(spec: DataSpec) -> int:
+    """Epochs that may be leased."""
+    return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
 
 
 def _batches(members: Iterable[_Member]) -> list[int]:

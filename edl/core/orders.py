@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from functools import cached_property
 
+from edl.core.hosts import Seating, seatings
 from edl.core.ledger import Ledger
 from edl.core.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
-from edl.protocol.job import JobState, Member, Plan, Record, WorkerState
+from edl.protocol.job import JobState, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Place
 
@@ -51,6 +52,8 @@ class OrderBook:
             boot_alone=self._boots_alone(worker),
             assignment=self._assignment(worker),
             shares=tuple(self._shares(worker)),
+            recount=self._recount(worker),
+            local_rank=self._local_rank(worker),
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
@@ -80,6 +83,14 @@ class OrderBook:
         said = f": {reason}" if reason else ""
         return Verdict.STOP, f"the job's leader has given this worker up{said}", 0
 
+    def _recount(self, worker: str) -> int:
+        member = self._members.get(worker)
+        return self.record.recounts if member and member.asks_from <= self.record.recounts else 0
+
+    def _local_rank(self, worker: str) -> int:
+        member = self._members.get(worker)
+        return member.local_rank if member else 0
+
     def _boots_alone(self, worker: str) -> bool:
         """Until the first ring stands, whoever comes may yet be needed for it, and waits inside `init`."""
         return self.record.generation > 0 and worker not in self._in_ring
@@ -96,32 +107,24 @@ class OrderBook:
         )
 
     def _place(self, worker: str, plan: Plan, ring: Address) -> Place:
-        rank, local_rank, neighbours = self._seats[worker]
+        seat = self._seats[worker]
         return Place(
             generation=plan.generation,
-            rank=rank,
+            rank=seat.rank,
             size=len(plan.roster),
             worker=worker,
             rendezvous_host=ring[0],
             rendezvous_port=ring[1],
-            local_rank=local_rank,
-            local_size=len(neighbours),
+            local_rank=seat.local_rank,
+            local_size=seat.local_size,
+            cross_rank=seat.cross_rank,
+            cross_size=seat.cross_size,
         )
 
     @cached_property
-    def _seats(self) -> dict[str, tuple[int, int, list[str]]]:
-        """Rank and local rank of each in the planned roster, and all of its host: for all at once, as all will ask."""
-        hosts: dict[str, list[str]] = {}
-        seats = {}
-        for rank, worker in enumerate(self.record.plan.roster if self.record.plan else ()):
-            neighbours = hosts.setdefault(self._host(worker), [])
-            seats[worker] = (rank, len(neighbours), neighbours)
-            neighbours.append(worker)
-        return seats
-
-    def _host(self, worker: str) -> str:
-        member: Member | None = self._members.get(worker)
-        return member.identity.host if member else ""
+    def _seats(self) -> dict[str, Seating]:
+        """Of each in the planned roster."""
+        return seatings(self.record.plan.roster if self.record.plan else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan

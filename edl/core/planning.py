@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from edl.core.hosts import grouped
 from edl.core.scaling import BOOTING, GOING
 from edl.core.sightings import Sightings
 from edl.protocol.job import Member, Record, WorkerState
@@ -71,7 +72,7 @@ def decide(now: Situation) -> Decision:
     if outlived(record.roster, now.members) or (not forced and (roster == record.roster or _is_ending(now))):
         return None
     if record.generation == 0:
-        return _first(record, roster)
+        return _first(now, roster)
     if not any(worker in record.roster for worker in roster):
         return GiveUp("nobody is left who has the model's state")
     if len(roster) < record.limits.minimum:
@@ -80,7 +81,10 @@ def decide(now: Situation) -> Decision:
 
 
 def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
-    """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can."""
+    """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can.
+
+    So later rings are not grouped by host. Local ranks do not depend on it (`edl.core.hosts`).
+    """
     record = now.record
     base = record.plan.roster if record.plan else record.roster
     staying = {worker for worker, member in now.members.items() if _could_enter(record, member)}
@@ -136,10 +140,14 @@ def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
     return not all(map(now.members.__contains__, roster))
 
 
-def _first(record: Record, roster: tuple[str, ...]) -> Decision:
-    """The first generation needs all that were asked for; who is lost before it stands is waited for anew."""
+def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
+    """The first generation needs all that were asked for; who is lost before it stands is waited for anew.
+
+    Nobody has a rank to keep yet, so its ranks go host by host, as Horovod's do.
+    """
+    record = now.record
     if len(roster) >= record.target:
-        return Follow(roster[: record.target], forced=record.plan is not None)
+        return Follow(grouped(roster[: record.target], now.members), forced=record.plan is not None)
     return WaitAnew() if record.plan is not None else None
 
 

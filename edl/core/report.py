@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections import Counter
 
+from edl.core import recount
 from edl.core.job import JobMachine
+from edl.core.meter import Meter
 from edl.protocol.job import Member, Status, WorkerStatus
 
 
-def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, int]) -> Status:
+def status_of(
+    machine: JobMachine, term: int, leader: str, refused: dict[str, int], meter: Meter | None = None
+) -> Status:
     """What `edl status` shows. `refused`: by the leader's own process."""
     record, ledger = machine.record, machine.ledger
     return Status(
@@ -28,6 +32,12 @@ def status_of(machine: JobMachine, term: int, leader: str, refused: dict[str, in
         data=ledger.counts() if ledger else None,
         spec=ledger.spec if ledger else None,
         refused=_refused(machine, leader, refused),
+        recounts=record.recounts,
+        horovodrun=recount.told(record),
+        rates=meter.rates if meter is not None else record.rates,
+        rate=meter.present if meter is not None else None,
+        autoscale=record.governing.autoscale,
+        ruling=record.ruling,
     )
 
 

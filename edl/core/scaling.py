@@ -34,7 +34,7 @@ def answer(asked: Scaling, record: Record) -> Change | Refuse:
     """What becomes of a request to a job that is not over."""
     match asked:
         case ScaleAsked(size):
-            return _outside(size, record.limits) or Change(size, surplus(record, size))
+            return _outside(size, record.limits) or Change(size, _leavers(record, size))
         case ScaleOutAsked(workers):
             target = record.target + workers
             return _outside(target, record.limits) or _under_way(record) or Change(target)
@@ -45,7 +45,9 @@ def answer(asked: Scaling, record: Record) -> Change | Refuse:
 def _fewer(workers: int | tuple[str, ...], record: Record) -> Change | Refuse:
     if isinstance(workers, int):
         target = record.target - workers
-        return _outside(target, record.limits) or _under_way(record) or Change(target, surplus(record, target))
+        return _outside(target, record.limits) or _under_way(record) or Change(target, _leavers(record, target))
+    if record.driven:
+        return Refuse("horovodrun's driver decides who leaves: give a number instead of workers' ids")
     leavers = tuple(dict.fromkeys(workers))
     target = record.target - len(leavers)
     return _outside(target, record.limits) or _unfit(leavers, record) or Change(target, leavers)
@@ -60,6 +62,11 @@ def awaited(record: Record, change: Change) -> int:
 def staying(record: Record) -> list[Member]:
     """The workers that count."""
     return [member for member in record.members if member.state not in GOING]
+
+
+def _leavers(record: Record, size: int) -> tuple[str, ...]:
+    """Nobody yet where horovodrun starts and frees: it counts on all that it has not freed."""
+    return () if record.driven else surplus(record, size)
 
 
 def surplus(record: Record, size: int) -> tuple[str, ...]:

@@ -52,6 +52,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
         and heard.leaving == last.leaving
         and heard.data == last.data
         and heard.missed == last.missed
+        and heard.driver == last.driver
     )
 
 

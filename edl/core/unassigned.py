@@ -29,6 +29,11 @@ class Unassigned:
         """The epoch of the sample to be leased next; `epochs` when nothing is left."""
         return (self.returned[0][0] if self.returned else self.frontier) // self.total
 
+    @property
+    def handed_out(self) -> int:
+        """Samples that are not unassigned, from the first one on."""
+        return self.frontier - sum(stop - start for start, stop in self.returned)
+
     def count(self, until_epoch: int) -> int:
         """Samples of all epochs up to and with `until_epoch`."""
         end = self._end(until_epoch)

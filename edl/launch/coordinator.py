@@ -13,14 +13,15 @@ from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError
 from edl.launch.records import Folder
 from edl.runtime import access
+from edl.runtime.network import LOOPBACK
 
 REACH_TIMEOUT_S = 4.0
 RESTART_PAUSE_S = 1.0
 
 
 @asynccontextmanager
-async def coordinator_of(settings: Settings, folder: Folder) -> AsyncIterator[Coordinator]:
-    """Raises ConfigError with one line if it cannot be reached or started."""
+async def coordinator_of(settings: Settings, folder: Folder, address: str = LOOPBACK) -> AsyncIterator[Coordinator]:
+    """One of our own listens at `address`. Raises ConfigError with one line if it cannot be reached or started."""
     named = access.coordinator_of(settings)
     if named is not None:
         store = await zookeeper.connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
@@ -28,7 +29,10 @@ async def coordinator_of(settings: Settings, folder: Folder) -> AsyncIterator[Co
         yield named
         return
     server = await LocalServer.start(
-        folder.zookeeper, port=settings.zookeeper_port, digest=access.digest_of(settings.secret())
+        folder.zookeeper,
+        port=settings.zookeeper_port,
+        digest=access.digest_of(settings.secret()),
+        address=address,
     )
     keeping = asyncio.create_task(_keep_alive(server))
     try:

@@ -223,7 +223,7 @@ def check_timeouts(environ: Mapping[str, str]) -> Check:
     session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
     horizon, patience = Horizon.of(session_s), Patience.of(step_s)
     found = (
-        f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {0.6 * horizon.lease_s:g} s are left, "
+        f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {horizon.more_at_s:g} s are left, "
         f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {Limits.of(session_s, step_s).doubt_s:g} s; "
         f"step {step_s:g} s: whoever holds it up has {patience.moments_s:g} s more, "
         f"a seat in a ring {patience.seat_s:g} s, a boot {patience.boot_s:g} s"

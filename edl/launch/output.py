@@ -14,6 +14,7 @@ import select
 import threading
 from collections.abc import Sequence
 from pathlib import Path
+from typing import IO
 
 LONGEST_LINE = 65_536  # bytes; a longer line is cut, so that a stream without line ends takes no memory without bound
 
@@ -63,6 +64,15 @@ class Sink:
                 select.select([], [self._descriptor], [])
             except OSError:  # broken pipe, full disk: training goes on without this output
                 self._open = False
+
+    @property
+    def broken(self) -> bool:
+        """Whether what is written goes nowhere."""
+        return not self._open
+
+    def reopen(self, descriptor: int) -> None:
+        """Write there from now on."""
+        self._descriptor, self._open = descriptor, True
 
     def close(self) -> None:
         if self._descriptor > 2:
@@ -119,6 +129,16 @@ async def forward(reader: asyncio.StreamReader, lines: LinePrefixer, printer: Pr
     while piece := await reader.read(LONGEST_LINE):
         await printer.write(lines.feed(piece), *sinks)
     await printer.write(lines.finish(), *sinks)
+
+
+async def forward_file(stream: IO[bytes], lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
+    """The same, from a pipe."""
+    reader = asyncio.StreamReader()
+    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
+    try:
+        await forward(reader, lines, printer, sinks)
+    finally:
+        pipe.close()
 
 
 def rank_folder(folder: Path, rank: int, most: int) -> Path:

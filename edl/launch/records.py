@@ -9,14 +9,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import random
+import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import msgspec
 
+from edl.clock import SystemClock
+from edl.config import Settings
 from edl.errors import ConfigError
+from edl.launch.names import invent
 from edl.launch.processes import is_running
+from edl.runtime.processes import process_start_time
 
 KEEP = 20  # records of jobs that are over
 OVER = frozenset({"finished", "failed"})
@@ -35,6 +41,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     min_workers: int
     max_workers: int | None
     own_coordinator: bool  # it lives and dies with the launcher
+    launcher: str = "edl run"  # for people
     coordinator: str = ""  # empty until it is known
     state: str = "starting"  # as in `edl status`
     reason: str = ""  # of a failure
@@ -60,6 +67,7 @@ class Folder:
         self.logs = path / "logs"
         self.events = path / "events.jsonl"
         self.status = path / "status.json"
+        self.wanted = path / "wanted.json"
 
     def read(self) -> Record | None:
         """The record, None if there is none or it is not readable as one."""
@@ -98,7 +106,7 @@ def claim(home: Path, record: Record) -> Folder:
         before = folder.read()
         if before is not None and before.alive:
             raise ConfigError(
-                f"job {record.job} is running here already (edl run, pid {before.launcher_pid}): "
+                f"job {record.job} is running here already ({before.launcher}, pid {before.launcher_pid}): "
                 f"give this one another name by --job, or end that one by `edl stop {record.job}`"
             )
         _remove(folder.path)
@@ -107,6 +115,39 @@ def claim(home: Path, record: Record) -> Folder:
         folder.write(record)
         _prune(home, keep=KEEP)
     return folder
+
+
+def launch_record(settings: Settings, command: Sequence[str]) -> Record:
+    """Of a launch by this process."""
+    started = process_start_time(os.getpid())
+    assert started is not None
+    return Record(
+        job=settings.job_home.name,
+        launcher_pid=os.getpid(),
+        launcher_start=started,
+        mark=secrets.token_hex(8),
+        started=SystemClock().wall(),
+        command=tuple(command),
+        np=settings.np,
+        min_workers=settings.min_workers,
+        max_workers=settings.max_workers,
+        own_coordinator=settings.coordinator is None,
+    )
+
+
+def new_name(home: Path) -> str:
+    """For a job that nobody has named."""
+    chance = random.Random()  # noqa: S311 - a name, no secret
+    while find(home, name := invent(chance)) is not None:
+        pass
+    return name
+
+
+def keep(home: Path, file: Path, content: bytes) -> None:
+    """A file beside the record of a job, which may have none here. Raises ConfigError or OSError."""
+    with _lock(home):  # else it may come into a folder that is just being cleared
+        file.parent.mkdir(mode=0o700, exist_ok=True)
+        Folder._replace(file, content)
 
 
 def find(home: Path, job: str) -> Folder | None:

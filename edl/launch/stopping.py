@@ -27,7 +27,7 @@ async def stop(where: Whereabouts, reason: str) -> str:
         async with asyncio.timeout(TIMEOUT_S):
             return await (_stop_here(where, launcher, reason) if launcher else _stop_elsewhere(where, reason))
     except TimeoutError:
-        who = f": `edl run` (pid {launcher.launcher_pid}) still runs" if launcher else ""
+        who = f": {launcher.launcher} (pid {launcher.launcher_pid}) still runs" if launcher else ""
         raise PeerError(f"job {where.job} was told to stop, and has not within {TIMEOUT_S:g} s{who}") from None
 
 

@@ -140,7 +140,10 @@ class Limits(msgspec.Struct, frozen=True):
         """It may have been the leader's: the next one comes after a whole session time-out, and only then finds that
         the worker is gone. A ring may take two step time-outs to form without it.
         """
-        return cls(doubt_s=2 * (session_timeout_s + step_timeout_s), settle_s=step_timeout_s)
+        return cls(
+            doubt_s=2 * (session_timeout_s + step_timeout_s),
+            settle_s=step_timeout_s + 2 * session_timeout_s,  # PyTorch alone takes a second of a core to end
+        )
 
 
 class Supervisor:
@@ -219,6 +222,9 @@ class Supervisor:
         return [EndWorkers()]
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
+        if self._job.state in RUNNING and pid not in self._arrived and self._goes_on():
+            self._crashes += 1  # the job has never known it, and so goes on without it
+            return []
         self._gone.add(pid)
         self._crashes += 1
         if self._job.state in OVER or not self._goes_on():
@@ -252,7 +258,10 @@ class Supervisor:
             return self._settle(now)
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
-        return self._replenish(job, now) if job.state in RUNNING and self.phase is Phase.WATCHING else []
+        # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
+        larger = job.state == "starting" and self._hosts and job.target > self._target
+        due = (job.state in RUNNING or larger) and self.phase is Phase.WATCHING
+        return self._replenish(job, now) if due else []
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
         """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""

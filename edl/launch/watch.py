@@ -48,6 +48,11 @@ class Watch:
         return self._status is not None
 
     @property
+    def status(self) -> Status | None:
+        """As it was seen last."""
+        return self._status
+
+    @property
     def over(self) -> bool:
         return self._status is not None and self._status.state.value in OVER
 

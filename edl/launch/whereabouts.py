@@ -100,7 +100,9 @@ def recorded_status(folder: Folder, record: Record) -> Status:
         status = _blank(record)
     if record.alive:
         return status
-    state, reason = (record.state, record.reason) if record.state in OVER else ("failed", "edl run was killed")
+    state, reason = (
+        (record.state, record.reason) if record.state in OVER else ("failed", f"{record.launcher} was killed")
+    )
     return msgspec.structs.replace(status, state=JobState(state), reason=reason)
 
 

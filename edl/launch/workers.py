@@ -10,9 +10,8 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import IO
 
-from edl.launch.output import LinePrefixer, Printer, Sink, forward
+from edl.launch.output import LinePrefixer, Printer, Sink, forward_file
 from edl.runtime.processes import watch_exit
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
@@ -30,7 +29,7 @@ class Worker:
         self._lines = {name: LinePrefixer(_prefix(slot, name)) for name in ("stdout", "stderr")}
         streams = ((process.stdout, "stdout", printer.stdout), (process.stderr, "stderr", printer.stderr))
         self._forwards = [
-            asyncio.create_task(_forward(stream, self._lines[name], printer, [ours, *self._files[i : i + 1]]))
+            asyncio.create_task(forward_file(stream, self._lines[name], printer, [ours, *self._files[i : i + 1]]))
             for i, (stream, name, ours) in enumerate(streams)
             if stream is not None
         ]
@@ -87,15 +86,6 @@ def start_worker(
 def _prefix(number: int, stream: str) -> str:
     """As horovodrun has it."""
     return f"[{number}]<{stream}>:"
-
-
-async def _forward(stream: IO[bytes], lines: LinePrefixer, printer: Printer, sinks: Sequence[Sink]) -> None:
-    reader = asyncio.StreamReader()
-    pipe, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
-    try:
-        await forward(reader, lines, printer, sinks)
-    finally:
-        pipe.close()
 
 
 def _file(path: Path) -> Sink:

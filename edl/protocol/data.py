@@ -22,6 +22,7 @@ class DataSpec(msgspec.Struct, frozen=True):
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples
     by_sample: bool = False  # the script cuts samples into batches itself: only the last batch of a pass can be short
     source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
+    open_ended: bool = False  # each pass asks for one more epoch when it begins, so nobody can tell which is the last
 
     def differences(self, other: DataSpec) -> tuple[str, ...]:
         """Names of the fields in which two workers' wishes contradict each other; `epochs` may differ, as it grows."""

@@ -11,6 +11,8 @@ from enum import StrEnum
 import msgspec
 
 from edl.protocol.data import DataCounts, DataSpec
+from edl.protocol.figures import Rate
+from edl.protocol.governing import Governing, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 
 
@@ -44,6 +46,7 @@ class Identity(msgspec.Struct, frozen=True):
     address: str  # where the worker's host can be reached by the others
     pid: int  # of the trainer
     daemon_pid: int
+    driver_slot: str = ""  # host:number, where an elastic horovodrun has started it
 
 
 class Member(msgspec.Struct, frozen=True):
@@ -52,6 +55,8 @@ class Member(msgspec.Struct, frozen=True):
     identity: Identity
     state: WorkerState
     number: int  # order of arrival, from 1
+    asks_from: int = 1  # the first recount of horovodrun's driver that this worker's slot takes part in
+    local_rank: int = 0  # unique among the members of its host (`edl.core.hosts`)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -107,6 +112,18 @@ class Record(msgspec.Struct, frozen=True):
     gone: tuple[Gone, ...] = ()  # the last ones: they may not know yet, and an id is never used twice
     awaited: int = 0  # `arrivals` once all have come that were asked for
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
+    driven: bool = False  # by an elastic horovodrun, which alone starts workers and frees their slots
+    recounts: int = 0  # of its driver, begun
+    recounted: int = 0  # and those that are answered
+    heeded: dict[str, float] = {}  # its newest notice of other hosts, by slot, when the newest recount was begun
+    wished: bool = False  # the target was asked for, and the driver has not come to it yet
+    lost_slots: tuple[str, ...] = ()  # of the driver's, which may have failed in its eyes since its last recount
+    told_lost: tuple[str, ...] = ()  # those among them that it must have heard of before it answers the present recount
+    given_up: tuple[str, ...] = ()  # hosts that it has given up for that
+    governing: Governing = Governing()  # how its size is chosen, where people do not
+    rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
+    ruling: str = ""  # the newest reason for the size that it has, or should have
+    replacing: Replacing | None = None
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -140,3 +157,9 @@ class Status(msgspec.Struct, frozen=True):
     data: DataCounts | None
     spec: DataSpec | None
     refused: dict[str, int] = {}
+    recounts: int = 0  # of horovodrun's driver, begun
+    horovodrun: str = ""  # what there is to know of it
+    rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
+    rate: Rate | None = None  # of the present size, since the job has it
+    autoscale: str = ""  # who chooses the size, where people do not
+    ruling: str = ""  # why it is as it is, or should be

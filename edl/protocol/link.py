@@ -56,6 +56,12 @@ class Missed(msgspec.Struct, frozen=True, tag="missed"):
     generation: int
 
 
+class Figures(msgspec.Struct, frozen=True, tag="figures"):
+    """The script's own, the newest of each name."""
+
+    values: dict[str, float]
+
+
 class LeaveAsked(msgspec.Struct, frozen=True, tag="leave_asked"):
     """SIGTERM, or the script's own wish."""
 
@@ -66,7 +72,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | LeaveAsked | Ended
+FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | Figures | LeaveAsked | Ended
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

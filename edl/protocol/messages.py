@@ -8,6 +8,9 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
+from edl.protocol.driver import Word
+from edl.protocol.figures import Usage
+from edl.protocol.governing import Governing
 from edl.protocol.job import Identity, Status
 
 
@@ -46,6 +49,8 @@ class Observation(msgspec.Struct, frozen=True):
     reason: str
     missed: int = 0  # the newest generation whose switch it has missed: it waits for samples beyond that step
     refused: dict[str, int] = {}  # by its daemon: reason to number
+    driver: Word | None = None  # under an elastic horovodrun
+    usage: Usage | None = None
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
@@ -56,6 +61,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     minimum: int
     maximum: int
     answering: bool = False  # started because the job had asked for more workers
+    governing: Governing = Governing()  # of the job, where this worker is its first
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

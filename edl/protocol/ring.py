@@ -15,8 +15,10 @@ class Place(msgspec.Struct, frozen=True):
     rendezvous_host: str = ""
     rendezvous_port: int = 0
     interface: str = "lo"  # network interface that the ring's own connections use
-    local_rank: int = 0  # rank among the workers of the same host: what pins devices
+    local_rank: int = 0  # unique among the workers of the same host: what pins devices
     local_size: int = 1
+    cross_rank: int = 0  # of this host among those that have this local rank too
+    cross_size: int = 1
     address: str = "127.0.0.1"  # of this worker's host, on that interface
 
 

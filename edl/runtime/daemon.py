@@ -12,7 +12,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import contextlib
-import gc
 import logging
 import os
 import secrets
@@ -34,16 +33,21 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store
 from edl.coordination.store import Refused as StoreRefused
 from edl.core.seat import attention_step
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
+from edl.policy.choice import file_of
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
+from edl.protocol.driver import Word
+from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
 from edl.runtime.access import coordinator_of, shared_secret
+from edl.runtime.garbage import collect_regularly, collect_seldom
 from edl.runtime.leader import Leader, Reigning
 from edl.runtime.membership import Candidacy, Membership
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.runtime.observer import Observer
-from edl.runtime.processes import watch_exit
+from edl.runtime.processes import used_by, watch_exit
+from edl.runtime.stand_in import StandIn
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import NEVER, Page
 from edl.transport.pipe import Connection, PipeServer
@@ -74,7 +78,7 @@ class Daemon:
         self._page = Page.open(folder / "page")
         self._page.attention_step, self._page.flags = NEVER, 0
         self._refusals = Refusals()
-        self._observer = Observer(self._page, self._refusals.snapshot)
+        self._observer = Observer(self._page, self._refusals.snapshot, lambda: used_by(trainer))
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
         self._greeted = asyncio.Event()
@@ -82,15 +86,19 @@ class Daemon:
         self._leader: Leader | None = None
         self._reign: asyncio.Task[None] | None = None
         self._membership: Membership | None = None
+        self._stand_in: StandIn | None = None
         self._interface, self._address_here = "lo", LOOPBACK
         self._clock = SystemClock()
-        self._restored_at = float("-inf")  # the connection to the coordinator, after it was lost
+        self._restored_at = float("-inf")  # the connection to the coordinator: since when it is there
         self._tasks: set[asyncio.Task[None]] = set()
 
     async def run(self) -> None:
         """Until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
         watch = watch_exit(self._trainer, self._on_trainer_exit)
+        collecting = asyncio.ensure_future(collect_regularly())
         await self._pipe.start()
+        if self._settings.stand_in is not None:
+            self._stand_in = StandIn(self._settings.stand_in, self._on_driver_word)
         try:
             await self._live()
         except EdlError as error:
@@ -98,13 +106,17 @@ class Daemon:
             raise
         finally:
             watch.cancel()
+            collecting.cancel()
             await self._pipe.stop()
+            if self._stand_in is not None:
+                self._stand_in.close()
             if self._trainer_gone.is_set():  # else another daemon may be started for it
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
+        self._restored_at = self._clock.now()  # who comes first after an outage cannot tell that there was one
         try:
             secret = await shared_secret(store, self._job, self._settings.secret())
             await self._serve(store, secret, self._address(coordinator))
@@ -184,10 +196,14 @@ class Daemon:
 
     def _register(self, address: str) -> messages.Register:
         self._interface, self._address_here = interface_of(address), address
-        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid())
         settings = self._settings
+        slot = settings.driver_slot or ""
+        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot)
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
-        return messages.Register(identity, settings.np, settings.min_workers, settings.max_workers or 0, answering)
+        utility = file_of(settings.autoscale)
+        governing = Governing(settings.autoscale, utility, settings.autoscale_every, settings.stragglers)
+        maximum = settings.max_workers or 0
+        return messages.Register(identity, settings.np, settings.min_workers, maximum, answering, governing)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
@@ -212,8 +228,17 @@ class Daemon:
         if self._membership is not None:
             self._membership.stir()
 
+    def _on_driver_word(self, word: Word) -> None:
+        self._observer.driver = word
+        if word.leave:
+            self._observer.hear(say.LeaveAsked())
+        if self._membership is not None:
+            self._membership.stir()
+
     def _command(self, orders: Orders) -> None:
         """First the word, then the count that promises it, then the step that asks for attention."""
+        if self._stand_in is not None:
+            self._stand_in.ask(orders.recount)
         if orders.assignment is not None:
             here = {"interface": self._interface, "address": self._address_here}
             place = msgspec.structs.replace(orders.assignment.place, **here)
@@ -288,12 +313,6 @@ class Daemon:
         if self._leader is None:
             raise Refused(Reason.TERM)
         return await self._leader.answer(call)
-
-
-def collect_seldom() -> None:
-    """Python looks for garbage after each 700 new objects; a grant to a thousand workers would be held up 30 times."""
-    gc.freeze()
-    gc.set_threshold(50_000)
 
 
 def main() -> int:

@@ -1,4 +1,4 @@
-"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9)`."""
+"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, scheduler=scheduler)`."""
 
 from __future__ import annotations
 
@@ -33,21 +33,40 @@ class Extras:
     def _add(self, values: Mapping[str, Any]) -> Extras:
         """Register values. Raises UsageError for what cannot travel."""
         for name, value in values.items():
-            try:
-                msgspec.msgpack.encode(value)
-            except (TypeError, OverflowError) as error:
-                raise UsageError(
-                    f"edl.register({name}={value!r}): a {type(value).__name__} cannot travel to a newcomer ({error}); "
-                    "register numbers, strings, bytes, lists and dicts, and convert arrays with .tolist()"
-                ) from None
+            check_can_travel(f"edl.register({name}={value!r})", value)
         self._values.update(values)
         return self
+
+
+def plain(value: Any) -> Any:
+    """What travels of it: itself, or the `state_dict()` of a scheduler, a GradScaler and their like."""
+    return value.state_dict() if has_state(value) else value
+
+
+def has_state(value: Any) -> bool:
+    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
+
+
+def check_can_travel(call: str, value: Any) -> None:
+    """Raises UsageError."""
+    try:
+        msgspec.msgpack.encode(plain(value))
+    except (TypeError, OverflowError) as error:
+        raise UsageError(
+            f"{call}: a {type(value).__name__} cannot travel to a newcomer ({error}); register numbers, strings, "
+            "bytes, lists and dicts, or what gives such by state_dict(), and convert arrays with .tolist()"
+        ) from None
 
 
 def synchronize_extras(extras: Extras, ring: Ring, root: int, *, is_root: bool) -> None:
     """Give everybody the values of rank `root`. Raises RingBroken."""
     if not extras._values:
         return
-    payload = ring.broadcast(msgspec.msgpack.encode(extras._values) if is_root else None, root)
+    mine = {name: plain(value) for name, value in extras._values.items()} if is_root else None
+    payload = ring.broadcast(msgspec.msgpack.encode(mine) if is_root else None, root)
     if not is_root:
-        extras._values.update(msgspec.msgpack.decode(payload))
+        for name, value in msgspec.msgpack.decode(payload).items():
+            if has_state(extras._values.get(name)):
+                extras._values[name].load_state_dict(value)
+            else:
+                extras._values[name] = value

@@ -32,13 +32,20 @@ class LeaseFeed:
             if stamp < self._newest:
                 return
             self._newest, self._share = stamp, share
-            for lease in share.leases:
-                self._leases.setdefault(lease.number, lease)
+            newest = max((lease.number for lease in share.leases), default=None)
+            if newest is not None:  # what was leased on speculation, and not begun, may have been taken back
+                self._leases = {number: lease for number, lease in self._leases.items() if number <= newest}
+            self._leases |= {lease.number: lease for lease in share.leases}
             self._changed.notify_all()
 
     def want(self, epochs: int) -> None:
-        """This worker wants so many epochs: a share that was made for fewer says nothing about the end."""
-        self._epochs = epochs
+        """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
+
+        Leases of later ones are kept back until somebody wants these, too.
+        """
+        with self._changed:
+            self._epochs = epochs
+            self._changed.notify_all()
 
     def forget_before(self, step: int) -> None:
         """Drop leases that end before `step`."""
@@ -59,7 +66,8 @@ class LeaseFeed:
         """The lease after `number`, if it is here."""
         with self._changed:
             later = [candidate for candidate in self._leases if candidate > number]
-            return self._leases[min(later)] if later else None
+            lease = self._leases[min(later)] if later else None
+            return None if lease is None or self._is_beyond(lease) else lease
 
     def next_after(self, number: int, committed: Callable[[], int], while_waiting: Callable[[], None]) -> Lease | None:
         """The lease after `number`. None when all is leased and trained: until then a fault may bring samples back."""
@@ -79,10 +87,12 @@ class LeaseFeed:
 
     def ends_before(self, step: int) -> bool:
         """There is no data for `step`, and will be none."""
-        share = self._share
+        share, lease = self._share, self._at(step)
+        if self._closed or (lease is not None and self._is_beyond(lease)):
+            return True
         if share is None or share.epochs < self._epochs:
-            return self._closed
-        return self._closed or (share.last and step > share.covered_step)
+            return False
+        return share.last and step > share.covered_step
 
     def weight(self, step: int) -> float:
         """This worker's samples in `step` over all workers' samples. Only for a covered step."""
@@ -100,7 +110,17 @@ class LeaseFeed:
     def epoch(self, step: int) -> int | None:
         """The pass over the data that `step` belongs to; None when that is not known here."""
         lease = self._at(step)
-        return None if lease is None else lease.epoch
+        return None if lease is None or self._is_beyond(lease) else lease.epoch
+
+    def ends_pass(self, step: int) -> bool:
+        """It is the last step of its epoch (or of the stream), of all members of the roster alike."""
+        lease = self._at(step)
+        return lease is not None and lease.final and step == lease.until_step
+
+    def _is_beyond(self, lease: Lease) -> bool:
+        """It is leased on speculation: nobody is known to have begun its epoch."""
+        share = self._share
+        return lease.epoch >= max(self._epochs, 0 if share is None else share.epochs)
 
     def _at(self, step: int) -> Lease | None:
         with self._changed:

@@ -35,12 +35,26 @@ class Framework(Protocol):
         built yet.
         """
 
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        """Copy all but what is learned: what forward passes update by themselves (batch norm), and hyper-parameters.
+
+        Statistics are each worker's own while a ring stands. Hyper-parameters may differ after a void mini-batch, which
+        some may have been in and some not. So this makes models equal where the weights are equal already. Every member
+        of the ring must call it, with the same arguments. Raises RingBroken.
+        """
+
     def set_weight(self, weight: float) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
 
         Gradients are multiplied by it and summed over the ring. It holds until it is set again, and it must be set
         again when the size of the ring changes. 1 / size on all workers is the even case, which costs nothing.
         """
+
+    def scale_rates(self) -> None:
+        """From now on the wrapped optimizers multiply their learning rates by what `set_rate` says."""
+
+    def set_rate(self, factor: float) -> None:
+        """The factor of the coming steps, until it is set again."""
 
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
@@ -58,6 +72,9 @@ class StepPort(Protocol):
 
     def before_reduce(self) -> None:
         """Called before the first collective of each step."""
+
+    def waited(self, nanoseconds: int) -> None:
+        """So long this worker has just waited for its peers."""
 
     def void(self, error: BaseException) -> None:
         """A collective of this step failed: the mini-batch is void, and its update must not be applied (I8)."""

@@ -42,6 +42,9 @@ class Feed(Protocol):
     def rehearsing(self) -> bool:
         """This worker is a newcomer, and its first mini-batch does not count."""
 
+    def loaded(self, nanoseconds: int) -> None:
+        """So long the script has just waited for samples."""
+
     def step(self) -> int:
         """The step that is being worked on: one more than this worker has committed."""
 

@@ -49,6 +49,7 @@ from edl.events import Kind
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
 from edl.protocol.job import Record
+from edl.runtime.governor import Governor
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
@@ -89,7 +90,7 @@ class Leader:
         refusals: Refusals,
         restored_at: Callable[[], float] = lambda: float("-inf"),
     ) -> None:
-        """`restored_at`: when our own connection to the coordinator came back last, on this clock."""
+        """`restored_at`: when our own connection to the coordinator came, or came back, on this clock."""
         self._about = about
         self._store = store
         self._reign = reign
@@ -99,6 +100,7 @@ class Leader:
         self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._machine: JobMachine | None = None
+        self._governor: Governor | None = None
         self._book: OrderBook | None = None
         self._draft: OrderBook | None = None
         self._kept: Record | None = None  # as it stands in the coordinator
@@ -118,6 +120,8 @@ class Leader:
                 tasks.create_task(self._work(machine))
                 tasks.create_task(self._call_roll(machine, roll_call))
                 tasks.create_task(self._watch_time())
+                self._governor = Governor(machine, self._clock, self._put)
+                tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
         finally:
@@ -196,6 +200,9 @@ class Leader:
                     await self._close_ring()
                 case _:  # told above, or answered to whoever asked
                     pass
+        if changed and self._heard:
+            members = {member.identity.id for member in record.members}
+            self._heard = {worker: at for worker, at in self._heard.items() if worker in members}
         if changed or self._book is None:
             self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
         if machine.at_rest:
@@ -297,7 +304,7 @@ class Leader:
         """How long absence still means nothing.
 
         A coordinator that stood still, or was started anew, ends everybody's session at once; whoever lives comes back
-        with another. That it stood still we know by our own connection.
+        with another. That it stood still we know by our own connection; or not at all, if that is our first.
         """
         return self._restored_at() + self._about.session_timeout_s - self._clock.now()
 
@@ -309,8 +316,8 @@ class Leader:
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
         match call.body:
-            case say.Register(identity, np, minimum, maximum, answering):
-                return await self._ask(Registered(identity, np, minimum, maximum, answering))
+            case say.Register(identity, np, minimum, maximum, answering, governing):
+                return await self._ask(Registered(identity, np, minimum, maximum, answering, governing))
             case say.Report(observation):
                 self._heard[call.sender] = self._clock.now()
                 return await self._ask(Reported(call.sender, observation))
@@ -325,6 +332,9 @@ class Leader:
                 return await self._ask(_input_of(body))
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)
+
+    async def _put(self, happened: Input) -> None:
+        await self._queue.put((happened, None))
 
     async def _ask(self, happened: Input) -> say.Reply:
         asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()
@@ -348,7 +358,8 @@ class Leader:
     def _status(self) -> say.Reply:
         if self._machine is None or self._kept is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
-        status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot())
+        meter = None if self._governor is None else self._governor.meter
+        status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot(), meter)
         return say.Told(status)
 
 

@@ -133,7 +133,7 @@ class Membership:
         while True:
             self._stirred.clear()
             observation, over = self._observer.observe(self._clock.now()), self._observer.over
-            if observation != self._sent:
+            if _differs(observation, self._sent):
                 reply = await self._call(client, term, say.Report(observation))
                 if isinstance(reply, say.Rejected) and reply.retry:
                     raise JobFailed(f"the job's leader has given this worker up ({reply.reason})")
@@ -165,3 +165,8 @@ class Membership:
         generation, deadline_s = self._observer.generation, hold_s + self._about.session_timeout_s / 2
         reply: say.Reply = await client.call(body, say.Reply, term=term, generation=generation, deadline_s=deadline_s)
         return reply
+
+
+def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:
+    """In more than what the trainer has used meanwhile."""
+    return sent is None or msgspec.structs.replace(observation, usage=sent.usage) != sent

@@ -7,6 +7,8 @@ from collections.abc import Callable
 
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
+from edl.protocol.driver import Word
+from edl.protocol.figures import Usage
 from edl.protocol.messages import Observation, Pause, Phase
 from edl.transport.page import Page
 
@@ -16,8 +18,14 @@ MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step ti
 class Observer:
     """Folds messages and readings into one Observation; no clock, no socket."""
 
-    def __init__(self, page: Page, refused: Callable[[], dict[str, int]] = dict) -> None:
-        """`refused`: what the daemon has refused so far."""
+    def __init__(
+        self,
+        page: Page,
+        refused: Callable[[], dict[str, int]] = dict,
+        used: Callable[[], tuple[float, int]] = lambda: (0.0, 0),
+    ) -> None:
+        """`refused`: what the daemon has refused so far. `used`: seconds of CPU and bytes of memory, by the trainer."""
+        self._used = used
         self._page = page
         self._refused = refused
         self._phase = Phase.BOOTING
@@ -28,6 +36,8 @@ class Observer:
         self._leaving = False
         self._reason = ""
         self._missed = 0
+        self._reported: dict[str, float] = {}
+        self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
         self._last: tuple[int, float] | None = None  # step and time of the newest measurement
 
@@ -58,6 +68,8 @@ class Observer:
                 self._last = None
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
+            case say.Figures(values):
+                self._reported = values
             case say.Missed(generation):
                 self._missed = generation
             case say.LeaveAsked():
@@ -73,6 +85,16 @@ class Observer:
     def observe(self, now: float) -> Observation:
         """The trainer at time `now`."""
         self._measure(now)
+        cpu_s, memory = self._used()
+        usage = Usage(
+            at=now,
+            step=self._page.step,
+            waited_s=self._page.waited_ns / 1e9,
+            loaded_s=self._page.loaded_ns / 1e9,
+            cpu_s=cpu_s,
+            memory=memory,
+            reported=self._reported,
+        )
         return Observation(
             phase=self._phase,
             generation=self._generation,
@@ -85,6 +107,8 @@ class Observer:
             reason=self._reason,
             missed=self._missed,
             refused=self._refused(),
+            driver=self.driver,
+            usage=usage,
         )
 
     def _measure(self, now: float) -> None:

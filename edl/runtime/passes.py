@@ -15,6 +15,11 @@ from edl.protocol.data import DataSpec, Lease
 from edl.runtime.audit import Audit
 from edl.runtime.holdings import Feed, Holdings, Ids, first_ids
 
+LEFT = (
+    "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
+    "order of samples, so keep one iterator and take all batches from it"
+)
+
 
 class State(Enum):
     """How a pass stands to the script that pulls it."""
@@ -36,7 +41,16 @@ class Batch:
 class Pass:
     """May be pulled by one thread and stepped back by another."""
 
-    def __init__(self, spec: DataSpec, feed: Feed, holdings: Holdings, audit: Audit, *, one_epoch: bool) -> None:
+    def __init__(
+        self,
+        spec: DataSpec,
+        feed: Feed,
+        holdings: Holdings,
+        audit: Audit,
+        *,
+        one_epoch: bool,
+        epoch: int | None = None,
+    ) -> None:
         self._spec = spec
         self._feed = feed
         self._holdings = holdings
@@ -45,7 +59,7 @@ class Pass:
         self._lock = threading.Lock()  # not held while waiting for the feed
         self._rehearsed = False
         self.state = State.BUSY
-        self.epoch: int | None = None  # that its first step belonged to
+        self.epoch = epoch  # the one it was made for, or that its first step belongs to
         self.step = holdings.trained_step  # handed out up to and with this one; None before the first lease has come
 
     def next(self, *, wait: bool = True) -> Batch | None:
@@ -91,12 +105,13 @@ class Pass:
             self.state = State.GIVEN_UP
 
     def step_back(self, void: int) -> bool:
-        """Step `void` must come again. True: it is what `next` gives next."""
+        """Step `void` must come again. True: it is what `next` gives next, or the pass that follows."""
         with self._lock:
             if self.step != void:
                 return False
             if self.state is State.ENDED:
                 self.state = State.GIVEN_UP  # the pass that follows begins with it
+                return self._one_epoch  # of a stream, none may follow
             if self.state is not State.IDLE:
                 return False
             self.step = void - 1
@@ -109,10 +124,7 @@ class Pass:
 
     def _check_current(self) -> None:
         if self.state is State.GIVEN_UP:
-            raise UsageError(
-                "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
-                "order of samples, so keep one iterator and take all batches from it"
-            )
+            raise UsageError(LEFT)
 
     def _epochs_over(self) -> int | None:
         if not self._one_epoch:

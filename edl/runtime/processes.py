@@ -24,6 +24,7 @@ KILL_WAIT_S = 5.0  # a process in the middle of a disk write ends late even afte
 
 _PR_SET_PDEATHSIG = 1
 _START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
+_USER_TIME_FIELD = 14 - 3
 
 # The child outlives the shell, is adopted by init or the nearest subreaper, and is no zombie of ours when it ends.
 _DETACH = '"$@" </dev/null 1>&2 & echo $!'
@@ -32,11 +33,25 @@ _DETACH = '"$@" </dev/null 1>&2 & echo $!'
 def process_start_time(pid: int) -> int | None:
     """When the process began, in clock ticks since boot; None when there is no such process (a zombie still is one)."""
     try:
-        line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+        return int(_stat(pid)[_START_TIME_FIELD])
     except (FileNotFoundError, ProcessLookupError):
         return None
-    after_name = line[line.rindex(")") + 2 :]  # the name may hold spaces and parentheses
-    return int(after_name.split()[_START_TIME_FIELD])
+
+
+def used_by(pid: int) -> tuple[float, int]:
+    """Seconds of CPU and bytes of memory of a process, without its children; nothing once it is gone."""
+    try:
+        fields = _stat(pid)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0
+    ticks = int(fields[_USER_TIME_FIELD]) + int(fields[_USER_TIME_FIELD + 1])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def _stat(pid: int) -> list[str]:
+    line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return line[line.rindex(")") + 2 :].split()  # what comes before is the name, which may hold spaces and parentheses
 
 
 class ExitWatch:

@@ -27,7 +27,7 @@ from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime.audit import Audit
 from edl.runtime.holdings import Feed, Holdings, Ids
-from edl.runtime.passes import Batch, Pass, State
+from edl.runtime.passes import LEFT, Batch, Pass, State
 from edl.runtime.reading import ReadAhead
 from edl.runtime.source import positive, records_of, samples_of, whole
 
@@ -36,10 +36,10 @@ AHEAD_STEPS = 2  # whose records are read before they are asked for
 T = TypeVar("T")
 
 
-class _Held:
-    """The item of a pipeline that is being trained."""
+class Held:
+    """The item of a pipeline that is being trained, in somebody's hands."""
 
-    again = False
+    again = False  # it was void: the next item is this one
 
 
 class ShardGenerator:
@@ -81,7 +81,7 @@ class ShardGenerator:
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._pass: Pass | None = None
-        self._held: _Held | None = None
+        self._held: Held | None = None
         self._epochs_done = 0  # before the present pass
         self._wait_committed: Callable[[Callable[[], int]], None] | None = None
 
@@ -95,12 +95,14 @@ class ShardGenerator:
         self._check_process()
         return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))
 
-    def runs(self, n: int) -> Iterator[Iterator[Ids]]:
+    def runs(self, n: int, epoch: int | None = None) -> Iterator[Iterator[Ids]]:
         """The same, for a pipeline that reads ahead on the training thread: waiting there for samples beyond those that
         it trains would be forever. A run ends where the next batch is not here yet. Take all of it before the next.
+
+        `epoch`, where each iteration is one epoch: what is left of this one, which may be nothing.
         """
         self._check_process()
-        return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")))
+        return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")), epoch)
 
     def __iter__(self) -> Iterator[Any]:
         """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
@@ -112,7 +114,9 @@ class ShardGenerator:
             )
         spec = self._spec(positive("batch_size", self._default_batch, "the samples of one step of one worker"))
         whole_epochs = self._epochs is None  # else one stream, in which the script's batches reach across epochs
-        return self._samples(msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs))
+        # The last step is leased only once all before it is trained: so nothing can be leased beyond it.
+        spec = msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs, open_ended=False)
+        return self._samples(spec)
 
     def __call__(self) -> Iterator[Any]:
         """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
@@ -127,7 +131,7 @@ class ShardGenerator:
 
         Put it around the outermost iterable of the training loop: it keeps the item that is being trained.
         """
-        held = self._held = _Held()
+        held = self.hold()
         try:
             for item in pipeline:
                 yield item
@@ -164,6 +168,11 @@ class ShardGenerator:
         """The pass over the data that `step` belongs to."""
         return self._lease_at(step).epoch
 
+    def hold(self) -> Held:
+        """From now on the caller keeps the item that is being trained, and looks whether it is to come again."""
+        self._held = Held()
+        return self._held
+
     def redeliver(self) -> bool:
         """The mini-batch being worked on is void: hand it out again (I8). Call it before the script goes on.
 
@@ -174,7 +183,23 @@ class ShardGenerator:
         if held is not None:
             held.again = True
             return True
+        if now is not None and now.state is State.GIVEN_UP:
+            return True  # the pass that follows begins with it
         return now is not None and now.step_back(self._feed.step())
+
+    def give_up(self) -> None:
+        """The script leaves its iteration, whatever its pipeline has read ahead."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.again = False
+        if self._pass is not None:
+            self._epochs_done = self.epochs_done
+            self._pass.give_up()
+
+    def check_goes_on(self) -> None:
+        """On a pipeline's thread that waits: raises once its iteration was left. Whoever closes it waits for that."""
+        if self._pass is not None and self._pass.state is State.GIVEN_UP:
+            raise UsageError(LEFT)
 
     def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:
         """From now on a step's samples are handed out, one by one, only when the step before is committed or void.
@@ -198,8 +223,8 @@ class ShardGenerator:
             yield items
         now.end()
 
-    def _runs(self, spec: DataSpec) -> Iterator[Iterator[Ids]]:
-        now = self._begin(spec)
+    def _runs(self, spec: DataSpec, epoch: int | None) -> Iterator[Iterator[Ids]]:
+        now = self._begin(spec, epoch)
         while (batch := now.next()) is not None:
             yield _run(now, batch)
         now.end()
@@ -224,20 +249,31 @@ class ShardGenerator:
         """The samples themselves: ids, or what is in the files. Then the next ones are read while these are trained."""
         if self._reader is None:
             return batch.ids
+        began = time.perf_counter_ns()
         records = self._reader.take(batch.ids)
+        self._feed.loaded(time.perf_counter_ns() - began)
         self._reader.expect(now.coming(AHEAD_STEPS))
         return records
 
     def _spec(self, batch: int) -> DataSpec:
-        return DataSpec(self._total, self._epochs or 1, batch, self._shuffle, self._seed, source=self._fingerprint)
+        return DataSpec(
+            self._total,
+            self._epochs or 1,
+            batch,
+            self._shuffle,
+            self._seed,
+            source=self._fingerprint,
+            open_ended=self._epochs is None,
+        )
 
-    def _begin(self, spec: DataSpec) -> Pass:
+    def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:
         with self._lock:
             if self._pass is not None:
                 self._finish(self._pass)
             if self._epochs is None:
-                spec = msgspec.structs.replace(spec, epochs=self._epochs_done + 1)
-            now = self._pass = Pass(spec, self._feed, self._holdings, self._audit, one_epoch=self._epochs is None)
+                spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
+            one_epoch = self._epochs is None
+            now = self._pass = Pass(spec, self._feed, self._holdings, self._audit, one_epoch=one_epoch, epoch=epoch)
         self._feed.open(spec)
         return now
 

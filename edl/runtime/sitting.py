@@ -34,12 +34,14 @@ class Sitting:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0
         self.even_until = NEVER  # the weight holds up to this step
+        self.rate_until = NEVER  # learning rates are multiplied by the same up to this step
         self.void: BaseException | None = None  # why the mini-batch in flight is void
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
         self.ending_batch = False  # the training thread is where rings change
+        self.restarts = False  # a broken ring makes the script leave its iteration over the data, and begin another
         self.failure = ""  # why the script ends, when it does not end well
         self.audit = Audit()
         self._framework = framework
@@ -51,6 +53,7 @@ class Sitting:
         self._entered_step = 0  # the step that this generation took over after
         self._failed_generation = 0  # a newer one that could not be entered
         self._missed = 0  # the newest generation whose switch this trainer has missed
+        self._leave_asked = False
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
 
     @property
@@ -75,13 +78,14 @@ class Sitting:
     def refresh(self) -> None:
         """After a change of what makes the end of a mini-batch unusual."""
         unusual = not self.generation or self.void is not None or self.models_may_differ
-        self.count.usual_until = 0 if unusual else self.even_until
+        self.count.usual_until = 0 if unusual else min(self.even_until, self.rate_until)
 
     # ------------------------------------------------------------------------------------------------------- seats
 
-    def take_solo(self, timeout_s: float) -> None:
+    def take_solo(self, local_rank: int, timeout_s: float) -> None:
         """A ring of one, in which the script boots and rehearses (I4)."""
-        self._framework.ring.enter(solo(self.link.worker), timeout_s)
+        self._framework.ring.enter(solo(self.link.worker, local_rank), timeout_s)
+        self.local_rank = local_rank
         self._framework.set_weight(1.0)
         self._broke = None  # the first ring, if it was needed for that, does without it
 
@@ -165,6 +169,8 @@ class Sitting:
 
     def _agree_on_state(self, assignment: Assignment) -> int:
         """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken, JobFailed."""
+        if assignment.place.generation == 1:  # nobody has trained. A collective would make TensorFlow ready for use,
+            return 0  # and a script that pins its GPU after init(), as with Horovod, could no more
         ring, place, able = self._framework.ring, assignment.place, has_state(self.step, tainted=self._tainted)
         mine = vote(self.step, place.rank, has_state=able)
         sure = not doubts(assignment, self.generation, self.step, has_state=able)
@@ -177,10 +183,15 @@ class Sitting:
         if newest is None:
             return 0  # nobody has trained yet: the first step begins from rank 0's model
         behind = assignment.newcomers > 0
-        if doubted or assignment.after_step is None:  # not all may be at one step
+        unsure = doubted or assignment.after_step is None  # not all may be at one step
+        if unsure:
             behind = ring.agree(int(not able or self.step < newest.step)) > 0
         if behind:
             self.synchronize(newest.root, place.rank, current=able and self.step == newest.step)
+        else:
+            self._framework.synchronize_rest(newest.root, only_statistics=not unsure)
+            if unsure:  # a void mini-batch may have changed them, on some
+                synchronize_extras(self._extras, ring, newest.root, is_root=place.rank == newest.root)
         return newest.step
 
     def synchronize(self, root: int, rank: int, *, current: bool = False) -> None:
@@ -249,6 +260,10 @@ class Sitting:
             raise JobFailed(move.reason)
         if isinstance(move, Leave | Stop):
             self._feed.close()
+        elif self.restarts and _is_left(orders, seat):
+            # The training thread may be taking down the iterator, which waits for this one; the leases that this one
+            # waits for come only after that.
+            raise RingBroken("Horovod's ring is given up, and with it this iteration over the data")
         self._tell_missed(seat, move)
 
     def _tell_missed(self, seat: Seat, move: Move) -> None:
@@ -298,6 +313,11 @@ class Sitting:
 
     # ---------------------------------------------------------------------------------------------------- the daemon
 
+    def ask_to_leave(self) -> None:
+        """On any thread. Noted first: whichever daemon there is hears it now or in the story."""
+        self._leave_asked = True
+        self.link.send(say.LeaveAsked())
+
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
         story: list[say.FromTrainer] = [say.Hello(self.link.trainer, self._framework.name)]
@@ -311,7 +331,19 @@ class Sitting:
             story.append(say.Missed(self._missed))
         if self._broke is not None:
             story.append(self._broke)
+        if self._leave_asked:  # perhaps of a daemon that the same signal has ended
+            story.append(say.LeaveAsked())
         return story
+
+
+def _is_left(orders: Orders, seat: Seat) -> bool:
+    """The ring of `seat` comes to nothing: it is given up, or the others have left it at a switch that was missed."""
+    if given_up(orders) > seat.generation:
+        return True
+    planned = orders.assignment
+    if planned is None or planned.after_step is None or not seat.generation:
+        return False
+    return planned.place.generation > seat.generation and seat.step >= planned.after_step
 
 
 def _pause(moments: list[float]) -> Pause:

@@ -10,6 +10,7 @@ import atexit
 import logging
 import os
 import secrets
+import signal
 import threading
 import time
 from collections.abc import Callable, Sized
@@ -17,18 +18,22 @@ from functools import partial
 from typing import Any
 
 from edl.config import Settings
-from edl.core.seat import Enter
+from edl.core.seat import NEVER, Enter
 from edl.errors import JobFailed, RingBroken, UsageError
+from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
+from edl.runtime import splitting
 from edl.runtime.audit import AuditedCount, AuditFile
 from edl.runtime.endings import Leaving, leave_on_sigterm, note_failures
 from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
+from edl.runtime.figures import Figures
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
-from edl.runtime.shards import ShardGenerator
+from edl.runtime.rate import FollowingRate, Rule
+from edl.runtime.shards import Held, ShardGenerator
 from edl.runtime.sitting import Sitting
 from edl.runtime.source import files_of
 from edl.sources.port import Source
@@ -55,7 +60,10 @@ class Trainer:
         self._count: Count | AuditedCount = self._seat.count
         self._shards: ShardGenerator | None = None
         self._thread = 0
+        self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
+        self._rate: FollowingRate | None = None
+        self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
         self._left = False
@@ -73,11 +81,15 @@ class Trainer:
     ) -> None:
         """Start the daemon and join the job; return once this process sits in a ring.
 
-        Each keyword defaults to its EDL_ variable. With no job at all: a job of one worker. A newcomer to a running
+        Each keyword defaults to its `EDL_` variable. With no job at all: a job of one worker. A newcomer to a running
         job gets a ring of its own, in which the script boots and rehearses while the others train on.
         """
         if self._settings is not None:
             raise UsageError("edl.init() was called twice in this process: call it once, before everything else of edl")
+        if splitting.is_due(os.environ):
+            given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
+            os.environ.update({name: value for name, value in given.items() if value is not None})
+            splitting.split()
         self._settings = Settings.from_environment(
             os.environ,
             job=job,
@@ -87,6 +99,7 @@ class Trainer:
             batch_size=batch_size,
         )
         self._thread = threading.get_ident()
+        self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
             self._seat.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
@@ -96,7 +109,7 @@ class Trainer:
             self._count = AuditedCount(self._seat.count, self._seat.audit, lambda: self._seat.generation)
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
-        leave_on_sigterm(lambda: link.send(say.LeaveAsked()))
+        leave_on_sigterm(self._ask_to_leave)
         link.start()
         self._take_first_seat()
 
@@ -113,6 +126,13 @@ class Trainer:
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         link.close()
+
+    def _ask_to_leave(self) -> None:
+        """Behind a stand-in that one judges: a launcher that dies asks all that is below it to end."""
+        if self._stand_in and os.getppid() == self._stand_in:
+            os.kill(self._stand_in, signal.SIGTERM)
+        else:
+            self._seat.ask_to_leave()
 
     def _note_failure(self, reason: str) -> None:
         self._seat.failure = self._seat.failure or reason
@@ -131,7 +151,7 @@ class Trainer:
             seat.obey_endings(move)
             if orders.boot_alone:
                 self._rehearsing = True
-                return seat.take_solo(self._timeout_s)
+                return seat.take_solo(orders.local_rank, self._timeout_s)
             if orders.wanted > orders.present and time.monotonic() > patient_until:
                 logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)
                 patient_until = time.monotonic() + PATIENCE_S
@@ -149,7 +169,7 @@ class Trainer:
         return self._seat.size
 
     def local_rank(self) -> int:
-        """Place among the workers of the same host: what pins a device (`hvd.local_rank()` is always 0 here)."""
+        """Number among the workers of the same host, for life: what pins a device."""
         self._started()
         return self._seat.local_rank
 
@@ -213,6 +233,32 @@ class Trainer:
         )
         return self._shards
 
+    def report(self, **figures: float) -> None:
+        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`: policies see them, and people in
+        `edl status`. The newest of each name counts; they travel twice a second at most.
+        """
+        self._started()
+        self._figures.take(figures)
+
+    def scale_rate(self, rule: Rule, base_batch: int, steps: int = RAMP_STEPS) -> None:
+        """Multiply learning rates by what the batch of all workers asks for, and go there in a few steps.
+
+        Args:
+            rule: "linear", "sqrt" or "none", or a function of k; k is the samples of a step of all workers over
+                `base_batch`.
+            base_batch: the batch that the optimizer's own learning rate is meant for.
+            steps: when the batch changes, the factor goes to its new value in a straight line over so many steps.
+
+        Call it before the first mini-batch, on all workers alike. The script's own schedule goes on unchanged, and what
+        it reads is without the factor.
+        """
+        self._started()
+        if self._rate is not None or self._seat.opened is not None:
+            raise UsageError("edl.scale_rate() must be called once, before elastic_shard_generator() is iterated")
+        self._rate = FollowingRate(rule, base_batch, steps)
+        self._extras._add({"edl.rate": self._rate})
+        self._framework.scale_rates()
+
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
         """How to open files as samples, in this process and in others that load for it."""
         return partial(files_of, source, format_name, self._started().home, 5 * self._timeout_s)
@@ -231,6 +277,7 @@ class Trainer:
         if spec != opened:
             seat.audit.opened(spec)
         seat.opened = spec
+        self._follow_rate()
         self._feed.want(spec.epochs)
         if self._rehearsing:
             seat.link.send(say.RehearsalBegan())
@@ -256,6 +303,8 @@ class Trainer:
         if threading.get_ident() == self._thread:
             self._seat.while_waiting()
         else:
+            if self._shards is not None:
+                self._shards.check_goes_on()
             self._seat.while_pipeline_waits()
 
     # -------------------------------------------------------------------------------------- the port of the adapters
@@ -264,6 +313,11 @@ class Trainer:
     def epochs_done(self) -> int | None:
         """Of the script's `elastic_shard_generator`; None without one."""
         return None if self._shards is None else self._shards.epochs_done
+
+    @property
+    def ends_pass(self) -> bool:
+        """The mini-batch being worked on is the last one of its epoch, on all workers of this generation alike."""
+        return self._feed.ends_pass(self._seat.step + 1)
 
     @property
     def voided(self) -> bool:
@@ -275,6 +329,10 @@ class Trainer:
         if self._seat.void is None:
             self._seat.void = error
             self._seat.refresh()
+
+    def hold(self) -> Held:
+        """The script's pipeline reads ahead; who calls this keeps the item that is being trained."""
+        return Held() if self._shards is None else self._shards.hold()
 
     def keep_in_step(self) -> None:
         """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
@@ -295,6 +353,33 @@ class Trainer:
                 self._seat.synchronize(0, self._seat.rank)
             except RingBroken as error:
                 self.void(error)
+
+    def _follow_rate(self) -> None:
+        """Before each step in which learning rates are multiplied by something else than before."""
+        seat = self._seat
+        if self._rate is None or seat.opened is None:
+            return
+        coming = seat.step + 1
+        self._framework.set_rate(self._rate.at(coming, seat.size * seat.opened.batch))
+        seat.rate_until = NEVER if self._rate.is_settled(coming) else coming
+        seat.refresh()
+
+    def waited(self, nanoseconds: int) -> None:
+        """For peers. What a trainer does else is its own work."""
+        self._seat.link.page.add_waited(nanoseconds)
+
+    def loaded(self, nanoseconds: int) -> None:
+        """So long the script has just waited for samples."""
+        self._seat.link.page.add_loaded(nanoseconds)
+
+    def expect_restarts(self) -> None:
+        """When a ring breaks, the script leaves its iteration over the data."""
+        self._seat.restarts = True
+
+    def begin_anew(self) -> None:
+        """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+        if self._shards is not None:
+            self._shards.give_up()
 
     def before_reduce(self) -> None:
         """Before the first collective of a step: its weight must be known."""
@@ -337,6 +422,7 @@ class Trainer:
             old = seat.size
             seat.attend(self._timeout_s)
             self._tell_resized(old)
+        self._follow_rate()
         self.begin_batch()
         if seat.step >= seat.even_until:
             seat.weigh_if_known(seat.step + 1)
@@ -351,6 +437,7 @@ class Trainer:
             logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
             seat.say_broken(str(error))
         seat.change_ring(self._timeout_s)
+        self._follow_rate()
         self.begin_batch()
         rehearsed, self._rehearsing = self._rehearsing, False
         self._tell_resized(old)

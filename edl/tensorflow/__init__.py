@@ -2,6 +2,8 @@
 
 The names here and in `edl.torch` are the same, with the same meaning and the same signatures. A script uses one of the
 two; a process has one seat in one job.
+
+A script of Horovod's writes `import edl.tensorflow as hvd`: `hvd.elastic` is there, and so are Horovod's collectives.
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ from typing import Any, TypeVar
 from edl import errors
 from edl.runtime.endings import Leaving
 from edl.runtime.shards import ShardGenerator
-from edl.runtime.trainer import Trainer
+from edl.tensorflow import elastic as elastic
+from edl.tensorflow import horovod_names
 from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.dataset import dataset_of
-from edl.tensorflow.framework import TensorFlowFramework
+from edl.tensorflow.process import framework as _framework
+from edl.tensorflow.process import trainer as _trainer
 from edl.tensorflow.voidable import Voidable
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
-_framework = TensorFlowFramework()
-_trainer = Trainer(_framework)
 _passes_wanted = PassesWanted()
 
 init = _trainer.init
@@ -35,6 +37,8 @@ rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 on_resize = _trainer.on_resize
 register = _trainer.register
+report = _trainer.report
+scale_rate = _trainer.scale_rate
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -85,6 +89,11 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     return ElasticFit(_trainer, _framework.ring, _passes_wanted)
 
 
+def __getattr__(name: str) -> Any:
+    """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
+    return horovod_names.lookup(__name__, name)
+
+
 __all__ = [
     "KerasCallback",
     "Leaving",
@@ -101,6 +110,8 @@ __all__ = [
     "rank",
     "register",
     "rehearsing",
+    "report",
+    "scale_rate",
     "shutdown",
     "size",
     "step",

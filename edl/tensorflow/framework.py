@@ -10,6 +10,7 @@ from collections.abc import Iterable
 from typing import Any
 
 import horovod.tensorflow as hvd
+import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -18,6 +19,7 @@ from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.tensorflow import keras_optimizer, v1_optimizer
+from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.state import EagerVariables, SessionVariables, Variables, broadcast_bytes, synchronize
@@ -56,8 +58,11 @@ class TensorFlowFramework:
         prepare_environment()
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
         self._share = TensorShare()
+        self._rate = TensorRate()
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
+        self._more_variables: list[Any] = []
+        self._tape_reducer: Reducer | None = None
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""
@@ -65,19 +70,49 @@ class TensorFlowFramework:
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
         reducer = Reducer(trainer, self.ring, self._share, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
-            keras_optimizer.attach(optimizer, reducer)
+            keras_optimizer.attach(optimizer, reducer, self._rate)
         elif v1_optimizer.is_v1(optimizer):
-            v1_optimizer.attach(optimizer, reducer)
+            v1_optimizer.attach(optimizer, reducer, self._rate)
         else:
             raise UsageError(
                 "edl.Optimizer: optimizer must be a keras.optimizers.Optimizer of Keras 3 or a "
                 f"tf.compat.v1.train.Optimizer, not a {type(optimizer).__name__}"
             )
-        self._optimizers.append(optimizer)
+        self.track(optimizer)
         if model is not None:
-            self._add_model(model)
+            self.add_model(model)
 
-    def _add_model(self, model: Any) -> None:
+    def track(self, optimizer: Any) -> None:
+        """Let an optimizer travel to newcomers."""
+        if not any(optimizer is known for known in self._optimizers):
+            self._optimizers.append(optimizer)
+            if keras_optimizer.is_keras(optimizer):
+                keras_optimizer.order(optimizer)
+
+    def track_variables(self, variables: Iterable[Any]) -> None:
+        """Let these travel too, whoever updates them."""
+        self._more_variables.extend(variables)
+
+    def tape_reducer(self, trainer: StepPort) -> Reducer:
+        """Of gradients that the script averages itself, before it gives them to an optimizer."""
+        if self._tape_reducer is None:
+            self._tape_reducer = Reducer(trainer, self.ring, self._share, "tape")
+        return self._tape_reducer
+
+    def expect_traces(self) -> None:
+        """Functions will be traced that reduce, though their first traces did not."""
+        if tf.executing_eagerly():
+            self._share.create()
+
+    def updates(self) -> tuple[int, ...] | None:
+        """What each update changes, be it only the scale of a loss that was not finite. None: nobody can tell."""
+        optimizers = [optimizer for optimizer in self._optimizers if keras_optimizer.is_keras(optimizer)]
+        if not optimizers or not tf.executing_eagerly():
+            return None
+        return tuple(count for optimizer in optimizers for count in keras_optimizer.counts(optimizer))
+
+    def add_model(self, model: Any) -> None:
+        """Let a model travel to newcomers."""
         if not hasattr(model, "trainable_variables"):
             raise UsageError(f"edl.Optimizer: model must be a Keras model or a tf.Module, not a {type(model).__name__}")
         if not any(model is known for known in self._models):
@@ -97,8 +132,20 @@ class TensorFlowFramework:
     def synchronize(self, root: int) -> int:
         return synchronize(self._variables(), self.ring, root)
 
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        place, rest = self.ring.place, list(map(_named, self._rest(only_statistics)))
+        if place is not None and place.size > 1 and rest:
+            with self.ring.failing():
+                EagerVariables(rest).broadcast(root, receive=place.rank != root)
+
     def set_weight(self, weight: float) -> None:
         self._share.set(weight)
+
+    def scale_rates(self) -> None:
+        self._rate.use()
+
+    def set_rate(self, factor: float) -> None:
+        self._rate.set(factor)
 
     def discard(self) -> None:
         """Nothing is pending here: a call of TensorFlow returns with its collectives done, or failed."""
@@ -111,7 +158,7 @@ class TensorFlowFramework:
         if not self.built:
             raise UsageError("edl.Optimizer(model=...): this model has no variables yet; call model.build(...) first")
         known: dict[Any, tuple[str, Any]] = {}
-        for name, variable in (*self._of_models(), *self._of_optimizers()):
+        for name, variable in (*self._of_models(), *self._of_optimizers(), *map(_named, self._more_variables)):
             known.setdefault(variable.ref(), (name, variable))
         return EagerVariables(list(known.values()))
 
@@ -120,6 +167,17 @@ class TensorFlowFramework:
         for model in self._models:
             for variable in getattr(model, "weights", None) or model.variables:
                 yield _named(variable)
+
+    def _rest(self, only_statistics: bool) -> Iterable[Any]:
+        """All but what is learned. In a graph nothing tells one from the other."""
+        if not tf.executing_eagerly():
+            return
+        for model in self._models:
+            for layer in model._flatten_layers() if isinstance(model, keras.Model) else ():
+                yield from layer._non_trainable_variables  # those that were made so, not those that are frozen
+        for optimizer in () if only_statistics else self._optimizers:
+            if keras_optimizer.is_keras(optimizer) and optimizer.built:
+                yield from keras_optimizer.hyper_parameters(optimizer)
 
     def _of_optimizers(self) -> Iterable[tuple[str, Any]]:
         for optimizer in self._optimizers:

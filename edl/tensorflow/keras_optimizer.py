@@ -17,36 +17,58 @@ import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.tensorflow.rate import PacedKeras, TensorRate
 from edl.tensorflow.reducer import Reducer
 
 
-class Elastic:
+class Ordered:
+    """Mixed into the class of an optimizer, in front of it: an update counts only if it is made.
+
+    Keras counts its iterations without regard to the gradients. So where these fail with the ring, or at the end of the
+    data, where `fit` asks for one batch more and gets none, it may count a step that is none, on one worker and not on
+    another. Here nothing happens before the gradients are there.
+    """
+
+    def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
+        gradients = list(grads)
+        with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+            super().apply(gradients, trainable_variables)  # type: ignore[misc]
+
+
+class Elastic(Ordered):
     """Mixed into the class of a wrapped optimizer, in front of it."""
 
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """Average the gradients, then apply them, unless the mini-batch is void.
-
-        Keras counts its iterations without regard to the gradients. So at the end of the data, where `fit` asks for one
-        batch more and gets none, it may count a step that is none, on one worker and not on another. Here nothing
-        happens before the gradients are there.
-        """
+        """Average the gradients, then apply them, unless the mini-batch is void."""
         gradients: list[Any] | None = list(grads)
         if self._edl is not None and gradients:
             gradients = self._edl.average(gradients)
         if gradients is not None:
-            with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
-                super().apply(gradients, trainable_variables)  # type: ignore[misc]
+            super().apply(gradients, trainable_variables)
 
 
-def attach(optimizer: Any, reducer: Reducer) -> None:
-    """Makes `optimizer` average its gradients through `reducer`."""
+def order(optimizer: Any) -> None:
+    """Makes the updates of an optimizer that is not wrapped count only if they are made."""
+    if not isinstance(optimizer, Ordered):
+        _mix(optimizer, Ordered)
+
+
+def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:
+    """Makes `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
+    _mix(optimizer, Elastic, _edl=reducer)
+    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    _mix(optimizer.inner_optimizer if scaled else optimizer, PacedKeras, _edl_rate=rate)
+
+
+def _mix(optimizer: Any, mixin: type, **attributes: object) -> None:
     kind = type(optimizer)
     members = {"__module__": kind.__module__, "__doc__": kind.__doc__, "__qualname__": kind.__qualname__}
     # Past Keras's own __setattr__, which would track what is set as part of the optimizer's state.
-    object.__setattr__(optimizer, "__class__", type(kind.__name__, (Elastic, kind), members))
-    object.__setattr__(optimizer, "_edl", reducer)
+    object.__setattr__(optimizer, "__class__", type(kind.__name__, (mixin, kind), members))
+    for name, value in attributes.items():
+        object.__setattr__(optimizer, name, value)
 
 
 def check_fit(model: Any) -> None:
@@ -74,3 +96,19 @@ def check_fit(model: Any) -> None:
 
 def is_keras(optimizer: object) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer)
+
+
+def counts(optimizer: Any) -> list[int]:
+    """Numbers of which each update changes one at least: a scaled loss that is not finite is an update too."""
+    variables = [optimizer.iterations]
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        variables = [optimizer.step_counter, optimizer.dynamic_scale, optimizer.inner_optimizer.iterations]
+    return [int(variable.numpy()) for variable in variables]
+
+
+def hyper_parameters(optimizer: Any) -> list[Any]:
+    """Those that are variables: a learning rate without a schedule, the scale of a loss."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return [optimizer.step_counter, optimizer.dynamic_scale, *hyper_parameters(optimizer.inner_optimizer)]
+    rate = optimizer._learning_rate
+    return [rate] if isinstance(rate, keras.Variable) else []

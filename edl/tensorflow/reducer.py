@@ -19,6 +19,7 @@ things make that survive changes of the ring:
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -37,7 +38,7 @@ Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 class Reducer:
     """One per optimizer; `number` tells their collectives apart."""
 
-    def __init__(self, trainer: StepPort, ring: HorovodRing, share: TensorShare, number: int) -> None:
+    def __init__(self, trainer: StepPort, ring: HorovodRing, share: TensorShare, number: int | str) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
@@ -56,8 +57,12 @@ class Reducer:
             return None
         if self._ring.size == 0:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
-        with Voidable(self._trainer, self._ring):
-            return _each_present(gradients, self._average_now)
+        began = time.perf_counter_ns()
+        try:
+            with Voidable(self._trainer, self._ring):
+                return _each_present(gradients, self._average_now)
+        finally:
+            self._trainer.waited(time.perf_counter_ns() - began)
         return None
 
     # -------------------------------------------------------------------------------------------------- eagerly

@@ -39,10 +39,14 @@ class TensorShare(Share):
             weight.set_shape(())
             return weight
         before()
+        self.create()
+        return self._variable.read_value()
+
+    def create(self) -> None:
+        """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
         if self._variable is None:
             with tf.init_scope():
                 self._variable = tf.Variable(self._value, trainable=False, dtype=tf.float32, name="edl_share")
-        return self._variable.read_value()
 
     def _told(self, before: Callable[[], None]) -> np.float32:
         before()

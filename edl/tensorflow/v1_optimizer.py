@@ -12,6 +12,7 @@ from typing import Any
 import tensorflow as tf
 
 from edl.errors import UsageError
+from edl.tensorflow.rate import PacedV1, TensorRate
 from edl.tensorflow.reducer import Reducer
 
 
@@ -44,11 +45,13 @@ class Elastic:
         return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
 
 
-def attach(optimizer: Any, reducer: Reducer) -> None:
-    """Makes `optimizer` average its gradients through `reducer`."""
+def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:
+    """Makes `optimizer` average its gradients through `reducer`, and scale its learning rate by `rate`."""
     kind = type(optimizer)
-    optimizer.__class__ = type(kind.__name__, (Elastic, kind), {"__module__": kind.__module__, "__doc__": kind.__doc__})
+    members = {"__module__": kind.__module__, "__doc__": kind.__doc__}
+    optimizer.__class__ = type(kind.__name__, (Elastic, PacedV1, kind), members)
     optimizer._edl = reducer
+    optimizer._edl_rate = rate
     optimizer._edl_computed = False
     optimizer._edl_variables = {}
 

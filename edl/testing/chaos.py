@@ -21,6 +21,7 @@ import random
 import signal
 import socket
 import sys
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,7 @@ from edl.launch.records import find
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 
 LOOK_S = 0.02
+MEANWHILE_S = 0.5
 SERVER = b"org.apache.zookeeper"
 OVER = (JobState.FINISHED, JobState.FAILED)
 SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
@@ -123,7 +125,7 @@ class Chaos:
         self._home = Path(os.environ.get("EDL_HOME") or "~/.edl").expanduser()
         self._random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._say = say
-        self._frozen: list[tuple[float, int]] = []  # until when, and who
+        self._frozen: dict[int, threading.Timer] = {}  # thawed in time, whatever this thread waits for
         self._gone: set[int] = set()  # whom we have ended: their job may not know it yet
 
     def __enter__(self) -> Chaos:
@@ -163,11 +165,17 @@ class Chaos:
             self.inflict(at.fault)
         return self.struck[begun:]
 
-    def rage(self, seconds: float, how: Rage = Rage()) -> list[Struck]:
-        """Faults at random for so long, or until the job is over."""
+    def rage(self, seconds: float, how: Rage = Rage(), meanwhile: Callable[[], object] = lambda: None) -> list[Struck]:
+        """Faults at random for so long, or until the job is over.
+
+        `meanwhile` is called twice a second between them, and ends it by what it raises.
+        """
         begun, until = len(self.struck), time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            self.wait(min(left_s, self._random.uniform(*how.every_s)))
+        while time.monotonic() < until:
+            due = min(until, time.monotonic() + self._random.uniform(*how.every_s))
+            while (left_s := due - time.monotonic()) > 0:
+                self.wait(min(left_s, MEANWHILE_S))
+                meanwhile()
             status = self.status()
             if status is not None and status.state in OVER:
                 break
@@ -182,11 +190,8 @@ class Chaos:
         return None if fault is None else self.inflict(fault)
 
     def wait(self, seconds: float) -> None:
-        """Let so much time pass, and thaw whoever's time it is."""
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            self._tend()
-            time.sleep(min(LOOK_S, left_s))
+        """Let so much time pass."""
+        time.sleep(max(0.0, seconds))
 
     def wait_step(self, step: int) -> bool:
         """Until the job has come to this step. False when it is over before that."""
@@ -198,12 +203,12 @@ class Chaos:
 
     def thaw(self) -> None:
         """Everybody who is frozen goes on."""
-        self._frozen = [(0.0, pid) for _, pid in self._frozen]
-        self._tend()
+        for pid, timer in list(self._frozen.items()):
+            timer.cancel()
+            self._thaw(pid)
 
     def status(self) -> Status | None:
         """The job's; None while nobody can tell."""
-        self._tend()
         try:
             return self._job.status()
         except EdlError:
@@ -242,7 +247,8 @@ class Chaos:
             signum = signal.SIGSTOP if fault.what in FREEZING else signal.SIGKILL
         reached = tuple(pid for pid in pids if _send(pid, signum))
         if signum is signal.SIGSTOP:
-            self._frozen += [(time.monotonic() + fault.lasts_s, pid) for pid in reached]
+            for pid in reached:
+                self._freeze(pid, fault.lasts_s)
         else:
             self._gone |= set(reached)
         return reached or None
@@ -255,16 +261,22 @@ class Chaos:
             return ()
         return tuple(pid for pid in _children(record.launcher_pid) if SERVER in _command_line(pid))
 
-    def _tend(self) -> None:
-        now = time.monotonic()
-        for due, pid in self._frozen:
-            if due <= now:
-                _send(pid, signal.SIGCONT)
-        self._frozen = [(due, pid) for due, pid in self._frozen if due > now]
+    def _freeze(self, pid: int, seconds: float) -> None:
+        if (before := self._frozen.get(pid)) is not None:
+            before.cancel()
+        timer = threading.Timer(seconds, self._thaw, (pid,))
+        timer.daemon = True
+        self._frozen[pid] = timer
+        timer.start()
+
+    def _thaw(self, pid: int) -> None:
+        """Harmless twice."""
+        if self._frozen.pop(pid, None) is not None:
+            _send(pid, signal.SIGCONT)
 
     def _draw(self, how: Rage, status: Status) -> Fault | None:
         """A fault that the job can take, if its promises hold: somebody who trains is left."""
-        hit = {pid for _, pid in self._frozen} | self._gone
+        hit = set(self._frozen) | self._gone
         able = [
             w for w in status.workers if w.state in SITTING and w.rank is not None and not hit & {w.pid, w.daemon_pid}
         ]

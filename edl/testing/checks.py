@@ -134,6 +134,16 @@ class Checks:
             if (place.rank, place.size) != (members.index(worker.id), len(members)):
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
 
+    def reads(self, worker: SimWorker) -> None:
+        """A worker trains: its pipeline may have read all samples of the epochs that it has begun."""
+        leases = worker.share.leases if worker.share else ()
+        newest = leases[-1].number if leases else 0
+        for number, lease in worker.read.items():
+            if number > newest or any(one.number == number and one != lease for one in leases):
+                self.violated("I7", f"{worker.id} has read {lease}, and it was taken back: {leases}")
+        here = [lease for lease in leases if lease.epoch < worker.wanted]
+        worker.read = {lease.number: lease for lease in here}
+
     def enters(self, worker: SimWorker, assignment: Assignment) -> None:
         """A worker goes to the rendezvous of its next ring."""
         after_step = assignment.after_step

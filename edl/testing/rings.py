@@ -189,10 +189,10 @@ class Rings:
         for worker in able:
             share = worker.share
             assert share is not None
-            if share.covered_step > worker.step:
-                supplied.append(worker)
-            elif share.last or sees_the_end(worker, self.job.spec):
+            if self._is_at_end(worker):
                 self.job.end_script(worker)
+            elif share.covered_step > worker.step:
+                supplied.append(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
                 self.job.broken(worker, "connection reset by peer")
@@ -201,6 +201,19 @@ class Rings:
         elif supplied and any(worker.stalled for worker in here):
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
+
+    def _is_at_end(self, worker: SimWorker) -> bool:
+        """No sample is left for its script. If it asks for each epoch by itself, it has begun the one that is due."""
+        spec, share = self.job.spec, worker.share
+        assert share is not None
+        if not spec.open_ended:
+            return share.covered_step <= worker.step and (share.last or sees_the_end(worker, spec))
+        while pass_is_over(worker):
+            if worker.wanted == spec.epochs:
+                return True
+            self.job.begin_pass(worker)
+        self.job.checks.reads(worker)
+        return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is Doing.TRAINING
@@ -241,6 +254,14 @@ def sees_the_end(worker: SimWorker, spec: DataSpec) -> bool:
     lease = lease_at(worker, worker.step) if spec.by_sample else None
     last = lease is not None and lease.final and lease.until_step == worker.step
     return last and lease is not None and (lease.epoch == spec.epochs - 1 or not spec.whole_epochs)
+
+
+def pass_is_over(worker: SimWorker) -> bool:
+    """All samples of the epochs that its script has begun are trained."""
+    lease, share = lease_at(worker, worker.step + 1), worker.share
+    if lease is not None:
+        return lease.epoch >= worker.wanted
+    return share is not None and share.last and share.epochs >= worker.wanted
 
 
 def lease_at(worker: SimWorker, step: int) -> Lease | None:

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import random
 
+import msgspec
+
 from edl.protocol.data import DataSpec
 from edl.testing.faults import draw
 from edl.testing.simulation import SimJob
@@ -29,6 +31,8 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
         whole_epochs=source.random() < 0.5,
         by_sample=source.random() < 0.1,
     )
+    if spec.whole_epochs and not spec.by_sample:
+        spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)  # noqa: S311
     minimum = source.choice((1, 1, 1, min(2, workers)))
     maximum = source.choice((0, 0, workers + 2))
     job = job_class(
@@ -43,4 +47,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
     if source.random() < 0.3:
         job.after(0.3 * within_s, job.demand, source.randint(minimum, maximum or 4))
+    slow = random.Random(f"slow {seed}")  # noqa: S311
+    if slow.random() < 0.2:
+        job.after(slow.random() * within_s, job.replace_one)
     return job

@@ -17,7 +17,7 @@ from heapq import heappop, heappush
 from typing import Any
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Input, Registered, Reported, ScaleAsked, TookOver, Vanished
+from edl.core.inputs import Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
 from edl.core.job import OVER, JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
@@ -276,6 +276,19 @@ class SimJob:
         elif True in said and self.durable.target == size:
             self.start_missing()
 
+    def replace_one(self) -> None:
+        """The job's own policy wants another worker in the place of one; whoever starts workers sees it."""
+        if self.durable.roster:
+            worker = self.random.choice(self.durable.roster)
+            self.note(f"{worker} is to be replaced")
+            self._call(Ruled(self.durable.target, (worker,), "too slow", {}, act=True))
+            for turn in range(1, 8):
+                self.after(turn * SESSION_S / 4, self._start_for_the_slow)
+
+    def _start_for_the_slow(self) -> None:
+        if self.durable.state not in OVER:
+            self.start_missing()
+
     def demand(self, size: int) -> None:
         """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
         self.ask(size)
@@ -468,6 +481,11 @@ class SimJob:
         self.rings.missed(worker)
         self._stir(worker)
         self.look(worker)
+
+    def begin_pass(self, worker: SimWorker) -> None:
+        """The script asks for one more epoch."""
+        worker.wanted += 1
+        self._stir(worker)
 
     def end_script(self, worker: SimWorker) -> None:
         """The generator has come to its end."""

@@ -47,6 +47,9 @@ class SoloFeed:
             self._wait_for(lambda: not self.newcomer and (self._after(after) is not None or self._dry()))
             return self._after(after)
 
+    def loaded(self, nanoseconds: int) -> None:
+        """Nobody asks."""
+
     def rehearsing(self) -> bool:
         return self.newcomer
 
@@ -77,7 +80,8 @@ class SoloFeed:
 
     def _after(self, number: int) -> Lease | None:
         self.ledger.grant(self.committed + HORIZON_STEPS)
-        return next(iter(self.ledger.leases("w", number)), None)
+        lease = next(iter(self.ledger.leases("w", number)), None)
+        return None if lease is None or lease.epoch >= self.ledger.spec.epochs else lease
 
     def _dry(self) -> bool:
-        return self.ledger.fully_leased and self.committed >= self.ledger.covered_step
+        return self.ledger.fully_leased and self.committed >= self.ledger.wanted_step

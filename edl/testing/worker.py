@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from enum import Enum
 
+import msgspec
+
 from edl.core.agreement import has_state
 from edl.core.seat import NEVER, Seat
 from edl.protocol.assignment import Assignment, Orders, Share
-from edl.protocol.data import DataSpec
+from edl.protocol.data import DataSpec, Lease
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
 
@@ -50,6 +52,7 @@ class SimWorker:
         "opened",
         "orders",
         "phase",
+        "read",
         "reason",
         "rehearsed",
         "report_due",
@@ -59,6 +62,7 @@ class SimWorker:
         "stalled",
         "step",
         "tainted",
+        "wanted",
     )
 
     def __init__(self, worker: str) -> None:
@@ -74,6 +78,8 @@ class SimWorker:
         self.tainted = False  # a copy of the state broke off: it must not become anybody's
         self.rehearsed = False
         self.opened = False
+        self.wanted = 1  # epochs, where each pass asks for one more
+        self.read: dict[int, Lease] = {}  # what its pipeline may have read ahead of, by number
         self.assignment: Assignment | None = None  # while it enters
         self.share: Share | None = None
         self.leases_of = 0  # the generation by whose leases `step` was trained
@@ -119,12 +125,15 @@ class SimWorker:
             step=self.step,
             leases_of=self.leases_told,
             step_time_s=step_time_s if self.step > self.entered else 0.0,
-            data=spec if self.opened else None,
+            data=self._data(spec) if self.opened else None,
             pause=None,
             leaving=self.leaving,
             reason=self.reason,
             missed=self.missed,
         )
+
+    def _data(self, spec: DataSpec) -> DataSpec:
+        return msgspec.structs.replace(spec, epochs=self.wanted) if spec.open_ended else spec
 
     def hear(self) -> bool:
         """Take the share of this generation, if the orders have it. False: they have not."""

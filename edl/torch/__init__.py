@@ -2,6 +2,8 @@
 
 The names here and in `edl.tensorflow` are the same, with the same meaning and the same signatures. A script uses one of
 the two; a process has one seat in one job.
+
+A script of Horovod's writes `import edl.torch as hvd`: `hvd.elastic` is there, and so are Horovod's collectives.
 """
 
 from __future__ import annotations
@@ -14,15 +16,14 @@ from torch.utils.data import Dataset
 
 from edl import errors
 from edl.runtime.endings import Leaving
-from edl.runtime.trainer import Trainer
-from edl.torch.framework import TorchFramework
+from edl.torch import elastic as elastic
+from edl.torch import horovod_names
 from edl.torch.loader import ElasticLoader, check
+from edl.torch.process import framework as _framework
+from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
-
-_framework = TorchFramework()
-_trainer = Trainer(_framework)
 
 init = _trainer.init
 shutdown = _trainer.shutdown
@@ -36,6 +37,8 @@ rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 on_resize = _trainer.on_resize
 register = _trainer.register
+report = _trainer.report
+scale_rate = _trainer.scale_rate
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -98,6 +101,11 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
     return Records(_trainer.opening(source, format))
 
 
+def __getattr__(name: str) -> Any:
+    """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
+    return horovod_names.lookup(__name__, name)
+
+
 __all__ = [
     "ElasticDataLoader",
     "ElasticDataset",
@@ -114,6 +122,8 @@ __all__ = [
     "rank",
     "register",
     "rehearsing",
+    "report",
+    "scale_rate",
     "shutdown",
     "size",
     "step",

@@ -7,6 +7,7 @@ Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`e
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -18,7 +19,7 @@ from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
-from edl.torch.state import synchronize
+from edl.torch.state import synchronize, synchronize_rest
 
 
 class TorchBytes:
@@ -46,6 +47,7 @@ class TorchFramework:
         prepare_environment()
         self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
         self._share = Share()
+        self._rate = 1.0
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
@@ -56,18 +58,30 @@ class TorchFramework:
         optimizer: torch.optim.Optimizer,
         model: torch.nn.Module | None,
         named_parameters: Iterable[tuple[str, torch.Tensor]] | None,
+        passes: int = 1,
     ) -> None:
-        """Carries out `edl.torch.Optimizer`."""
+        """Carries out `edl.torch.Optimizer`. `passes`: how often `backward()` adds up before gradients are averaged."""
         check_optimizer(optimizer)
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
-        reducer = Reducer(trainer, self.ring, self._share, names_of(optimizer, model, named_parameters, prefix))
+        reducer = Reducer(trainer, self.ring, self._share, names_of(optimizer, model, named_parameters, prefix), passes)
+        reducer.rate = self._rate
         attach(optimizer, reducer)
-        self._optimizers.append(optimizer)
         self._reducers.append(reducer)
-        if model is not None and not any(model is known for known in self._models):
-            self._models.append(model)
+        self.track(optimizer)
+        if model is not None:
+            self.track(model)
+
+    def track(self, what: torch.nn.Module | torch.optim.Optimizer) -> None:
+        """Let it travel to newcomers."""
+        known: list[Any] = self._models if isinstance(what, torch.nn.Module) else self._optimizers
+        if not any(what is one for one in known):
+            known.append(what)
+
+    def updates(self) -> int:
+        """How many updates the wrapped optimizers have made here."""
+        return sum(reducer.updates for reducer in self._reducers)
 
     # ------------------------------------------------------------------------------------- the runtime's port
 
@@ -82,8 +96,20 @@ class TorchFramework:
             )
         return synchronize(self, self.ring, root)
 
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        buffers = [buffer for model in self._models for buffer in model.buffers()]
+        synchronize_rest([] if only_statistics else self._optimizers, buffers, self.ring, root)
+
     def set_weight(self, weight: float) -> None:
         self._share.set(weight)
+
+    def scale_rates(self) -> None:
+        """They do in any case."""
+
+    def set_rate(self, factor: float) -> None:
+        self._rate = factor
+        for reducer in self._reducers:
+            reducer.rate = factor
 
     def discard(self) -> None:
         for reducer in self._reducers:

@@ -25,7 +25,7 @@ OURS = {
 }
 
 
-class _Runs(Sampler[list[int]]):
+class Runs(Sampler[list[int]]):
     """What the DataLoader takes for its batch sampler: one run at a time."""
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class ElasticLoader(DataLoader[Any]):
     """One batch a step. An iteration is all `epochs` of `shards`, or the next epoch if it has no number of them."""
 
     def __init__(self, dataset: Dataset[Any], shards: ShardGenerator, batch_size: int, loading: dict[str, Any]) -> None:
-        self._runs = _Runs()
+        self._runs = Runs()
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
         super().__init__(dataset, batch_sampler=self._runs, **loading)

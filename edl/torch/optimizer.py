@@ -10,14 +10,17 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import MethodType
+from types import CodeType, FrameType, MethodType
 from typing import Any
 
 import torch
 
 from edl.errors import UsageError
 from edl.torch.reducer import Reducer
+
+_STEP_OF_SCALER = torch.amp.GradScaler._maybe_opt_step.__code__
 
 
 class _Void(Exception):
@@ -35,15 +38,24 @@ class Elastic:
         if reducer is None:
             return super().step(closure)  # type: ignore[misc]
         if closure is not None:
-            with contextlib.suppress(_Void):
-                return super().step(functools.partial(_reduced, reducer, closure))  # type: ignore[misc]
+            with contextlib.suppress(_Void), _rates_times(self, reducer.rate):
+                loss = super().step(functools.partial(_reduced, reducer, closure))  # type: ignore[misc]
+                reducer.updates += 1
+                return loss
             return None
         if not reducer.finished:
+            if _STEP_OF_SCALER in _callers(sys._getframe(1)):
+                raise UsageError(
+                    "GradScaler.step(optimizer): it has looked for inf in gradients that are not averaged yet, so that "
+                    "workers could come to differ; call optimizer.synchronize() after backward(), before the scaler"
+                )
             reducer.finish()
         reducer.finished = False
         if reducer.voided:
             return None
-        return super().step()  # type: ignore[misc]
+        reducer.updates += 1
+        with _rates_times(self, reducer.rate):
+            return super().step()  # type: ignore[misc]
 
     step.hooked = True  # type: ignore[attr-defined] # torch must not run the step hooks twice; the inherited step runs them
 
@@ -73,6 +85,27 @@ class Elastic:
             last = len(self.param_groups) - 1  # type: ignore[attr-defined]
             for index, parameter in enumerate(self.param_groups[last]["params"]):  # type: ignore[attr-defined]
                 self._edl.add(parameter, f"group.{last}.{index}")
+
+
+@contextlib.contextmanager
+def _rates_times(optimizer: Any, factor: float) -> Iterator[None]:
+    """Inside, the learning rates are so many times theirs; a scheduler never sees that."""
+    if factor == 1.0:
+        yield
+        return
+    rates = [group["lr"] for group in optimizer.param_groups]
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * factor
+    try:
+        yield
+    finally:
+        for group, rate in zip(optimizer.param_groups, rates, strict=True):
+            group["lr"] = rate
+
+
+def _callers(frame: FrameType | None) -> list[CodeType]:
+    """The nearest two: a scheduler may have wrapped the step."""
+    return [one.f_code for one in (frame, frame and frame.f_back) if one is not None]
 
 
 def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:

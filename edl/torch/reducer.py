@@ -11,6 +11,8 @@ instead of raising in the middle of backward.
 from __future__ import annotations
 
 import contextlib
+import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -28,7 +30,9 @@ from edl.runtime.framework import StepPort
 class Reducer:
     """One per optimizer. Its life goes in steps: gradients become ready, `finish` waits for them all."""
 
-    def __init__(self, trainer: StepPort, ring: HorovodRing, share: Share, names: dict[torch.Tensor, str]) -> None:
+    def __init__(
+        self, trainer: StepPort, ring: HorovodRing, share: Share, names: dict[torch.Tensor, str], passes: int = 1
+    ) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
@@ -38,6 +42,10 @@ class Reducer:
         self._reducing = False  # this step needs collectives, and none has failed yet
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
+        self._passes = passes  # of backward, before a gradient is averaged
+        self._passed: Counter[torch.Tensor] = Counter()
+        self.updates = 0  # made since the script began
+        self.rate = 1.0  # what learning rates are multiplied by in the coming step
         self.finished = False  # by the script's own call of synchronize(): step() need not do it again
         for parameter, name in names.items():
             self.add(parameter, name)
@@ -64,12 +72,14 @@ class Reducer:
         """Waits until all gradients are averaged. A failure voids the mini-batch; the caller asks `voided`."""
         if not self._begun:
             self._begin()
+        began = time.perf_counter_ns()
         try:
             self._reduce_missing()
             for wait in self._handles.values():
                 wait()
         except hvd.HorovodInternalError as error:
             self._fail(error)
+        self._trainer.waited(time.perf_counter_ns() - began)
         self.discard()
 
     def mean(self, loss: Any) -> Any:
@@ -87,15 +97,17 @@ class Reducer:
         """The script drops gradients that are on their way: let them arrive first, as they do on all other ranks."""
         if self._handles:
             self.finish()
+        self._passed.clear()
         self._begun = False
 
     def discard(self) -> None:
         self._handles.clear()
+        self._passed.clear()
         self._begun = False
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
-            if self._paused:
+            if self._paused or not self._is_last_pass(parameter):
                 return
             if not self._begun:
                 self._begin()
@@ -113,8 +125,14 @@ class Reducer:
 
         return ready
 
+    def _is_last_pass(self, parameter: torch.Tensor) -> bool:
+        if self._passes == 1:
+            return True
+        self._passed[parameter] += 1
+        return self._passed[parameter] >= self._passes
+
     def _begin(self) -> None:
-        self._begun = True
+        self._begun, self.finished = True, False
         self._trainer.before_reduce()
         size = self._ring.size
         self._reducing = size > 1 and not self._trainer.voided

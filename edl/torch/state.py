@@ -58,6 +58,28 @@ def synchronize(holder: Holder, ring: Ring, root: int) -> int:
         return len(head) + broadcast_tensors(contents, root, receive=place.rank != root)
 
 
+def synchronize_rest(
+    optimizers: list[torch.optim.Optimizer], buffers: list[torch.Tensor], ring: Ring, root: int
+) -> None:
+    """Carries out `Framework.synchronize_rest`."""
+    place = ring.place
+    if place is None or place.size == 1:
+        return
+    contents = list(buffers)
+    if optimizers:
+        mine = list(buffers)
+        groups = [_hyper_parameters_of(optimizer, mine) for optimizer in optimizers]
+        head = ring.broadcast(msgspec.msgpack.encode(groups) if place.rank == root else None, root)
+        if place.rank == root:
+            contents = mine
+        else:
+            adoption = _Adoption(f"the optimizers of rank {place.rank} are not those of rank {root}", contents)
+            for optimizer, hyper in zip(optimizers, msgspec.msgpack.decode(head, type=list[Node]), strict=True):
+                adoption.adopt_hyper_parameters(optimizer, hyper)
+    with torch.no_grad():
+        broadcast_tensors(contents, root, receive=place.rank != root)
+
+
 # ---------------------------------------------------------------------------------------------------- description
 
 
@@ -65,7 +87,7 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
     """What the root has. Appends the optimizers' tensors to `contents`."""
     optimizers = tuple(
         (
-            describe([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents),
+            _hyper_parameters_of(optimizer, contents),
             describe(_states(optimizer), "optimizer.state", contents),
         )
         for optimizer in holder.optimizers()
@@ -86,10 +108,10 @@ class _Adoption:
         optimizers = list(holder.optimizers())
         self._check_number("optimizers", len(optimizers), len(described.optimizers))
         for optimizer, (hyper, states) in zip(optimizers, described.optimizers, strict=True):
-            self._adopt_hyper_parameters(optimizer, hyper)
+            self.adopt_hyper_parameters(optimizer, hyper)
             self._adopt_states(optimizer, states)
 
-    def _adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+    def adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
         theirs = node.items if isinstance(node, Sequence) else ()
         self._check_number("parameter groups", len(optimizer.param_groups), len(theirs))
         for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
@@ -120,6 +142,10 @@ class _Adoption:
             f"{self._complaint}: {mine} here, {theirs} there. "
             "All workers must build the same model and wrap the same optimizers, in the same order"
         )
+
+
+def _hyper_parameters_of(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
+    return describe([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents)
 
 
 def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:

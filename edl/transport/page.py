@@ -5,7 +5,7 @@ moves such a word with one store or load, so nobody takes a lock. Each word stan
 one word that another, written before it, has arrived. What must travel together goes through the pipe.
 
     offset   0  magic, version                                              whoever creates the page
-            64  step                                                        the trainer
+            64  step, waited, loaded                                        the trainer
            128  attention_step, flags                                       the daemon
 
 The two writers' words lie in cache lines of their own. Put the file in memory (/dev/shm, $XDG_RUNTIME_DIR) where
@@ -30,12 +30,14 @@ except ImportError:
 NEVER: Final = 2**63 - 1  # attention_step: nothing is going to happen
 
 _MAGIC: Final = int.from_bytes(b"edl page", "little")
-_VERSION: Final = 1
+_VERSION: Final = 2
 _BYTES: Final = 4096
 
 _AT_MAGIC: Final = 0
 _AT_VERSION: Final = 1
 _AT_STEP: Final = 8
+_AT_WAITED: Final = 9
+_AT_LOADED: Final = 10
 _AT_ATTENTION_STEP: Final = 16
 _AT_FLAGS: Final = 17
 
@@ -99,6 +101,22 @@ class Page:
     def step(self) -> int:
         """The newest step that this worker has applied (I5)."""
         return self._words[_AT_STEP]
+
+    @property
+    def waited_ns(self) -> int:
+        """For how long the trainer has waited for its peers, in all: for gradients to be averaged."""
+        return self._words[_AT_WAITED]
+
+    def add_waited(self, nanoseconds: int) -> None:
+        self._words[_AT_WAITED] += nanoseconds
+
+    @property
+    def loaded_ns(self) -> int:
+        """For how long the trainer has waited for samples, in all."""
+        return self._words[_AT_LOADED]
+
+    def add_loaded(self, nanoseconds: int) -> None:
+        self._words[_AT_LOADED] += nanoseconds
 
     def count(self) -> Count:
         """What writes `step`."""

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import ast
+import configparser
 import re
+import subprocess
 from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
 import pytest
+import yaml
 
+from edl.config import TABLE
 from edl.core import members
 from edl.core.members import TRANSITIONS
 from edl.events import Kind
@@ -17,7 +21,8 @@ from edl.protocol import tree
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-PAGES = sorted([ROOT / "README.md", ROOT / "CHANGELOG.md", *DOCS.rglob("*.md")])
+BESIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "data/README.md", "examples/README.md")]
+PAGES = sorted([*BESIDE, *DOCS.rglob("*.md")])
 PICTURE = re.compile(r"^ +\(new\) .*?(?=\n\n|\n```)", re.DOTALL | re.MULTILINE)  # with the line above it left out
 FILES = re.compile(r"(?:\.?[\w-]+/)*[\w-]+\.(?:py|md|toml|cpp)\b|(?:scripts|\.ci)/[\w-]+")
 OF_USERS = {"train.py", "hosts.py"}  # stand for the reader's own script
@@ -86,7 +91,7 @@ def test_files_that_are_named_exist(page: Path) -> None:
 
 @every_page
 def test_commands_name_files_that_exist(page: Path) -> None:
-    for block in fenced(page, ""):
+    for block in (*fenced(page, ""), *fenced(page, "bash")):
         for name in FILES.findall(block):
             assert name in OF_USERS or (ROOT / name).exists() or (page.parent / name).exists(), f"{block}: {name}"
         for module in MODULES.findall(block):
@@ -101,6 +106,31 @@ def test_python_listings_compile(page: Path) -> None:
         if lines[-1].endswith(":"):  # the head of a loop, to show how it begins
             lines.append("    ...")
         ast.parse("\n".join(lines))
+
+
+@every_page
+def test_shell_scripts_are_scripts(page: Path) -> None:
+    for block in fenced(page, "bash"):
+        done = subprocess.run(["bash", "-n"], input=block, capture_output=True, text=True, check=False)
+        assert not done.stderr, f"{block}: {done.stderr}"
+
+
+@every_page
+def test_manifests_and_units_can_be_read(page: Path) -> None:
+    for block in fenced(page, "yaml"):
+        for manifest in yaml.safe_load_all(block):
+            assert {"apiVersion", "kind", "metadata"} <= manifest.keys()
+    for block in fenced(page, "ini"):
+        unit = configparser.ConfigParser(interpolation=None)
+        unit.optionxform = str  # type: ignore[assignment,method-assign]
+        unit.read_string(block)
+        assert "ExecStart" in unit["Service"]
+
+
+@pytest.mark.parametrize("name", ["plain-processes", "slurm", "kubernetes"])
+def test_pages_about_launching_name_variables_that_exist(name: str) -> None:
+    known = {variable for setting in TABLE for variable in setting.variables}
+    assert set(re.findall(r"EDL_[A-Z_]+", (DOCS / f"{name}.md").read_text())) <= known
 
 
 # ------------------------------------------------------------------------------------------------ what the code has

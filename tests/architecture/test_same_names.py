@@ -31,22 +31,36 @@ print(json.dumps({
                 if name in sys.modules],
 }))
 """
+TWINS = """
+import importlib, inspect, json, sys
+face, original = sys.argv[1:]
+ours, theirs = importlib.import_module(face), importlib.import_module(original)
+def parameters(call):
+    return [p.name for p in inspect.signature(call).parameters.values()]
+print(json.dumps({
+    "run": str(inspect.signature(ours.elastic.run)),
+    "ours": {name: parameters(getattr(ours.elastic, name)) for name in ours.elastic.__all__},
+    "theirs": {name: parameters(getattr(theirs.elastic, name)) for name in theirs.elastic.__all__},
+    "optimizers": [parameters(ours.DistributedOptimizer), parameters(theirs.DistributedOptimizer)],
+}))
+"""
 CONTRACT = {
     "init", "shutdown", "Optimizer", "register", "elastic_shard_generator", "notify_batch_end", "rank", "size",
     "local_rank", "step", "epoch", "generation", "rehearsing", "on_resize", "Leaving", "errors",
 }  # fmt: skip
 
 
+def looked(program: str, *arguments: str) -> Any:
+    """What a program prints, in a process of its own."""
+    command = [sys.executable, "-c", program, *arguments]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout.splitlines()[-1])
+
+
 @pytest.fixture(scope="module")
 def faces() -> dict[str, Any]:
-    """What is found in each face, in a process of its own."""
-    found = {}
-    for face in ("edl.torch", "edl.tensorflow"):
-        command = [sys.executable, "-c", LOOK, face]
-        result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-        assert result.returncode == 0, result.stderr
-        found[face] = json.loads(result.stdout.splitlines()[-1])
-    return found
+    return {face: looked(LOOK, face) for face in ("edl.torch", "edl.tensorflow")}
 
 
 def test_the_names_of_the_contract_are_there(faces: dict[str, Any]) -> None:
@@ -74,3 +88,16 @@ def test_signatures_are_the_same(faces: dict[str, Any]) -> None:
 def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
     assert faces["edl.torch"]["modules"] == ["torch", "horovod.torch"]
     assert faces["edl.tensorflow"]["modules"] == ["tensorflow", "keras", "horovod.tensorflow"]
+
+
+def test_the_names_of_horovods_elastic_scripts_are_there() -> None:
+    """With their arguments, in both faces."""
+    frameworks = ("torch", "tensorflow")
+    found = {name: looked(TWINS, f"edl.{name}", f"horovod.{name}") for name in frameworks}
+    assert found["torch"]["run"] == found["tensorflow"]["run"]
+    for twins in found.values():
+        assert set(twins["theirs"]) <= set(twins["ours"])
+        assert all(twins["ours"][name] == arguments for name, arguments in twins["theirs"].items())
+    ours, theirs = found["torch"]["optimizers"]
+    assert ours == theirs
+    assert found["tensorflow"]["optimizers"][0][0] == found["tensorflow"]["optimizers"][1][0]

@@ -37,8 +37,12 @@ class Edl:
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
         """`under`: a command that starts it, such as nohup."""
+        return self.start_command([*under, *MAIN, *arguments], **environ)
+
+    def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:
+        """Something else than `edl`, in the same surroundings."""
         process = subprocess.Popen(
-            [*under, *MAIN, *arguments],
+            command,
             env={**self.environ, **environ},
             cwd=self.cwd,
             stdin=subprocess.DEVNULL,

@@ -152,7 +152,7 @@ async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(tmp_p
     with socket.create_server(("127.0.0.1", 0)) as squatter:
         ports = [squatter.getsockname()[1], free_port()]
         wanted = ports[1]
-        monkeypatch.setattr(server, "free_port", lambda: ports.pop(0))
+        monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
         local = await LocalServer.start(tmp_path / "zk")
     assert local.port == wanted
     await local.stop()
@@ -161,7 +161,7 @@ async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(tmp_p
 async def test_another_zookeeper_on_the_port_is_not_taken_for_ours(local, tmp_path, monkeypatch):
     ports = [local.port, free_port()]
     wanted = ports[1]
-    monkeypatch.setattr(server, "free_port", lambda: ports.pop(0))
+    monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
     second = await LocalServer.start(tmp_path / "other")
     assert second.port == wanted
     await second.stop()
@@ -400,3 +400,29 @@ async def test_credentials_of_another_job_do_not_open_a_used_folder(tmp_path):
         await LocalServer.start(tmp_path / "zk", digest=Digest("edl", "two"))
     again = await LocalServer.start(tmp_path / "zk", digest=Digest("edl", "one"))
     await again.stop()
+
+
+async def test_it_can_be_started_by_hand_and_ends_by_a_signal(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "edl.coordination", str(tmp_path / "zk"), str(port)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert await process.stdout.readline() == f"EDL_COORDINATOR=127.0.0.1:{port}\n".encode()
+    store = await zookeeper.connect(Coordinator(f"127.0.0.1:{port}"), 4.0)
+    await store.create("/kept", b"1")
+    await store.close()
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+    again = await LocalServer.start(tmp_path / "zk")
+    store = await zookeeper.connect(again.coordinator, 4.0)
+    assert (await store.read("/kept")).value == b"1"
+    await store.close()
+    await again.stop()
+
+
+async def test_what_keeps_it_from_starting_by_hand_is_one_line(local, tmp_path):
+    command = [sys.executable, "-m", "edl.coordination", str(tmp_path / "other"), str(local.port)]
+    process = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+    _, err = await process.communicate()
+    assert process.returncode == 1
+    assert err.startswith(b"edl: ")
+    assert err.count(b"\n") == 1

@@ -169,6 +169,52 @@ def test_a_step_after_synchronize_reduces_once(framework: Any) -> None:
     assert job.trainer.before == 2
 
 
+@pytest.mark.parametrize("backwards", [1, 2])
+def test_gradients_add_up_over_passes(framework: Any, backwards: int) -> None:
+    """As many as DistributedOptimizer(backward_passes_per_step=2) says, or fewer in a short last mini-batch."""
+    job, plain = Job(framework, wrapped=False), Job(framework, wrapped=False)
+    framework.wrap(job.trainer, job.optimizer, job.model, None, 2)
+    for _ in range(2):
+        job.optimizer.zero_grad()
+        plain.optimizer.zero_grad()
+        for _ in range(backwards):
+            job.backward()
+            plain.backward()
+        job.optimizer.step()
+        plain.optimizer.step()
+    assert torch.equal(job.weights(), plain.weights())
+    assert (job.trainer.before, framework.updates() >= 2) == (2, True)
+
+
+def test_a_scaled_loss_is_looked_at_after_averaging(framework: Any) -> None:
+    job, scaler = Job(framework), torch.amp.GradScaler("cpu", init_scale=8.0)
+
+    def step(*, averaged: bool) -> None:
+        job.optimizer.zero_grad()
+        scaler.scale(job.model(torch.ones(2, 3)).pow(2).mean()).backward()
+        if averaged:
+            job.optimizer.synchronize()
+        scaler.step(job.optimizer)
+        scaler.update()
+
+    before = job.weights()
+    step(averaged=True)
+    assert not torch.equal(job.weights(), before)
+    with pytest.raises(UsageError, match=r"call optimizer.synchronize\(\) after backward"):
+        step(averaged=False)
+
+
+def test_a_step_that_a_scaler_skips_does_not_spoil_the_next(framework: Any) -> None:
+    job = Job(framework)
+    job.backward()
+    job.optimizer.synchronize()  # and no step()
+    job.optimizer.zero_grad()
+    job.backward()
+    job.optimizer.step()
+    assert job.trainer.before == 2
+    assert framework.updates() >= 1
+
+
 def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
     job = Job(framework)
     more = torch.nn.Parameter(torch.ones(1))

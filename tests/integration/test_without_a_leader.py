@@ -1,7 +1,6 @@
 """Nobody leads: training goes on, and a scaling is carried out later.
 
-Short forms of benchmarks/leaders.py. The jobs know all their epochs from the beginning:
-whoever asks for one more when one has ended needs a leader then.
+Short forms of benchmarks/leaders.py.
 """
 
 from __future__ import annotations
@@ -40,8 +39,9 @@ def kinds(job: Job) -> list[str]:
     return [event["kind"] for event in job.events()]
 
 
-def test_no_step_waits_for_the_next_leader(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, epochs=16, EDL_SESSION_TIMEOUT="10")
+@pytest.mark.parametrize("epochs", [16, None], ids=["epochs at once", "epochs one by one"])
+def test_no_step_waits_for_the_next_leader(edl, tmp_path, epochs):
+    job = Job(edl, tmp_path / "out", workers=2, epochs=epochs, EDL_SESSION_TIMEOUT="10")
     job.wait_size(2)
     job.wait_steps(FIRST_STEPS)  # from then on leases reach two session time-outs ahead
     os.kill(leader_of(job.status())["daemon_pid"], signal.SIGKILL)

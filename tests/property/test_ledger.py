@@ -28,6 +28,13 @@ EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))
 EVENTS_PER_JOB = 60
 MOST_WORKERS = 6
 MOST_EPOCHS = 6
+MODES = [  # whole_epochs, by_sample, open_ended
+    (True, False, False),
+    (True, False, True),
+    (True, True, False),
+    (False, True, False),
+    (False, False, False),
+]
 
 Sample = tuple[int, int]  # epoch, position
 
@@ -46,27 +53,58 @@ class Twin:
         self.held: dict[str, dict[int, list[Sample]]] = {}  # worker -> step -> samples
         self.numbers: Counter[str] = Counter()
         self.until: dict[str, int] = {}
+        self.leases: dict[str, list[Lease]] = {}
         self.step = 0
-        self.want(0, spec.epochs)
+        self.epochs = self.known = 0  # wanted; and whose samples are in one of the three sets
+        self.want(spec.epochs)
 
-    def want(self, before: int, epochs: int) -> None:
-        self.unassigned |= {(epoch, at) for epoch in range(before, epochs) for at in range(self.spec.total)}
-        self.epochs = epochs
+    def want(self, epochs: int) -> None:
+        self.epochs = max(self.epochs, epochs)
+        self.know(self.epochs)
+
+    def know(self, epochs: int) -> None:
+        new = range(self.known, epochs)
+        self.unassigned |= {(epoch, at) for epoch in new for at in range(self.spec.total)}
+        self.known = max(self.known, epochs)
+
+    def missing(self) -> set[Sample]:
+        """Wanted, and in nobody's hands."""
+        return {sample for sample in self.unassigned if sample[0] < self.epochs}
+
+    def epoch_of(self, step: int) -> int:
+        leases = (lease for leases in self.leases.values() for lease in leases)
+        return max((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), default=-1)
+
+    def withdraw(self) -> None:
+        """The epoch of the next step may have begun; no later one can, unless somebody has said so."""
+        begun = max(self.epochs, self.epoch_of(self.step + 1) + 1)
+        for worker, leases in self.leases.items():
+            while leases and leases[-1].epoch >= begun:
+                lease = leases.pop()
+                for step in range(max(lease.after_step, self.step) + 1, lease.until_step + 1):
+                    self.put_back(self.held[worker].pop(step))
+                self.numbers[worker], self.until[worker] = lease.number - 1, max(lease.after_step, self.step)
 
     def enter(self, roster: list[str], step: int) -> None:
         self.commit(step)
+        if self.spec.open_ended:
+            self.withdraw()
         for worker in set(self.held) - set(roster):
+            del self.leases[worker]
             for samples in self.held.pop(worker).values():
                 self.put_back(samples)
         for worker in roster:
             if worker not in self.held:
                 self.held[worker], self.numbers[worker], self.until[worker] = {}, 0, step
+                self.leases[worker] = []
 
     def put_back(self, samples: list[Sample]) -> None:
         assert not self.unassigned & set(samples)
         self.unassigned |= set(samples)
 
     def commit(self, step: int) -> None:
+        if self.spec.open_ended:  # what is trained was begun
+            self.want(self.epoch_of(step) + 1)
         for steps in self.held.values():
             for done in [one for one in steps if one <= step]:
                 samples = steps.pop(done)
@@ -76,12 +114,14 @@ class Twin:
 
     def lease(self, worker: str, lease: Lease) -> None:
         samples = samples_of(lease)
+        assert lease.epoch < self.epochs or (self.spec.open_ended and not self.missing()), "on speculation too early"
         assert set(samples) <= self.unassigned, "I6: leased what is not unassigned"
         assert len(set(samples)) == len(samples)
         assert lease.number == self.numbers[worker] + 1
         assert lease.after_step == self.until[worker]
         self.unassigned -= set(samples)
         self.numbers[worker], self.until[worker] = lease.number, lease.until_step
+        self.leases[worker].append(lease)
         for offset in range(lease.steps):
             step = lease.after_step + 1 + offset
             share = samples[offset * lease.batch : (offset + 1) * lease.batch]
@@ -117,11 +157,11 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         total=st.integers(1, 60),
         epochs=st.integers(1, 3),
         batch=st.integers(1, 5),
-        mode=st.sampled_from([(True, False), (True, True), (False, True), (False, False)]),
+        mode=st.sampled_from(MODES),
         size=st.integers(0, 4),
     )
     def begin(self, total, epochs, batch, mode, size):
-        spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1])
+        spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1], open_ended=mode[2])
         roster = [self.newcomer() for _ in range(size)]
         self.ledger, self.twin = Ledger(spec, roster), Twin(spec)
         self.twin.enter(roster, 0)
@@ -174,7 +214,10 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         counts = self.ledger.counts()
         assert (counts.trained, counts.leased, counts.unassigned) == self.twin.counts(counts.epoch)
         assert counts.trained + counts.leased + counts.unassigned == counts.total
-        assert self.ledger.fully_leased == (not self.twin.unassigned)
+        assert self.ledger.fully_leased == (not self.twin.missing())
+        left = {one for steps in self.twin.held.values() for samples in steps.values() for one in samples}
+        left = {one for one in left if one[0] < self.twin.epochs}
+        assert self.ledger.validate() == len(left | self.twin.missing())
 
     @invariant()
     def epochs_end_in_order_when_all_of_them_is_trained(self):
@@ -199,6 +242,16 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
                 shares = [x.share(step) for step in range(x.after_step + 1, x.until_step + 1)]
                 if spec.by_sample:
                     assert set(shares[:-1] if x.final else shares) <= {0, x.batch}
+
+    @invariant()
+    def what_is_wanted_lies_before_what_is_leased_on_speculation(self):
+        spec, wanted = self.ledger.spec, self.ledger.wanted_step
+        assert spec.epochs == self.twin.epochs
+        for worker in self.ledger.roster:
+            for lease in self.ledger.leases(worker):
+                assert (lease.epoch < spec.epochs) == (lease.until_step <= wanted)
+        if self.ledger.covered_step > wanted:
+            assert self.ledger.fully_leased
 
     @invariant()
     def totals_are_right_and_never_change_within_a_generation(self):
@@ -232,7 +285,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
                 assert self.ledger.spec.by_sample
                 assert self.ledger.spec.whole_epochs
                 self.want(self.ledger.spec.epochs + 1)
-            self.commit(min(self.ledger.covered_step, self.ledger.step + 3))
+            self.commit(min(self.ledger.wanted_step, self.ledger.step + 3))
         assert self.ledger.exhausted
         assert len(self.twin.trained) == self.ledger.spec.total * self.ledger.spec.epochs
 
@@ -250,12 +303,15 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         given = self.ledger.grant(step)
         assert all(given.values())
         for lease in (lease for leases in given.values() for lease in leases):
-            assert lease.epoch < mode.epochs
             is_round = lease.after_step >= covered
             assert not (is_round and mode.by_sample and lease.final) or lease.after_step == self.ledger.step
-        for worker, leases in given.items():
-            for lease in leases:
-                self.twin.lease(worker, lease)
+        if mode.open_ended:
+            last = max((lease.epoch for leases in given.values() for lease in leases), default=0)
+            self.twin.know(last + 2)
+        for lease, worker in sorted(
+            ((lease, worker) for worker, leases in given.items() for lease in leases), key=lambda one: one[0].after_step
+        ):
+            self.twin.lease(worker, lease)
         leased = [one for leases in given.values() for lease in leases for one in samples_of(lease)]
         assert not leased or not self.twin.unassigned or max(leased) < min(self.twin.unassigned), "not the first ones"
         return bool(given)
@@ -270,10 +326,9 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.totals = {}
 
     def want(self, epochs: int) -> None:
-        before = self.ledger.spec.epochs
         self.ledger.extend(epochs)
-        assert self.ledger.spec.epochs == max(before, epochs)
-        self.twin.want(before, self.ledger.spec.epochs)
+        self.twin.want(epochs)
+        assert self.ledger.spec.epochs == self.twin.epochs
 
 
 def test_the_ledger_does_what_its_naive_twin_does():

@@ -25,7 +25,7 @@ class Worker:
 
     def __init__(self, job: Job, name: str, newcomer: bool) -> None:
         self.job, self.name, self.newcomer = job, name, newcomer
-        self.committed = 0
+        self.committed = self.wanted = 0
         self.shards = ShardGenerator(job.total, self, epochs=job.epochs, default_batch=job.batch, step_timeout_s=0)
         self.loop = self.script()
         if newcomer:
@@ -52,14 +52,18 @@ class Worker:
             yield batch
 
     def open(self, spec: DataSpec) -> None:
+        self.wanted = spec.epochs
         self.job.open(spec)
 
     def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
         ledger = self.job.ledger
         ledger.grant(ledger.step + HORIZON)
         lease = next(iter(ledger.leases(self.name, after)), None)
-        assert lease or (ledger.exhausted and self.committed == ledger.covered_step), "it would have to wait here"
-        return lease
+        if lease is not None and lease.epoch < max(self.wanted, ledger.spec.epochs):
+            return lease
+        assert ledger.exhausted, "it would have to wait here"
+        assert self.committed == ledger.wanted_step
+        return None
 
     def rehearsing(self) -> bool:
         return self.newcomer

@@ -137,6 +137,14 @@ def lets_a_missed_switch_stand(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(job.Sightings, "misses", lambda _seen, _worker, _generation: False)
 
 
+def leaves_leased_what_nobody_can_have_begun(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger.Ledger, "_withdraw", lambda _self: None)
+
+
+def switches_in_an_epoch_that_may_never_begin(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(ledger.Ledger, "wanted_step", ledger.Ledger.covered_step)
+
+
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
     publishes_before_it_writes: {"I9"},
@@ -154,6 +162,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
     lets_a_missed_switch_stand: {"I12"},
+    leaves_leased_what_nobody_can_have_begun: {"I6"},
 }
 
 

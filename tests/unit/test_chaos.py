@@ -103,8 +103,9 @@ def test_what_is_frozen_thaws_in_its_time_and_at_the_end(job: FakeJob) -> None:
         until = time.monotonic() + 5
         while state_of(job.processes[0].pid) != "T":
             assert time.monotonic() < until
-        chaos.wait(0.3)
-        assert state_of(job.processes[0].pid) != "T"
+        while state_of(job.processes[0].pid) == "T":
+            assert time.monotonic() < until
+            chaos.wait(0.02)
         assert state_of(job.processes[2].pid) == "T"
         pid = job.processes[2].pid
         chaos.thaw()
@@ -131,6 +132,26 @@ def test_at_random_somebody_is_left_to_train(job: FakeJob) -> None:
             chaos.strike(Rage(faults=(What.KILL_TRAINER, What.FREEZE_TRAINER, What.LEAVE), freeze_s=(60, 60)))
         assert len(chaos.struck) == 1, "two of three are left then"
         assert chaos.strike(Rage(faults=(What.KILL_DAEMON,))) is not None, "that costs no trainer"
+
+
+def test_between_faults_the_caller_looks_and_may_end_it(job: FakeJob) -> None:
+    looks = []
+
+    def look() -> None:
+        looks.append(len(chaos.struck))
+        if len(chaos.struck) == 2:
+            raise InterruptedError
+
+    with Chaos("j") as chaos, pytest.raises(InterruptedError):
+        chaos.rage(60.0, Rage(faults=(What.JOIN,), every_s=(0.01, 0.02), most=100), look)
+    assert looks == [0, 1, 2]
+
+
+def test_a_rage_ends_in_its_time_and_with_the_job(job: FakeJob) -> None:
+    with Chaos("j") as chaos:
+        assert chaos.rage(0.1, Rage(faults=(What.JOIN,), every_s=(60.0, 60.0))) == []
+        job.state = JobState.FINISHED
+        assert chaos.rage(60.0, Rage(faults=(What.JOIN,), every_s=(0.01, 0.02))) == []
 
 
 def test_a_seed_strikes_the_same(job: FakeJob) -> None:

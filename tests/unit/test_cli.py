@@ -119,7 +119,7 @@ def test_an_interrupt_is_one_line(capsys, monkeypatch):
     def interrupted(arguments: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("edl.cli.parser.run", interrupted)
+    monkeypatch.setattr("edl.cli.run.run", interrupted)
     assert main(["run", "true"]) == 1
     assert capsys.readouterr().err == "edl: interrupted\n"
 
@@ -172,10 +172,13 @@ def typed_flags() -> dict[str, set[str]]:
     }
 
 
+PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
+
+
 def test_each_flag_has_a_twin_in_the_environment():
     twins = {flag: setting.variables for setting in TABLE for flag in setting.flags}
     for flags in typed_flags().values():
-        for flag in flags - {"--json", "--follow", "--wait", "--timeout"}:
+        for flag in flags - {"--json", "--follow", "--wait", "--timeout", "--hosts"} - PROFILE:
             assert f"EDL_{flag.strip('-').replace('-', '_').upper()}" in twins[flag]
 
 
@@ -193,12 +196,15 @@ def test_switches_have_one_too(flag, monkeypatch, capsys):
 def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
     text = DOCS.read_text()
     told = {flag for flag in FLAG.findall(text) if flag.startswith("--") or flag == "-np"}
-    assert told - {"--version", "--help", "--epochs"} == set().union(*typed_flags().values())
+    of_others = {"--epochs", "--host-discovery-script", "--network-interfaces"}
+    assert told - {"--version", "--help"} - of_others == set().union(*typed_flags().values())
     variables = {name for setting in TABLE for name in setting.variables}
     assert variables <= set(re.findall(r"EDL_[A-Z_]+", text))
 
 
-@pytest.mark.parametrize("command", ["run", "status", "events", "scale", "stop", "data", "data verify", "doctor"])
+@pytest.mark.parametrize(
+    "command", ["run", "status", "events", "scale", "stop", "hosts", "data", "data verify", "doctor"]
+)
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:
         main([*command.split(), "--help"])

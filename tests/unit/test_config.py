@@ -82,8 +82,8 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "job": "mnist", "coordinator": "zk:1/x", "secret_file": tmp_path / "s", "np": 2, "min_workers": 1,
         "max_workers": 4, "max_restarts": 3, "batch_size": 64, "session_timeout_s": 4.5, "step_timeout_s": 30,
         "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
-        "audit": tmp_path / "audit",
-        "slot": 0, "worker_id": "w1",
+        "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
+        "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in", "driver_slot": "localhost:1",
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
     settings = Settings.from_environment({}, **given)

@@ -197,7 +197,14 @@ class TestRun:
 def test_the_waits_that_follow_from_the_two_numbers_are_shown():
     check = doctor.check_timeouts({"EDL_SESSION_TIMEOUT": "4", "EDL_STEP_TIMEOUT": "90"})
     assert check.outcome is Outcome.OK
-    for words in ("leases 10 s ahead", "held 2 s", "in doubt 188 s", "has 5 s more", "ring 180 s", "boot 900 s"):
+    for words in (
+        "leases 10 s ahead, more when 6 s are left",
+        "held 2 s",
+        "in doubt 188 s",
+        "has 5 s more",
+        "ring 180 s",
+        "boot 900 s",
+    ):
         assert words in check.found
 
 

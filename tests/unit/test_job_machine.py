@@ -4,71 +4,25 @@ from __future__ import annotations
 
 import msgspec
 import pytest
+from machine_job import SPEC, Job
 
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     HostRing,
     Refuse,
-    Registered,
-    Reported,
     ScaleAsked,
     StopAsked,
-    Tell,
     TimePassed,
     TookOver,
     Vanished,
 )
-from edl.core.job import JobMachine, new_record
-from edl.core.orders import OrderBook
+from edl.core.job import JobMachine
 from edl.core.report import status_of
 from edl.events import Kind
-from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity, JobState, WorkerState
-from edl.protocol.messages import Observation, Phase
-
-SPEC = DataSpec(total=1000, epochs=1, batch=10)
-RING = ("127.0.0.1", 4711)
-
-
-class Job:
-    """A machine with workers that do what is said of them."""
-
-    def __init__(self, np: int = 2, minimum: int = 1, maximum: int = 0) -> None:
-        self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
-        self.np, self.minimum, self.maximum = np, minimum, maximum
-        self.now = 0.0
-        self.told: list[Tell] = []
-        self.last: dict[str, Observation] = {}
-
-    def feed(self, happened: object) -> list[object]:
-        self.now += 0.01
-        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
-        self.told += [command for command in commands if isinstance(command, Tell)]
-        return list(commands)
-
-    def join(self, worker: str) -> list[object]:
-        identity = Identity(worker, "host", "127.0.0.1", 100, 101)
-        return self.feed(Registered(identity, self.np, self.minimum, self.maximum))
-
-    def see(self, worker: str, phase: Phase, generation: int = 0, step: int = 0, **more: object) -> list[object]:
-        values = {
-            "leases_of": generation,
-            "step_time_s": 0.01,
-            "data": None,
-            "pause": None,
-            "leaving": False,
-            "reason": "",
-        } | more
-        observation = Observation(phase=phase, generation=generation, step=step, **values)  # type: ignore[arg-type]
-        self.last[worker] = observation
-        return self.feed(Reported(worker, observation))
-
-    def orders(self, worker: str) -> Orders:
-        return OrderBook(self.machine.record, 1, RING).orders(worker)
-
-    def kinds(self) -> list[str]:
-        return [tell.kind.value for tell in self.told]
+from edl.protocol.job import JobState, WorkerState
+from edl.protocol.messages import Phase
 
 
 def running(np: int = 2, data: DataSpec = SPEC) -> Job:

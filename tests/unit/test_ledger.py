@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edl.core.ledger import Ledger
+from edl.core.ledger import SPECULATIVE, Ledger
 from edl.core.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals, cut
@@ -292,6 +292,59 @@ def test_more_epochs_may_be_wanted_at_any_time():
 
 
 # -------------------------------------------------------------------------------------------------- by sample
+
+
+# ------------------------------------------------------------------------------------------------ an open end
+
+
+def test_with_an_open_end_more_than_is_wanted_is_leased_and_counts_for_nothing():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert (ledger.wanted_step, ledger.covered_step) == (2, 6)
+    assert (ledger.fully_leased, ledger.exhausted) == (True, False)
+    assert ledger.validate() == 12
+    assert ledger.commit(2) == (0,)
+    assert ledger.exhausted
+    assert ledger.counts() == DataCounts(0, 12, 12, 0, 0)
+    assert ledger.validate() == 0
+    assert ledger.wanted_step == 2
+
+
+def test_of_very_short_epochs_not_all_are_leased_that_would_fit():
+    ledger = ledger_of(4, "a", open_ended=True)
+    ledger.grant(1000)
+    assert ledger.covered_step == 1 + SPECULATIVE
+    ledger.extend(3)
+    ledger.grant(1000)
+    assert ledger.covered_step == 3 + SPECULATIVE
+
+
+def test_what_is_trained_was_begun_though_nobody_has_said_so():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert ledger.commit(5) == (0, 1)
+    assert (ledger.spec.epochs, ledger.epoch, ledger.wanted_step) == (3, 2, 6)
+    assert ledger.validate() == 4
+
+
+def test_what_comes_back_is_leased_before_what_nobody_has_begun():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert [lease.epoch for lease in ledger.leases("a")] == [0, 1, 2]
+    ledger.enter(["a"], 1)
+    assert samples(ledger.leases("a")) == [(0, 0, 6)]
+    ledger.grant(6)
+    assert [(lease.number, lease.epoch) for lease in ledger.leases("a")] == [(1, 0), (2, 0), (3, 1)]
+    assert samples(ledger.leases("a")) == [(0, 0, 6), (0, 10, 12), (1, 0, 12)]
+
+
+def test_the_epoch_of_the_next_step_may_have_begun_so_it_is_not_taken_back():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    before = ledger.leases("a")
+    ledger.enter(["a"], 2)
+    assert ledger.leases("a") == before[1:2]
+    assert ledger.spec.epochs == 1
 
 
 def test_by_sample_the_final_step_waits_until_all_before_is_trained():

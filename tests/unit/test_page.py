@@ -86,7 +86,7 @@ def test_a_link_is_not_followed(page: Page, path: Path, tmp_path: Path) -> None:
 def test_a_page_of_another_version_is_told_from_ours(page: Page, path: Path) -> None:
     with path.open("r+b") as file:
         file.seek(8)
-        file.write(b"\x02")
+        file.write(b"\xff")
     with pytest.raises(ConfigError, match="version"):
         Page.open(path)
 

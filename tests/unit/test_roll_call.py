@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import time
+from pathlib import Path
 
 import pytest
 
 from edl.clock import SystemClock
+from edl.config import Settings
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer
+from edl.coordination.store import Store
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import Identity
+from edl.runtime.daemon import Daemon
 from edl.runtime.leader import Leader, Reigning
+from edl.transport.page import Page
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -65,9 +70,32 @@ class Reigned:
         """Its daemon asks for orders."""
         await self._leader.answer(Call("w1", 1, 0, say.Await(0, 0, 0.0)))
 
+    def remembers(self, worker: str) -> bool:
+        return worker in self._leader._heard
+
     async def lose_w1(self) -> None:
         while "w1" in await self.members():  # noqa: ASYNC110 - there is no event to wait for
             await asyncio.sleep(0.01)
+
+
+class Leaderly(Daemon):
+    """A daemon that has just connected, and what it would tell a leader of its own."""
+
+    async def _connect(self, coordinator: object) -> Store:
+        return MemoryServer().connect()
+
+    async def _serve(self, store: Store, secret: bytes, address: str) -> None:
+        self.connected_s = self._clock.now() - self._restored_at
+
+
+async def test_whoever_leads_as_soon_as_it_has_connected_gives_all_time_to_come_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It may be the first after an outage that has ended the sessions of all others."""
+    Page.create(tmp_path / "page")
+    daemon = Leaderly(Settings(job=JOB), tmp_path, 1)
+    await daemon._live()
+    assert 0 <= daemon.connected_s < SESSION_S
 
 
 @pytest.mark.parametrize("ago_s", [float("inf"), 2 * SESSION_S])
@@ -107,3 +135,13 @@ async def test_who_goes_on_talking_is_not_lost_though_its_session_ended() -> Non
             await asyncio.sleep(SESSION_S / 10)
         async with asyncio.timeout(SESSION_S):
             await reigned.lose_w1()  # once it is silent
+
+
+async def test_who_is_lost_is_forgotten() -> None:
+    """A job of weeks has thousands of workers, a few at a time."""
+    async with Reigned(float("-inf")) as reigned:
+        await reigned.hear_w1()
+        assert reigned.remembers("w1")
+        await reigned.change_the_roll()
+        await reigned.lose_w1()
+        assert not reigned.remembers("w1")

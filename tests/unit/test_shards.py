@@ -281,6 +281,37 @@ def test_by_sample_a_void_last_batch_is_the_next_iteration():
     assert feed.ledger.exhausted
 
 
+def test_by_sample_a_void_last_batch_of_an_epoch_comes_with_the_iteration_of_the_next():
+    shards, feed = shards_of(4, default_batch=3)
+    batches = by_hand(shards, 3)
+    next(batches)
+    feed.commit()
+    assert next(batches) == [3]
+    assert shards.redeliver()
+    assert shards.epochs_done == 0
+    assert train(by_hand(shards, 3), feed) == [[3]]
+    assert shards.epochs_done == 1
+
+
+def test_an_iteration_of_one_epoch_that_is_over_is_empty():
+    shards, feed = shards_of(6)
+    for epoch in range(3):
+        assert train(chain.from_iterable(shards.runs(3, epoch)), feed) == [
+            [3 * n, 3 * n + 1, 3 * n + 2] for n in range(2)
+        ]
+        assert train(chain.from_iterable(shards.runs(3, epoch)), feed) == []
+
+
+def test_an_iteration_that_was_left_is_begun_anew_at_what_is_not_trained():
+    shards, feed = shards_of(20, epochs=1)
+    batches = shards.batches(2)
+    assert [next(batches).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]  # read ahead
+    feed.commit()
+    shards.give_up()
+    assert shards.redeliver(), "the next iteration begins with it"
+    assert train(shards.batches(2), feed) == [[2 * n, 2 * n + 1] for n in range(1, 10)]
+
+
 def test_a_pipeline_that_reads_ahead_says_so():
     shards, _ = shards_of(20, epochs=1)
     batches = shards.batches(2)

@@ -52,6 +52,16 @@ def test_a_job_that_finishes():
     assert supervisor.verdict == Verdict(0, "finished")
 
 
+def test_who_is_asked_for_before_the_job_runs_is_started():
+    """Else it would wait for ever: it begins with all that are asked for."""
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
+    asked = JobSeen("starting", target=3, members=1, pids=frozenset({100}))
+    assert play(supervisor, JobSeen("starting", target=2), asked) == [StartWorkers(1, 0)]
+    assert play(supervisor, WorkerStarted(2, 102), asked) == []
+    elsewhere = two_workers()  # another launch may have begun with three
+    assert play(elsewhere, asked) == []
+
+
 def test_a_worker_that_leaves_with_0_does_not_end_the_others():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, WorkerExited(0, 0)) == []
@@ -80,6 +90,16 @@ def test_a_crash_while_the_job_does_not_answer_ends_the_others():
     assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
     assert play(supervisor, TimePassed(), now=10) == [EndWorkers()]
     assert play(supervisor, Looked()) == []
+
+
+def test_a_newcomer_that_the_job_never_knew_costs_no_doubt():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=1)
+    running = JobSeen("running", ranks={100: 0, 101: 1}, size=2, target=3, members=2, pids=frozenset({100, 101}))
+    assert supervisor.handle(running, 1.0) == [StartWorkers(1)]
+    supervisor.handle(WorkerStarted(2, 102), 1.0)
+    assert supervisor.handle(WorkerExited(2, 1), 2.0) == []  # the coordinator was away when it came, say
+    assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+    assert supervisor.handle(running, 60.0) == [StartWorkers(1, replacing=1)]
 
 
 def test_the_job_has_time_for_another_leader_when_the_one_it_had_crashed():

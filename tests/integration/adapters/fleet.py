@@ -103,8 +103,14 @@ class Fleet:
     def __getitem__(self, index: int) -> Worker:
         return self.workers[index]
 
-    def form(self, members: list[int], timeout_s: float = 20.0, expect: list[int] | None = None) -> None:
-        """A ring of these workers, ranks in this order. `expect`: only these are told to enter."""
+    def form(
+        self,
+        members: list[int],
+        timeout_s: float = 20.0,
+        expect: list[int] | None = None,
+        hosts: list[dict[str, int]] | None = None,
+    ) -> None:
+        """A ring of these workers, ranks in this order. `expect`: only these are told to enter; `hosts`: on which."""
         self._generation += 1
         names = [self.workers[member].name for member in members]
         rendezvous = Rendezvous(names, self._generation)
@@ -114,6 +120,7 @@ class Fleet:
             for member in entering:
                 rank = members.index(member)
                 place = Place(self._generation, rank, len(members), self.workers[member].name, "127.0.0.1", port)
+                place = msgspec.structs.replace(place, **(hosts[rank] if hosts else {}))
                 self.workers[member].send("enter", msgspec.to_builtins(place), timeout_s)
             self._collect(entering)
         finally:

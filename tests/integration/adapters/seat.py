@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edl.protocol.ring import Place, solo
+from edl.runtime.shards import Held
 
 
 class FakeTrainer:
@@ -23,9 +24,10 @@ class FakeTrainer:
 
     def __init__(self) -> None:
         self.error: BaseException | None = None
-        self.before = self.begun = self.ended = 0
+        self.before = self.begun = self.ended = self.waited_ns = 0
         self.epochs_done: int | None = None
         self.rehearses = False
+        self.ends_pass = False
 
     @property
     def voided(self) -> bool:
@@ -33,6 +35,9 @@ class FakeTrainer:
 
     def before_reduce(self) -> None:
         self.before += 1
+
+    def waited(self, nanoseconds: int) -> None:
+        self.waited_ns += nanoseconds
 
     def void(self, error: BaseException) -> None:
         self.error = self.error or error
@@ -44,6 +49,9 @@ class FakeTrainer:
         self.ended += 1
         self.rehearses = False
         return not self.voided
+
+    def hold(self) -> Held:
+        return Held()
 
     def rehearsing(self) -> bool:
         return self.rehearses

@@ -105,5 +105,17 @@ def disturb() -> None:
     train([[1.0] * 6], [1.0])
 
 
-commands = {"train": train, "gradient": gradient, "weights": weights, "slots": slots, "disturb": disturb, "pump": pump}
+def hosts() -> list[int]:
+    return [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+
+
+commands = {
+    "train": train,
+    "gradient": gradient,
+    "weights": weights,
+    "slots": slots,
+    "disturb": disturb,
+    "pump": pump,
+    "hosts": hosts,
+}
 serve(framework, commands)

@@ -1,24 +1,16 @@
 """One model in each of TensorFlow's ways of training, by workers that come and go."""
 
-import argparse
-import json
 import os
 import time
 import zlib
-from pathlib import Path
 from typing import Any
 
 import keras
+import path
 import task
 import tensorflow as tf
 
-parser = argparse.ArgumentParser()
-parser.add_argument("--way", choices=["eager", "function", "dataset", "fit", "graph"], required=True)
-parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--step-time", type=float, default=0.05)
-parser.add_argument("--epochs", type=int, help="known from the beginning")
-parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
-options = parser.parse_args()
+options = path.parser.parse_args()
 if options.way == "graph":
     tf.compat.v1.disable_eager_execution()
 
@@ -61,22 +53,27 @@ def end_batch() -> None:
 
 
 def go_on() -> bool:
-    wanted = int(options.until.read_text()) if options.until.exists() else 2**31
-    return shards.epochs_done < (options.epochs or wanted)
+    return shards.epochs_done < path.epochs_wanted(options)
 
 
-def small_model() -> keras.Model:
-    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "tanh"), keras.layers.Dense(1)])
+def small_model(*more: keras.layers.Layer) -> keras.Model:
+    return keras.Sequential([keras.Input((8,)), keras.layers.Dense(6, "tanh"), *more, keras.layers.Dense(1)])
+
+
+def values(*holders: Any) -> list[Any]:
+    return [variable.numpy() for holder in holders for variable in holder]
 
 
 def tape(traced: bool) -> list[Any]:
-    """The custom loop, eagerly or with its step in a tf.function."""
-    model = small_model()
-    optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
+    """The custom loop, eagerly or with its step in a tf.function; with the statistics of batch norm."""
+    edl.scale_rate("sqrt", base_batch=2 * task.BATCH)
+    model = small_model(keras.layers.BatchNormalization())
+    optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)  # its variables come with the first step
+    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables))
 
     def step(ids: Any) -> None:
         with tf.GradientTape() as recorded:
-            loss = mean_square(tf.gather(targets, ids), model(tf.gather(inputs, ids)))
+            loss = mean_square(tf.gather(targets, ids), model(tf.gather(inputs, ids), training=True))
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
 
@@ -86,7 +83,7 @@ def tape(traced: bool) -> list[Any]:
             with edl.voidable():
                 train(tf.constant(note(ids)))
             end_batch()
-    return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
+    return values(model.trainable_variables, optimizer.variables)
 
 
 def dataset() -> list[Any]:
@@ -102,11 +99,70 @@ def dataset() -> list[Any]:
             weights = model.trainable_variables
             optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
             end_batch()
-    return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
+    return values(model.weights, optimizer.variables)
+
+
+def horovod() -> list[Any]:
+    """As Horovod's elastic examples are written: a tape of its own, a state, a restarted function."""
+    import edl.tensorflow as hvd
+
+    model = small_model()
+    optimizer = keras.optimizers.Adam(0.01 * hvd.size())
+    pipeline = edl.elastic_dataset(shards, task.BATCH)
+    pipeline = pipeline.map(lambda ids: (tf.gather(inputs, ids), tf.gather(targets, ids))).prefetch(2)
+
+    def step(rows: Any, wanted: Any, averaged: bool = True) -> Any:
+        with tf.GradientTape() as recorded:
+            loss = mean_square(wanted, model(rows))
+        if averaged:
+            recorded = hvd.DistributedGradientTape(recorded)
+        weights = model.trainable_variables
+        optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
+        return loss
+
+    train_step = tf.function(step, reduce_retracing=True)
+    train_step(inputs[:1], targets[:1], averaged=False)  # so that the variables are there
+    hvd.broadcast_variables(model.variables, root_rank=0)
+
+    @hvd.elastic.run
+    def train(state: Any) -> None:
+        calls.append(state.batch)
+        while go_on():
+            for rows, wanted in pipeline:
+                optimizer.learning_rate.assign(0.01 * hvd.size() / (1 + state.batch / 100))
+                loss = train_step(rows, wanted)
+                state.losses.append(float(hvd.allreduce(loss, name="loss")))
+                del state.losses[:-3]
+                time.sleep(0.0 if options.until.exists() else options.step_time)
+                state.batch += 1
+                state.commit()
+
+    calls: list[int] = []
+    state = hvd.elastic.TensorFlowKerasState(model, optimizer, batch=0, losses=[])
+    everything = lambda: [*values(model.weights, optimizer.variables), [state.batch], state.losses]  # noqa: E731
+    path.tell_of_switches(edl, options.out, everything)
+    train(state)
+    assert calls == sorted(calls), "a mini-batch was counted again"
+    assert edl.step() - 1 - state.batch in {0, 1}, "the killed one may have hit the others between update and count"
+    return everything()
+
+
+class Seen(keras.metrics.Metric):  # type: ignore[misc]
+    """How many samples; over all workers, an epoch has each once."""
+
+    def __init__(self) -> None:
+        super().__init__(name="seen")
+        self.count = self.add_variable((), "zeros", dtype="float32", name="count")
+
+    def update_state(self, wanted: Any, found: Any, sample_weight: Any = None) -> None:
+        self.count.assign_add(tf.cast(tf.shape(wanted)[0], tf.float32))
+
+    def result(self) -> Any:
+        return self.count
 
 
 def fit() -> list[Any]:
-    """Keras's own loop, fed sample by sample through a pipeline that reads ahead."""
+    """Keras's own loop in mixed precision, with weights of classes, fed by a pipeline that reads ahead."""
 
     class Before(keras.callbacks.Callback):  # type: ignore[misc]
         rehearsed = False
@@ -115,23 +171,41 @@ def fit() -> list[Any]:
             before_end()
             self.rehearsed = edl.rehearsing()
 
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            self.model.stop_training = not go_on()
+
     class After(keras.callbacks.Callback):  # type: ignore[misc]
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             if before.rehearsed:
                 result["averaged"] = float(self.model.metrics[0].count.numpy())
 
-    before = Before()
+        def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+            result["epoch"] = {"done": shards.epochs_done, **{name: float(logs[name]) for name in ("loss", "seen")}}
 
-    model = small_model()
+    before = Before()
+    keras.mixed_precision.set_global_policy("mixed_float16")
+    model = small_model(keras.layers.Activation("linear", dtype="float32"))
     ids = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
     ids = ids.map(lambda i: tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), [None]))
-    dataset = ids.map(lambda i: (tf.gather(inputs, i), tf.gather(targets, i))).prefetch(2)
-    optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
-    model.compile(optimizer=optimizer, loss=mean_square)
-    model.fit(
-        dataset, epochs=options.epochs, shuffle=False, verbose=0, callbacks=[before, edl.KerasCallback(), After()]
+    classes = tf.constant(task.TARGETS > 0, tf.int32)
+    dataset = ids.map(lambda i: (tf.gather(inputs, i), tf.gather(classes, i))).prefetch(2)
+    optimizer = keras.optimizers.LossScaleOptimizer(
+        keras.optimizers.Adam(0.01), initial_scale=2.0**20, dynamic_growth_steps=7
     )
-    return [variable.numpy() for variable in (*model.weights, *optimizer.variables)]
+    optimizer = edl.Optimizer(optimizer, model=model)
+    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables))
+    loss = lambda wanted, found: mean_square(tf.cast(wanted, tf.float32), tf.cast(found, tf.float32))  # noqa: E731
+    model.compile(optimizer=optimizer, loss=loss, metrics=[Seen()])
+    model.fit(
+        dataset,
+        epochs=options.epochs or 10**6,
+        shuffle=False,
+        verbose=0,
+        class_weight={0: 1.0, 1: 2.0},
+        callbacks=[before, edl.KerasCallback(), After()],
+    )
+    assert result["epoch"]["seen"] == task.SAMPLES, result["epoch"]
+    return [*values(model.weights, optimizer.variables), list(result["epoch"].values())]
 
 
 def graph() -> list[Any]:
@@ -149,6 +223,7 @@ def graph() -> list[Any]:
     v1.get_default_graph().finalize()  # whatever happens from here on adds nothing to it
     with v1.Session() as s:
         s.run(begin)
+        path.tell_of_switches(edl, options.out, lambda: s.run(v1.global_variables()))
         while go_on():
             s.run(iterator.initializer)
             while True:
@@ -167,8 +242,9 @@ WAYS = {
     "fit": fit,
     "graph": graph,
     "dataset": dataset,
+    "horovod": horovod,
 }
 state = WAYS[options.way]()
-result |= {"state": [value.tolist() for value in state], "batches": extra.batches, "traces": traces, "checks": batches}
+result |= {"state": path.digest(state), "batches": extra.batches, "traces": traces, "checks": batches}
 result |= {"rank": edl.rank(), "step": edl.step()}
-(options.out / f"result-{os.getpid()}.json").write_text(json.dumps(result))
+path.finish(options.out, result)

@@ -1,0 +1,61 @@
+"""`edl hosts`: the size that a job wants as `host:slots` lines, which horovodrun reads each second."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+
+from edl.config import Given, Settings
+from edl.errors import ConfigError
+from edl.launch import hosts
+from edl.launch.hosts import Host, Kept, Wanted
+from edl.launch.records import Folder
+
+
+def show_hosts(arguments: argparse.Namespace) -> int:
+    given = {**arguments.given, "job": Given(arguments.job, arguments.job)}
+    settings = Settings.from_given(given, os.environ)
+    allowed = checked_hosts(arguments.hosts)
+    np_given = "np" in given or any(os.environ.get(name) for name in ("EDL_NP", "EDL_NUM_PROC"))
+    wanted = hosts.wanted(settings, again=np_given)
+    for host in hosts.spread(wanted.size, allowed or (Host("localhost", wanted.size),)):
+        sys.stdout.write(f"{host}\n")
+    sys.stdout.flush()
+    _warn(settings, wanted, warning(arguments.job, wanted, allowed))
+    return 0
+
+
+def checked_hosts(text: str | None) -> tuple[Host, ...]:
+    """None: this host, with as many slots as are wanted. Raises ConfigError."""
+    quote = f"--hosts {text}"
+    if text is None:
+        text = os.environ.get("EDL_HOSTS", "")
+        quote = f"EDL_HOSTS={text}"
+        if not text:
+            return ()
+    try:
+        return hosts.parse_hosts(text)
+    except ValueError as error:
+        raise ConfigError(f"{quote}: {error}") from None
+
+
+def warning(job: str, wanted: Wanted, allowed: Sequence[Host]) -> str:
+    """What is not as it should be; empty when all is well."""
+    if wanted.doubt:
+        return f"job {job} cannot be asked how many workers it wants, {wanted.size} it is: {wanted.doubt}"
+    slots = sum(host.slots for host in allowed)
+    if allowed and wanted.size > slots:
+        return f"job {job} wants {wanted.size} workers, and its hosts have slots for {slots}: add hosts or slots"
+    return ""
+
+
+def _warn(settings: Settings, wanted: Wanted, text: str) -> None:
+    """Once, unless a person looks: what horovodrun runs each second says the same each second."""
+    coordinator = settings.with_record().coordinator or ""
+    before = hosts.remembered(Folder(settings.job_home), coordinator)
+    if text and (text != before.said or sys.stderr.isatty()):
+        sys.stderr.write(f"edl: {' '.join(text.split())}\n")
+    size = before.size if wanted.doubt else wanted.size
+    hosts.remember(settings, before, Kept(coordinator, size, text))

@@ -1,0 +1,120 @@
+"""`edl profile`: what a job achieves at each size."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from edl.cli import show
+from edl.cli.commands import located
+from edl.errors import ConfigError, EdlError, UsageError
+from edl.launch.whereabouts import Whereabouts
+from edl.runtime.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
+
+LONGEST_S = 86_400.0
+
+
+def show_profile(arguments: argparse.Namespace) -> int:
+    where, progress = located(arguments), show.Progress(sys.stderr)
+    if arguments.plot:
+        _check_plot(Path(arguments.plot))
+    try:
+        found = asyncio.run(_profile(where, arguments, progress))
+    except asyncio.CancelledError:
+        raise EdlError("interrupted; the job has the size again that it was asked for before") from None
+    finally:
+        progress.end()
+    if arguments.plot:
+        plot(found, Path(arguments.plot))
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        _show(found)
+    return 0
+
+
+async def _profile(where: Whereabouts, arguments: argparse.Namespace, progress: show.Progress) -> Profile:
+    task = asyncio.current_task()
+    if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    async with where.client() as job:
+        status = await job.status()
+        wish = Wish(
+            smallest=_number(arguments, "min", status.min_workers),
+            largest=_number(arguments, "max", status.max_workers or status.size),
+            stride=_number(arguments, "stride", 1),
+            batches=_number(arguments, "batches", BATCHES),
+            timeout_s=_seconds(arguments),
+        )
+        return await profile(job, where.job, wish, progress.show)
+
+
+def _number(arguments: argparse.Namespace, name: str, default: int) -> int:
+    text = getattr(arguments, name)
+    if text is None:
+        return max(1, default)
+    if not text.isdecimal() or int(text) < 1:
+        raise UsageError(f"--{name} {text}: must be a whole number of at least 1")
+    return int(text)
+
+
+def _seconds(arguments: argparse.Namespace) -> float:
+    if arguments.timeout is None:
+        return TIMEOUT_S
+    try:
+        seconds = float(arguments.timeout)
+    except ValueError:
+        seconds = -1.0
+    if not 0 < seconds <= LONGEST_S:
+        raise ConfigError(f"--timeout {arguments.timeout}: must be a number of seconds, more than 0")
+    return seconds
+
+
+def _show(found: Profile) -> None:
+    head = ("workers", "samples/s", "step", "speed-up", "efficiency", "each further worker adds", "batches")
+    rows = [
+        (
+            str(row.size),
+            f"{row.samples_s:.4g}",
+            f"{1000 * row.step_s:.1f} ms",
+            f"{row.speedup:.2f}",
+            f"{row.efficiency:.2f}",
+            "-" if row.marginal is None else f"{row.marginal:.2f}",
+            str(row.batches),
+        )
+        for row in found.rows
+    ]
+    show.table(head, rows)
+
+
+def _check_plot(path: Path) -> None:
+    """Before minutes are spent on what cannot be drawn."""
+    try:
+        import matplotlib as _  # noqa: F401, ICN001 - only whether it is there
+    except ImportError:
+        raise ConfigError("--plot needs matplotlib: pip install 'horovod-edl[plot]'") from None
+    if path.suffix not in {".png", ".svg", ".pdf"} or not path.parent.is_dir():
+        raise ConfigError(f"--plot {path}: must be a .png, .svg or .pdf in a folder that is there")
+
+
+def plot(found: Profile, path: Path) -> None:
+    """Throughput over size, beside what perfect scaling would be."""
+    import matplotlib as mpl
+
+    mpl.use("Agg")
+    from matplotlib import pyplot as plt
+
+    sizes = [row.size for row in found.rows]
+    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    axes.plot(sizes, [row.samples_s for row in found.rows], "o-", label="measured")
+    least = found.rows[0]
+    axes.plot(sizes, [least.samples_s * size / least.size for size in sizes], ":", label="perfect")
+    axes.set(xlabel="workers", ylabel="samples/s", title=f"job {found.job}", ylim=(0, None), xticks=sizes)
+    axes.legend()
+    figure.savefig(path)
+    plt.close(figure)

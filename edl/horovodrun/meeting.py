@@ -1,0 +1,155 @@
+"""Where the workers of a job find each other when nothing was configured: in the store of horovodrun's own server.
+
+One stand-in writes the job's name and coordinator there, all others read it: one on the driver's own host if there is
+any, since the job depends on that host already, else the first worker's. The driver empties that store at each recount,
+so whoever has asked it writes it again.
+
+That store is open to whoever reaches its port. So the job's secret goes into it only where a job may span hosts and
+no file with a secret was given (docs/security.md).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edl.config import Settings
+from edl.errors import ConfigError, PeerError
+from edl.horovodrun.driver import Driver
+from edl.horovodrun.keeper import start_keeper
+from edl.launch.records import Folder, find, new_name
+from edl.runtime.network import address_of
+from edl.runtime.surroundings import Surroundings
+
+SCOPE, KEY = "edl", "job"
+AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # under a rank's number: where that one is
+ALL_S = 120.0  # for all of the first workers to come; scripts import for long
+PATIENCE_S = 600.0  # as Horovod's own for slots
+NOTE_S = 10.0
+LOOK_S = 0.2
+
+
+class Place(msgspec.Struct, frozen=True):
+    """Where to meet."""
+
+    job: str
+    coordinator: str
+    host: str  # where the coordinator's record is
+    secret: str = ""
+    recounts: int = 0  # of the driver, so far: whoever it starts takes part in each one after that
+
+
+class Meeting:
+    """One stand-in's way to the meeting place."""
+
+    def __init__(self, about: Surroundings, settings: Settings, driver: Driver, folder: Path) -> None:
+        """`folder`: private, for a secret that came from elsewhere."""
+        self._about = about
+        self._settings = settings
+        self._driver = driver
+        self._folder = folder
+        self._place: Place | None = None
+        self._come = 0  # ranks that are known to have come, and not at the driver
+
+    async def attend(self, command: list[str], say: Callable[[str], object]) -> Settings:
+        """Find the place, or make it. Raises ConfigError, PeerError."""
+        place = await self._read()
+        if place is None:
+            mark = AT_DRIVER if self._is_at_driver() else ELSEWHERE
+            await self._driver.put(SCOPE, str(self._about.rank), mark)
+            place = await self._wait(command, say)
+        self._place = place
+        return self._completed(place)
+
+    @property
+    def recounts(self) -> int:
+        """How many there have been when this stand-in was started."""
+        return self._place.recounts if self._place is not None else 0
+
+    async def renew(self, recounts: int = 0) -> None:
+        """After a recount nothing is in the store. Raises PeerError.
+
+        Whoever asked too late for the one before has a smaller number of it than the others: the largest counts.
+        """
+        if self._place is not None:
+            there = await self._read()
+            largest = max(recounts, there.recounts if there is not None else 0)
+            place = msgspec.structs.replace(self._place, recounts=largest)
+            await self._driver.put(SCOPE, KEY, msgspec.json.encode(place))
+
+    async def _read(self) -> Place | None:
+        value = await self._driver.get(SCOPE, KEY)
+        try:
+            return None if value is None else msgspec.json.decode(value, type=Place)
+        except msgspec.MsgspecError as error:
+            raise PeerError(f"horovodrun's driver has something odd under /{SCOPE}/{KEY}: {error}") from None
+
+    async def _wait(self, command: list[str], say: Callable[[str], object]) -> Place:
+        clock = asyncio.get_running_loop().time
+        began, noted = clock(), False
+        while (place := await self._read()) is None:
+            if await self._is_founder(clock() - began):
+                self._place = place = await self._found(command)
+                await self.renew()
+                return place
+            if clock() - began > PATIENCE_S:
+                raise ConfigError(f"no worker has begun the job within {PATIENCE_S:g} s")
+            if clock() - began > NOTE_S and not noted:
+                say("waiting for the worker that starts the job's coordinator")
+                noted = True
+            await asyncio.sleep(LOOK_S)
+        return place
+
+    def _is_at_driver(self) -> bool:
+        return self._about.one_host or address_of(self._about.interface) == self._about.driver
+
+    async def _is_founder(self, waited_s: float) -> bool:
+        """Rank 0, if it is elsewhere, first waits until all have come: none of them may be at the driver."""
+        if self._is_at_driver() or self._about.rank:
+            return self._is_at_driver() and self._about.slot == 0
+        while self._come < self._about.size:
+            mark = await self._driver.get(SCOPE, str(self._come))
+            if mark is None:
+                return waited_s > ALL_S
+            if mark == AT_DRIVER:
+                return False
+            self._come += 1
+        return True
+
+    async def _found(self, command: list[str]) -> Place:
+        """By one of the first workers."""
+        settings, host = self._settings, socket.gethostname()
+        job = settings.job or new_name(settings.home)
+        if settings.coordinator is not None:
+            return Place(job, settings.coordinator, host)
+        settings = msgspec.structs.replace(settings, job=job, np=self._about.size)
+        coordinator = await start_keeper(settings, self._about.interface, command)
+        return Place(job, coordinator, host, self._shown_secret(Folder(settings.job_home)))
+
+    def _shown_secret(self, folder: Folder) -> str:
+        if self._about.one_host or self._settings.secret_file is not None:
+            return ""
+        return folder.secret.read_text()
+
+    def _completed(self, place: Place) -> Settings:
+        """What the trainer is told."""
+        settings = msgspec.structs.replace(self._settings, job=place.job, coordinator=place.coordinator)
+        if settings.secret_file is not None or self._settings.coordinator is not None:
+            return settings
+        folder = find(settings.home, place.job) if place.host == socket.gethostname() else None
+        if folder is not None:
+            return msgspec.structs.replace(settings, secret_file=folder.secret)
+        if not place.secret:
+            raise ConfigError(
+                f"job {place.job} was begun on {place.host}, for workers of that host alone: start horovodrun with a "
+                "--network-interface that its hosts reach each other by, or give all workers EDL_SECRET_FILE"
+            )
+        file = self._folder / "secret"
+        with open(file, "w", opener=lambda path, flags: os.open(path, flags, 0o600)) as secret:
+            secret.write(place.secret)
+        return msgspec.structs.replace(settings, secret_file=file)

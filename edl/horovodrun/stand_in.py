@@ -1,0 +1,301 @@
+"""The process that horovodrun's driver takes for a worker.
+
+Owns: the trainer's process and its output, the conversation with the driver, and its own exit status. Does not own:
+what follows from what happens (`edl.horovodrun.post`), nor the worker's part in the job (its daemon's).
+
+Everything runs in the main thread's loop: the kernel ties a trainer's life to the thread that started it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Coroutine, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.config import Settings
+from edl.coordination.settings import Coordinator
+from edl.errors import EdlError, PeerError
+from edl.horovodrun.driver import Driver
+from edl.horovodrun.hearing import Hearing
+from edl.horovodrun.launcher import Launcher
+from edl.horovodrun.meeting import Meeting
+from edl.horovodrun.notices import Notices
+from edl.horovodrun.outlet import Outlet
+from edl.horovodrun.post import (
+    DriverGone,
+    EndAsked,
+    EndTrainer,
+    Freed,
+    Happening,
+    JobSeen,
+    JobUnknown,
+    Post,
+    Say,
+    StartTrainer,
+    TrainerEnded,
+)
+from edl.launch.output import LinePrefixer, Printer, forward_file
+from edl.launch.records import OVER
+from edl.protocol.driver import Ask, Word
+from edl.runtime import surroundings
+from edl.runtime.network import address_of
+from edl.runtime.processes import watch_exit
+from edl.transport.pipe import Connection, PipeServer
+
+DOUBT_S = 0.5  # of a SIGTERM: whether the driver that sent it is just dying
+LOOK_S = 1.0
+PRINT_S = 2.0
+DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "TERM", "--")
+
+
+class StandIn:
+    """One slot of the driver's. `run` returns the exit status."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self._argv = argv
+        self._about = surroundings.of(os.environ)
+        self._settings = Settings.from_given({}, os.environ)
+        self._clock = SystemClock()
+        self._post = Post(self._settings.max_restarts)
+        self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
+        self._driver = Driver(self._about.driver, self._about.port)
+        self._notices = Notices(self._on_notice)
+        self._word = Word()
+        self._asked = 0
+        self._asking: asyncio.Task[None] | None = None
+        self._daemons: set[Connection] = set()
+        self._printer = Printer()
+        self._trainer = 0
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self, trainer: int, tell: int, outputs: Sequence[IO[bytes]]) -> int:
+        """`trainer` waits at the other end of `tell` for what to do, and prints into `outputs`."""
+        folder = Path(tempfile.mkdtemp(prefix="edl-stand-in-"))
+        launcher = Launcher.of_this_process()
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm, launcher)
+        self._outlets = [Outlet(1), Outlet(2)]
+        self._adopt(trainer, outputs, lambda: os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]))
+        meeting = Meeting(self._about, self._settings, self._driver, folder)
+        server = PipeServer(folder / "socket", Ask, self._on_message, self._on_gone)
+        hearing: Hearing | None = None
+        try:
+            try:
+                environment = await self._prepare(meeting, server, folder)
+            except EdlError as error:
+                _answer(tell, error=str(error))
+                return await self._last_status()
+            _answer(tell, environment=environment)
+            self._meeting, self._environment = meeting, environment
+            launcher.watch(lambda: self._inbox.put_nowait(DriverGone()))
+            if not launcher.is_here:
+                hearing = Hearing((1, 2), lambda: self._spawn(self._find_out()))
+            return await self._serve()
+        finally:
+            if hearing is not None:
+                hearing.stop()
+            self._notices.stop()
+            await server.stop()
+            await self._printer.close(PRINT_S)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    # ---------------------------------------------------------------------------------------------------- beginning
+
+    async def _prepare(self, meeting: Meeting, server: PipeServer, folder: Path) -> dict[str, str]:
+        """What the trainer needs in its environment. Raises EdlError."""
+        settings = await meeting.attend(list(self._argv), self._printer.say)
+        self._asked = meeting.recounts
+        await server.start()
+        if self._about.elastic:
+            address = address_of(self._about.interface)
+            port = await self._notices.start(address)
+            await self._driver.announce(self._about.name, self._about.interface, address, port, self._notices.key)
+        self._settings = settings = msgspec.structs.replace(
+            settings,
+            np=self._about.size if self._settings.np == 1 else self._settings.np,
+            network_interface=settings.network_interface or self._about.interface,
+            stand_in=folder / "socket",
+            driver_slot=self._about.name if self._about.elastic else None,
+        )
+        for outlet, name in zip(self._outlets, ("out", "err"), strict=True):
+            outlet.spare = settings.job_home / "logs" / f"{self._about.host}.{self._about.slot}.{name}"
+        return settings.to_environment()
+
+    async def _last_status(self) -> int:
+        """Nothing is to be done any more but to hear how the trainer ends."""
+        while True:
+            happened = await self._inbox.get()
+            if isinstance(happened, TrainerEnded):
+                await self._printed()
+                return happened.status if happened.status >= 0 else 128 - happened.status
+
+    # ---------------------------------------------------------------------------------------------------- the trainer
+
+    def _adopt(self, pid: int, outputs: Sequence[IO[bytes]], status: Callable[[], int]) -> None:
+        self._trainer = pid
+        self._forwards = [
+            asyncio.create_task(forward_file(stream, LinePrefixer(""), self._printer, [outlet]))
+            for stream, outlet in zip(outputs, self._outlets, strict=True)
+        ]
+        watch_exit(pid, lambda _: self._inbox.put_nowait(TrainerEnded(status())))
+
+    def _start_trainer(self) -> None:
+        """The user's command again, from its beginning: it joins the job as a new worker."""
+        process = subprocess.Popen(
+            [*DIE_WITH_PARENT, sys.executable, *self._argv],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            env={**os.environ, **self._environment},
+        )
+        assert process.stdout is not None and process.stderr is not None
+        self._adopt(process.pid, (process.stdout, process.stderr), process.wait)
+
+    def _end_trainer(self) -> None:
+        """By its daemon's word to the leader; before it has one, at once."""
+        if self._daemons:
+            self._tell(leave=True)
+        else:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._trainer, signal.SIGTERM)
+
+    async def _printed(self) -> None:
+        """Until its output has ended: its children may hold the other end of the pipes after it."""
+        _, late = await asyncio.wait(self._forwards, timeout=PRINT_S)
+        for task in late:
+            task.cancel()
+
+    # ------------------------------------------------------------------------------------------------------ deciding
+
+    async def _serve(self) -> int:
+        while self._post.status is None:
+            happened = await self._inbox.get()
+            for command in self._post.handle(happened, self._clock.now()):
+                match command:
+                    case StartTrainer():
+                        self._start_trainer()
+                    case EndTrainer():
+                        self._end_trainer()
+                    case Say(line):
+                        self._printer.say(line)
+            if isinstance(happened, TrainerEnded):
+                await self._printed()
+                self._spawn(self._look())
+        if self._asking is not None:  # ended in between, it would be counted twice, and the driver never end
+            await asyncio.wait({self._asking})
+        return self._post.status
+
+    async def _look(self) -> None:
+        """While it depends on the job what becomes of this slot."""
+        from edl.runtime.client import JobClient  # half a second of imports, for the end only
+
+        settings = self._settings
+        coordinator = Coordinator(settings.coordinator or "")
+        while self._post.looks:
+            try:
+                async with JobClient(coordinator, settings.job or "", settings.secret()) as client:
+                    while self._post.looks:
+                        status = await client.status()
+                        self._ask(status.recounts)
+                        state = status.state.value
+                        self._inbox.put_nowait(JobSeen(state in OVER, state == "finished", status.reason))
+                        await asyncio.sleep(LOOK_S)
+            except EdlError:
+                self._inbox.put_nowait(JobUnknown())
+                await asyncio.sleep(LOOK_S)
+
+    def _spawn(self, action: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(action)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---------------------------------------------------------------------------------------------------- the driver
+
+    def _on_notice(self) -> None:
+        self._tell(noticed=self._clock.wall())
+
+    def _ask(self, recount: int) -> None:
+        """Once for each number: who asks twice is counted twice."""
+        if recount <= self._asked or self._word.freed:
+            return
+        if recount > self._asked + 1:  # one is over without us: this host was cut off, and the slot is another's by now
+            self._inbox.put_nowait(EndAsked())
+            return
+        self._asked = recount
+        if self._asking is None:  # else what was asked before its time is answered by this recount
+            self._asking = asyncio.create_task(self._hear_rank())
+
+    async def _hear_rank(self) -> None:
+        try:
+            count = await self._driver.ask(self._about.name)
+            await self._meeting.renew(self._asked)
+        except PeerError:  # it is gone; whether the job is over, others say
+            self._asking = None
+            self._tell(answered=self._asked)
+            return
+        self._asking = None
+        self._tell(answered=self._asked, freed=count.rank < 0, size=count.size)
+        if count.rank < 0:
+            self._inbox.put_nowait(Freed())
+
+    def _tell(self, **changes: object) -> None:
+        self._word = msgspec.structs.replace(self._word, **changes)
+        for daemon in self._daemons:
+            daemon.send(self._word)
+
+    def _on_message(self, daemon: Connection, message: Ask) -> None:
+        if daemon not in self._daemons:
+            self._daemons.add(daemon)
+            daemon.send(self._word)
+        self._ask(message.recount)
+
+    def _on_gone(self, daemon: Connection) -> None:
+        self._daemons.discard(daemon)
+
+    def _on_sigterm(self, launcher: Launcher) -> None:
+        self._spawn(self._judge(launcher))
+
+    async def _judge(self, launcher: Launcher) -> None:
+        """A driver that dies takes its processes along; one that lives means it."""
+        await asyncio.sleep(DOUBT_S)
+        if not launcher.gone:
+            self._inbox.put_nowait(EndAsked())
+
+    async def _find_out(self) -> None:
+        """The ssh that has started us is gone. With the driver? Else the driver takes this worker for dead."""
+        while True:
+            try:
+                there = await self._driver.is_there()
+            except PeerError:  # this host is cut off
+                await asyncio.sleep(LOOK_S)
+                continue
+            self._inbox.put_nowait(EndAsked() if there else DriverGone())
+            return
+
+
+def _answer(tell: int, **answer: object) -> None:
+    with os.fdopen(tell, "wb") as pipe, contextlib.suppress(BrokenPipeError):
+        pipe.write(json.dumps(answer).encode())
+
+
+async def _main(trainer: int, tell: int, outputs: Sequence[IO[bytes]], argv: Sequence[str]) -> int:
+    return await StandIn(argv).run(trainer, tell, outputs)
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Entry of `python -m edl.horovodrun`, which a splitting process becomes."""
+    trainer, tell, *outputs = (int(number) for number in arguments[:4])
+    for descriptor in (tell, *outputs):
+        os.set_inheritable(descriptor, False)
+    streams = [os.fdopen(descriptor, "rb", buffering=0) for descriptor in outputs]
+    return asyncio.run(_main(trainer, tell, streams, arguments[5:]))

@@ -1,0 +1,84 @@
+"""Conditions for one step more or fewer workers, after Or, Zhang and Freedman (MLSys 2020): pure arithmetic.
+
+Both compare what two sizes were measured to do. `True`: going from the smaller to the larger is worth it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.policy.utility import Utility
+from edl.policy.view import View
+from edl.protocol.figures import Rate
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Of one condition, for a pair of sizes."""
+
+    passes: bool
+    reason: str
+    numbers: dict[str, float]
+
+
+def scaling_efficiency(smaller: Rate, larger: Rate) -> float:
+    """What each further worker adds, over what each of the fewer does: ((R' - R) / d) / (R / k)."""
+    if smaller.samples_s <= 0:
+        return 0.0
+    added = (larger.samples_s - smaller.samples_s) / (larger.size - smaller.size)
+    return added / (smaller.samples_s / smaller.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Efficiency:
+    """Each further worker must add more than this share of what a worker does at the smaller size."""
+
+    least: float
+
+    def passes(self, _view: View, smaller: Rate, larger: Rate, /) -> bool:
+        return scaling_efficiency(smaller, larger) > self.least
+
+    def judge(self, _view: View, smaller: Rate, larger: Rate, /) -> Verdict:
+        found = scaling_efficiency(smaller, larger)
+        passes = found > self.least
+        return Verdict(
+            passes,
+            f"from {smaller.size} to {larger.size} workers, each further one adds {found:.2f} of a worker, "
+            f"{'more' if passes else 'not more'} than {self.least:g}",
+            {"efficiency": found, "least": self.least, "from": smaller.size, "to": larger.size},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Worth:
+    """An earlier end must be worth more than what it costs beyond the later one."""
+
+    utility: Utility
+
+    def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool:
+        return self.judge(view, smaller, larger).passes
+
+    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Verdict:
+        if view.samples_left is None:
+            return Verdict(False, "nobody knows how many samples are left, so no end can be told", {})
+        ends = [_end_s(view, rate) for rate in (smaller, larger)]
+        costs = [self._cost(view, rate) for rate in (smaller, larger)]
+        gain = self.utility.at(ends[1]) - self.utility.at(ends[0])
+        more = costs[1] - costs[0]
+        passes = gain > more
+        return Verdict(
+            passes,
+            f"with {larger.size} workers instead of {smaller.size} the job ends after {ends[1]:.0f} s instead of "
+            f"{ends[0]:.0f} s, which is worth {gain:.4g} and costs {more:.4g} more",
+            {"gain": gain, "cost": more, "from": smaller.size, "to": larger.size},
+        )
+
+    def _cost(self, view: View, rate: Rate) -> float:
+        """Of what is left: what was spent so far is spent at either size."""
+        left_s = _end_s(view, rate) - view.now
+        return left_s / 3600 * rate.size * self.utility.price
+
+
+def _end_s(view: View, rate: Rate) -> float:
+    left = view.samples_left or 0
+    return view.now + (left / rate.samples_s if rate.samples_s > 0 else float("inf"))

@@ -1,0 +1,82 @@
+"""The search for the size beyond which more workers are not worth it: after Or, Zhang and Freedman (MLSys 2020).
+
+A pure function from what each size was measured at to the size that comes next:
+
+1. one size is known: measure the one above it, or, at the maximum already, the one below;
+2. each pair of neighbouring sizes is judged;
+3. all pass: the next larger size, or, at the maximum, that one for good;
+4. else, where the smallest sizes have not passed often enough to be believed: the next smaller size, down to the
+   minimum;
+5. else the first size whose step up fails, for good.
+
+A size counts as known once so many of its batches were measured. Different from theirs: it is measured before it is
+left and not only before the search ends, so nothing is decided by a handful of steps and no size is visited twice.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from edl.policy.efficiency import Verdict
+from edl.policy.view import Decision, View
+from edl.protocol.figures import Rate
+
+
+class Condition(Protocol):
+    """Whether `larger` is worth it."""
+
+    def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool: ...
+
+    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Verdict: ...
+
+
+@dataclass(frozen=True, slots=True)
+class Search:
+    """A policy: what `decide` says depends on nothing but the view."""
+
+    condition: Condition
+    stride: int = 1  # workers more or fewer at once
+    batches: int = 100  # measured at a size until it is known
+    passes: int = 3  # in a row, from the smallest size on, until the way down ends
+
+    def decide(self, view: View) -> Decision:
+        known = [rate for rate in view.rates if rate.batches >= self.batches]
+        if not any(rate.size == view.size for rate in known):
+            have = view.rate.batches if view.rate else 0
+            return self._stay(view, f"{have} of {self.batches} batches are measured at a size of {view.size}")
+        if len(known) == 1:
+            return self._second(view)
+        pairs = list(pairwise(known))
+        failed = next((place for place, pair in enumerate(pairs) if not self.condition.passes(view, *pair)), None)
+        verdict = self.condition.judge(view, *pairs[-1 if failed is None else failed])
+        if failed is None:
+            return self._beyond(view, known[-1], verdict)
+        below = view.bounded(known[0].size - self.stride)
+        if failed < self.passes and below < known[0].size:
+            return _decision(below, verdict, f"perhaps {below} are enough")
+        best = known[failed].size
+        return _decision(view.bounded(best), verdict, f"{best} are enough")
+
+    def _second(self, view: View) -> Decision:
+        above, below = view.bounded(view.size + self.stride), view.bounded(view.size - self.stride)
+        if above > view.size:
+            return Decision(above, f"no other size than {view.size} is measured: what would {above} do?")
+        if below < view.size:
+            return Decision(below, f"no other size than {view.size}, the largest, is measured: what would {below} do?")
+        return self._stay(view, f"no other size than {view.size} is allowed")
+
+    def _beyond(self, view: View, largest: Rate, verdict: Verdict) -> Decision:
+        above = view.bounded(largest.size + self.stride)
+        if above > largest.size:
+            return _decision(above, verdict, f"what would {above} do?")
+        return _decision(view.bounded(largest.size), verdict, "and no more are allowed")
+
+    @staticmethod
+    def _stay(view: View, reason: str) -> Decision:
+        return Decision(view.size, reason)
+
+
+def _decision(size: int, verdict: Verdict, so: str) -> Decision:
+    return Decision(size, f"{verdict.reason}: {so}", numbers=verdict.numbers)

@@ -1,0 +1,86 @@
+"""Horovod's elastic names for TensorFlow: `import edl.tensorflow as hvd`, then `hvd.elastic.run`, `TensorFlowState`.
+
+docs/migrating.md says what they mean here. Owns: what such a script names. Does not own: when the training function is
+left and called anew (`edl.runtime.elastic_run`), nor moving variables (`edl.tensorflow.state`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import keras
+import tensorflow as tf
+
+from edl.errors import UsageError
+from edl.runtime.elastic_run import Run, State
+from edl.tensorflow.process import framework, trainer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyState = TypeVar("AnyState", bound=State)
+
+_run = Run(trainer, framework.ring, framework.updates)
+
+
+def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[AnyState, P], R]:
+    """Decorate the function that trains; its first argument is the state.
+
+    It is called once the workers are there, and called anew, from the present state, on all of them whenever workers
+    have come, left or died: at the end of a mini-batch, or where a collective in it has failed. A newcomer's first
+    mini-batch is its rehearsal, after which its function is called anew, too.
+    """
+    return _run(func)
+
+
+class TensorFlowState(State):
+    """What travels to newcomers: variables, and plain values as attributes (`state.batch`).
+
+    Args:
+        variables: of TensorFlow or Keras; by default all of the graph, by the session that is the default one.
+        session: not needed: it is the default one.
+        kwargs: values: numbers, strings, bytes, lists and dicts of them.
+
+    Unless `edl.Optimizer` or `hvd.DistributedOptimizer` was given the optimizer, nobody sees updates: then every
+    `commit()` is the end of a mini-batch, so there must be one after each, and none elsewhere.
+    """
+
+    def __init__(self, variables: Sequence[Any] | None = None, session: Any = None, **kwargs: Any) -> None:  # noqa: ARG002 - Horovod's signature
+        if variables is None and tf.executing_eagerly():
+            raise UsageError("TensorFlowState(variables=None): give the variables; only a graph knows all of its own")
+        if variables is not None:
+            framework.track_variables(variables)
+        self.__dict__["variables"] = variables
+        framework.expect_traces()
+        super().__init__(_run, kwargs, {})
+
+
+class TensorFlowKerasState(State):
+    """What travels to newcomers: a Keras model with its optimizer, and plain values as attributes (`state.batch`).
+
+    Args:
+        model: a Keras model, built.
+        optimizer: its optimizer; by default the one it was compiled with. It averages only what
+            `hvd.DistributedGradientTape` has not, and only if it was given to `hvd.DistributedOptimizer`.
+        backend: not needed.
+        kwargs: values: numbers, strings, bytes, lists and dicts of them.
+    """
+
+    def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:  # noqa: ARG002 - Horovod's signature
+        if not isinstance(model, keras.Model) or not model.built:
+            raise UsageError(
+                f"TensorFlowKerasState(model=...): a {type(model).__name__} without variables; give a Keras model with "
+                "an Input, or call model.build(input_shape) first"
+            )
+        optimizer = optimizer or getattr(model, "optimizer", None)
+        framework.add_model(model)
+        if optimizer is not None:
+            framework.track(optimizer)
+        self.__dict__.update(model=model, optimizer=optimizer)
+        framework.expect_traces()
+        super().__init__(_run, kwargs, {})
+
+
+KerasState = TensorFlowKerasState
+
+__all__ = ["KerasState", "TensorFlowKerasState", "TensorFlowState", "run"]

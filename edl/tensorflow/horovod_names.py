@@ -1,0 +1,108 @@
+"""What scripts written for Horovod call by `hvd.` besides the names of edl: `import edl.tensorflow as hvd`.
+
+Owns: which of Horovod's names are passed on, and those that mean something else here. Does not own: Horovod.
+"""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import horovod.tensorflow as hvd
+
+from edl.errors import RingBroken, UsageError
+from edl.tensorflow.process import framework, trainer
+
+AnyOptimizer = TypeVar("AnyOptimizer")
+
+COLLECTIVES = (
+    "allgather", "allgather_object", "allreduce", "alltoall", "broadcast", "broadcast_", "broadcast_object",
+    "broadcast_object_fn", "grouped_allgather", "grouped_allreduce", "grouped_reducescatter",
+    "reducescatter",
+)  # fmt: skip
+OTHERS = (
+    "Adasum", "Average", "Compression", "Max", "Min", "Product", "Sum", "SyncBatchNormalization", "ccl_built",
+    "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "is_homogeneous",
+    "is_initialized", "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rank_op",
+    "rocm_built", "size_op",
+)  # fmt: skip
+REFUSED = {
+    "join": "all workers make the same number of steps, and a short last one is weighted: leave it away",
+    "ProcessSet": "a job of edl has one ring, which is made anew when workers come and go",
+    "add_process_set": "a job of edl has one ring, which is made anew when workers come and go",
+    "remove_process_set": "a job of edl has one ring, which is made anew when workers come and go",
+}
+
+
+def DistributedOptimizer(  # noqa: N802 - Horovod's name
+    optimizer: AnyOptimizer,
+    name: str | None = None,  # noqa: ARG001 - Horovod's signature
+    *,
+    compression: Any = hvd.Compression.none,
+    op: Any = hvd.Average,
+    backward_passes_per_step: int = 1,
+    **hints: Any,  # noqa: ARG001 - of Horovod: devices, groups, orders of divisions; the result is the same
+) -> AnyOptimizer:
+    """`edl.tensorflow.Optimizer` by Horovod's name and arguments. Returns the same object."""
+    _check("DistributedOptimizer", compression, op)
+    if backward_passes_per_step != 1:
+        raise UsageError(
+            f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): give Keras's own optimizer "
+            "gradient_accumulation_steps instead"
+        )
+    framework.wrap(trainer, optimizer, None)
+    return optimizer
+
+
+class DistributedGradientTape:
+    """A `tf.GradientTape` whose `gradient()` gives those of the global batch, weighted by samples."""
+
+    def __init__(self, gradtape: Any, *, compression: Any = hvd.Compression.none, op: Any = hvd.Average, **_: Any):
+        _check("DistributedGradientTape", compression, op)
+        self._tape = gradtape
+
+    def __enter__(self) -> DistributedGradientTape:
+        self._tape.__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        self._tape.__exit__(*exception)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tape, name)
+
+    def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
+        """As `tf.GradientTape.gradient`."""
+        single = not isinstance(sources, list | tuple)
+        found = self._tape.gradient(target, [sources] if single else sources, *args, **kwargs)
+        averaged = framework.tape_reducer(trainer).average(found)
+        if averaged is None:
+            raise RingBroken("the gradients were not averaged: a peer is gone")
+        return averaged[0] if single else averaged
+
+
+def broadcast_variables(variables: Any, root_rank: int) -> Any:
+    """Horovod's, for variables of Keras 3 too."""
+    return hvd.broadcast_variables(
+        [variable.value if hasattr(variable, "path") else variable for variable in variables], root_rank
+    )
+
+
+def _check(call: str, compression: Any, op: Any) -> None:
+    if compression is not hvd.Compression.none:
+        raise UsageError(f"{call}(compression=...): gradients travel as they are: leave it away")
+    if op != hvd.Average:
+        raise UsageError(f"{call}(op=...): gradients are averaged: leave it away")
+
+
+OURS = {one.__name__: one for one in (DistributedOptimizer, DistributedGradientTape, broadcast_variables)}
+
+
+def lookup(face: str, name: str) -> Any:
+    """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
+    if name in OURS:
+        return OURS[name]
+    if name in REFUSED:
+        raise UsageError(f"{face}.{name}: {REFUSED[name]}")
+    if name not in COLLECTIVES and name not in OTHERS:
+        raise AttributeError(f"module {face!r} has no attribute {name!r}")
+    return getattr(hvd, name)

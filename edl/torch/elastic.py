@@ -1,0 +1,202 @@
+"""Horovod's elastic names for PyTorch: `import edl.torch as hvd`, then `hvd.elastic.run`, `TorchState`, and so on.
+
+docs/migrating.md says what they mean here. Owns: what such a script names. Does not own: when the training function is
+left and called anew (`edl.runtime.elastic_run`), nor the samples (`edl.runtime.shards`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sized
+from typing import Any, Concatenate, ParamSpec, TypeVar
+
+import numpy as np
+import torch
+from torch.utils import data
+
+from edl.errors import UsageError
+from edl.runtime.elastic_run import Part, Run, State
+from edl.runtime.extras import has_state
+from edl.runtime.shards import ShardGenerator
+from edl.torch.loader import Runs
+from edl.torch.process import framework, trainer
+
+P = ParamSpec("P")
+R = TypeVar("R")
+AnyState = TypeVar("AnyState", bound=State)
+
+_run = Run(trainer, framework.ring, framework.updates)
+
+
+def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[AnyState, P], R]:
+    """Decorate the function that trains; its first argument is the state.
+
+    It is called once the workers are there, and called anew, from the present state, on all of them whenever workers
+    have come, left or died: at the end of a mini-batch, or where a collective in it has failed. A newcomer's first
+    mini-batch is its rehearsal, after which its function is called anew, too.
+    """
+    return _run(func)
+
+
+class TorchState(State):
+    """What travels to newcomers: models and optimizers, samplers, and plain values as attributes (`state.epoch`).
+
+    Args:
+        model: a module; its parameters and buffers.
+        optimizer: what `hvd.DistributedOptimizer` or `edl.Optimizer` returned. A plain one travels too, but averages
+            nothing.
+        kwargs: more modules and optimizers; samplers, schedulers, a GradScaler and what else has a `state_dict()` of
+            plain values; and values: numbers, strings, bytes, lists and dicts of them.
+    """
+
+    def __init__(
+        self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
+    ) -> None:
+        values: dict[str, Any] = {}
+        parts: dict[str, Part] = {}
+        for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():
+            if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
+                framework.track(value)
+                self.__dict__[name] = value
+            elif has_state(value):
+                parts[name] = value
+            elif name in {"model", "optimizer"}:
+                if value is not None:
+                    raise UsageError(f"TorchState({name}=...) is a {type(value).__name__}: give what torch calls so")
+                self.__dict__[name] = None
+            else:
+                values[name] = value
+        super().__init__(_run, values, parts)
+
+
+class ElasticSampler(data.Sampler[int]):
+    """Samples of this worker, for a `DataLoader` of this module.
+
+    While gradients are recorded it gives the samples of training, each exactly once in an epoch, whoever comes, goes or
+    dies. Under `torch.no_grad()`, to evaluate, it gives each rank an equal share, as Horovod's does: where the number
+    of samples does not divide, some come twice.
+
+    Args:
+        dataset: anything with `len()`.
+        shuffle: each epoch in another order.
+        seed: of the shuffling, the same on all workers.
+    """
+
+    _that_trains: ElasticSampler | None = None
+
+    def __init__(self, dataset: Sized, shuffle: bool = True, seed: int = 0) -> None:
+        self.dataset = dataset
+        self.shuffle = shuffle
+        self.seed = seed
+        self.epoch = 0
+        self._number = 0  # of the job's pass over the data; a script that resumes counts epochs from elsewhere
+        self._begun = False  # that pass
+        self._shards: ShardGenerator | None = None
+
+    def set_epoch(self, epoch: int) -> None:
+        """The next iteration is another epoch. Call it at the end of each, or before each."""
+        if epoch != self.epoch and self._begun:
+            self._number += 1
+            self._begun = False
+        self.epoch = epoch
+
+    def record_batch(self, batch_idx: int, batch_size: int) -> None:
+        """Nothing to do: edl knows what is trained. Kept for scripts written for Horovod."""
+
+    def state_dict(self) -> dict[str, int]:
+        """Which epoch it is at; which of its samples are trained is edl's to know."""
+        return {"epoch": self.epoch, "number": self._number, "begun": int(self._begun)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        """Of `state_dict()`, here or in another worker of the same job; of another job, only the `epoch` counts."""
+        self.epoch = state_dict["epoch"]
+        self._number = state_dict.get("number", self._number)
+        self._begun = bool(state_dict.get("begun", self._begun))
+
+    def __len__(self) -> int:
+        """Samples of this worker in a whole epoch, at the present size."""
+        return math.ceil(len(self.dataset) / trainer.size())
+
+    def __iter__(self) -> Iterator[int]:
+        if torch.is_grad_enabled():
+            raise UsageError(
+                "ElasticSampler: a plain DataLoader would ask for samples that are not leased yet; to train, use "
+                "hvd.elastic.DataLoader(dataset, batch_size, sampler=sampler); to evaluate, `with torch.no_grad():`"
+            )
+        return iter(self._share().tolist())
+
+    def _runs(self, batch_size: int) -> Iterator[Iterator[Any]]:
+        """Batches of training."""
+        trains = ElasticSampler._that_trains = ElasticSampler._that_trains or self
+        if trains is not self:
+            raise UsageError(
+                "ElasticSampler: a second one is iterated with gradients recorded, and a job trains on one source; "
+                "to evaluate, iterate under `with torch.no_grad():`"
+            )
+        if self._shards is None:
+            self._shards = trainer.elastic_shard_generator(len(self.dataset), shuffle=self.shuffle, seed=self.seed)
+        self._number = max(self._number, self._shards.epochs_done)  # iterated again without set_epoch()
+        self._begun = True
+        return self._shards.runs(batch_size, self._number)
+
+    def _share(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        """To evaluate on."""
+        total, size = len(self.dataset), trainer.size()
+        order = np.random.default_rng(self.seed + self.epoch).permutation(total) if self.shuffle else np.arange(total)
+        return np.resize(order, len(self) * size)[trainer.rank() :: size]
+
+
+class DataLoader(data.DataLoader[Any]):
+    """torch's DataLoader; with an `ElasticSampler` it gives one mini-batch a step, while workers come and go.
+
+    Asking it for the next mini-batch is the end of the one before, unless a `state.commit()` was. Without an
+    `ElasticSampler` it is torch's in all.
+    """
+
+    def __init__(
+        self,
+        dataset: data.Dataset[Any],
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Any = None,
+        **loading: Any,
+    ) -> None:
+        self._trains_on = sampler if isinstance(sampler, ElasticSampler) else None
+        if self._trains_on is None:
+            super().__init__(dataset, batch_size, shuffle, sampler, **loading)
+            return
+        if shuffle or loading.get("drop_last") or not batch_size:
+            raise UsageError(
+                "hvd.elastic.DataLoader(sampler=ElasticSampler(...)): leave shuffle and drop_last away, which are the "
+                "sampler's matter, and give a batch_size"
+            )
+        self._runs, self._loads_steps_of = Runs(), batch_size
+        if loading.get("num_workers"):
+            loading = {"persistent_workers": True, **loading}
+        super().__init__(dataset, batch_sampler=self._runs, **loading)
+
+    def __len__(self) -> int:
+        """Mini-batches of this worker in a whole epoch, at the present size."""
+        return super().__len__() if self._trains_on is None else math.ceil(len(self._trains_on) / self._loads_steps_of)
+
+    def __iter__(self) -> Any:
+        if self._trains_on is None:
+            return super().__iter__()
+        return self._training(self._trains_on) if torch.is_grad_enabled() else self._evaluating(self._trains_on)
+
+    def _training(self, sampler: ElasticSampler) -> Iterator[Any]:
+        _run.end_batch_if_updated("iterating a DataLoader to train")  # of an iteration that was left midway
+        for run in sampler._runs(self._loads_steps_of):
+            self._runs.run = run
+            for batch in super().__iter__():
+                step = trainer.step()
+                yield batch
+                _run.end_batch(step)
+
+    def _evaluating(self, sampler: ElasticSampler) -> Iterator[Any]:
+        share = sampler._share()
+        self._runs.run = iter(np.split(share, range(self._loads_steps_of, len(share), self._loads_steps_of)))
+        yield from super().__iter__()
+
+
+__all__ = ["DataLoader", "ElasticSampler", "TorchState", "run"]

@@ -1,0 +1,79 @@
+"""What scripts written for Horovod call by `hvd.`, besides the names that are edl's own: `import edl.torch as hvd`.
+
+Owns: which of Horovod's names are passed on, and those that mean something else here. Does not own: Horovod.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, TypeVar
+
+import horovod.torch as hvd
+import torch
+
+from edl.errors import UsageError
+from edl.torch.process import framework, trainer
+
+AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
+
+COLLECTIVES = (
+    "allgather", "allgather_async", "allgather_object", "allreduce", "allreduce_", "allreduce_async",
+    "allreduce_async_", "alltoall", "alltoall_async", "barrier", "broadcast", "broadcast_", "broadcast_async",
+    "broadcast_async_", "broadcast_object", "broadcast_optimizer_state", "broadcast_parameters", "grouped_allgather",
+    "grouped_allgather_async", "grouped_allreduce", "grouped_allreduce_", "grouped_allreduce_async",
+    "grouped_allreduce_async_", "grouped_reducescatter", "grouped_reducescatter_async", "poll", "reducescatter",
+    "reducescatter_async", "sparse_allreduce_async", "synchronize",
+)  # fmt: skip
+OTHERS = (
+    "Adasum", "Average", "Compression", "HorovodInternalError", "Max", "Min", "Product", "Sum", "SyncBatchNorm",
+    "ccl_built", "cross_rank", "cross_size", "cuda_built", "ddl_built", "gloo_built", "gloo_enabled", "is_initialized",
+    "local_size", "mpi_built", "mpi_enabled", "mpi_threads_supported", "nccl_built", "rocm_built",
+)  # fmt: skip
+REFUSED = {
+    "join": "all workers make the same number of steps, and a short last one is weighted: leave it away",
+    "ProcessSet": "a job of edl has one ring, which is made anew when workers come and go",
+    "add_process_set": "a job of edl has one ring, which is made anew when workers come and go",
+    "remove_process_set": "a job of edl has one ring, which is made anew when workers come and go",
+}
+
+
+def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
+    optimizer: AnyOptimizer,
+    named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
+    compression: Any = hvd.Compression.none,
+    backward_passes_per_step: int = 1,
+    op: Any = hvd.Average,
+    gradient_predivide_factor: float = 1.0,  # noqa: ARG001 - the same result, by another order of divisions
+    num_groups: int = 0,  # noqa: ARG001 - Horovod fuses by itself
+    groups: Any = None,  # noqa: ARG001 - the same
+    sparse_as_dense: bool = False,  # noqa: ARG001 - sparse gradients are gathered: the same result
+    process_set: Any = hvd.global_process_set,
+) -> AnyOptimizer:
+    """`edl.torch.Optimizer` by Horovod's name and arguments. Returns the same object.
+
+    After `backward_passes_per_step` times `backward()`, or at `step()` after fewer, the sum of the gradients is
+    averaged over the workers, weighted by the samples of the mini-batch.
+    """
+    remedies = {
+        "compression": compression is not hvd.Compression.none and "gradients travel as they are: leave it away",
+        "op": op != hvd.Average and "gradients are averaged: leave it away",
+        "process_set": process_set is not hvd.global_process_set and REFUSED["ProcessSet"],
+    }
+    for name, remedy in remedies.items():
+        if remedy:
+            raise UsageError(f"DistributedOptimizer({name}=...): {remedy}")
+    if backward_passes_per_step < 1:
+        raise UsageError(f"DistributedOptimizer(backward_passes_per_step={backward_passes_per_step}): at least 1")
+    framework.wrap(trainer, optimizer, None, named_parameters, backward_passes_per_step)
+    return optimizer
+
+
+def lookup(face: str, name: str) -> Any:
+    """What `name` of Horovod's is here. Raises AttributeError, and UsageError where there is a remedy."""
+    if name == DistributedOptimizer.__name__:
+        return DistributedOptimizer
+    if name in REFUSED:
+        raise UsageError(f"{face}.{name}: {REFUSED[name]}")
+    if name not in COLLECTIVES and name not in OTHERS:
+        raise AttributeError(f"module {face!r} has no attribute {name!r}")
+    return getattr(hvd, name)

@@ -1,0 +1,78 @@
+"""Handwritten digits with TensorFlow 2."""
+
+import argparse
+import time
+from pathlib import Path
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+import edl.tensorflow as hvd
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--data", type=Path, default=Path("data/digits/digits.csv.gz"))
+parser.add_argument("--epochs", type=int, default=5)
+parser.add_argument("--batch-size", type=int, default=32)
+parser.add_argument("--lr", type=float, default=0.003)
+parser.add_argument("--step-time", type=float, default=0.0, help="seconds that a step takes at least, to watch it")
+options = parser.parse_args()
+
+hvd.init()
+tf.config.threading.set_intra_op_parallelism_threads(1)
+gpus = tf.config.list_physical_devices("GPU")
+if gpus:
+    tf.config.set_visible_devices(gpus[hvd.local_rank()], "GPU")
+
+table = np.loadtxt(options.data, delimiter=",", dtype=np.float32)
+images, labels = table[:, :64].reshape(-1, 8, 8, 1) / 16, table[:, 64].astype(np.int64)
+
+shards = hvd.elastic_shard_generator(1500, epochs=options.epochs, shuffle=True)
+dataset = hvd.elastic_dataset(shards, options.batch_size)
+dataset = dataset.map(lambda ids: (tf.gather(images, ids), tf.gather(labels, ids)))
+
+model = keras.Sequential(
+    [
+        keras.Input((8, 8, 1)),
+        keras.layers.Conv2D(16, 3, activation="relu"),
+        keras.layers.MaxPooling2D(2),
+        keras.layers.Flatten(),
+        keras.layers.Dropout(0.2),
+        keras.layers.Dense(10),
+    ]
+)
+cross_entropy = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+optimizer = keras.optimizers.Adam(options.lr * hvd.size())
+optimizer = hvd.Optimizer(optimizer, model=model)
+
+
+@tf.function(reduce_retracing=True)
+def training_step(image, label):
+    with tf.GradientTape() as tape:
+        loss = cross_entropy(label, model(image, training=True))
+    gradients = tape.gradient(loss, [variable.value for variable in model.trainable_variables])
+    optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
+    return loss
+
+
+def train(state):
+    for image, label in shards.in_step(dataset):
+        with hvd.voidable():
+            loss = training_step(image, label)
+        time.sleep(options.step_time)
+        if state.batch % 20 == 0 and hvd.rank() == 0:
+            print(f"batch {state.batch} size {hvd.size()} loss {loss:.3f}", flush=True)
+        if hvd.notify_batch_end():
+            state.batch += 1
+
+
+def on_state_reset():
+    optimizer.learning_rate.assign(options.lr * hvd.size())
+
+
+state = hvd.register(batch=0)
+hvd.on_resize(lambda *_: on_state_reset())
+train(state)
+if hvd.rank() == 0:
+    right = (model(images[1500:]).numpy().argmax(1) == labels[1500:]).mean()
+    print(f"accuracy {right:.3f}", flush=True)

@@ -1,0 +1,119 @@
+"""Jobs that choose their size by themselves, and workers that hold up the others: real ones."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py")
+KNEE = {"1": 0.2, "2": 0.2, "3": 0.5}  # two workers do twice as much as one, three do less than two
+
+
+def decisions(edl) -> list[dict]:
+    done = edl("events", "g", "--json")
+    events = [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
+    return [event for event in events if event["kind"] == "decision"]
+
+
+def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
+    policy = ("--autoscale", "efficiency=0.1,batches=10,cooldown=1", "--autoscale-every", "3")
+    command = [sys.executable, SCRIPT, "--step-s", json.dumps(KNEE)]
+    launcher = edl.start("run", "-np", "1", "--max-np", "3", "--job", "g", *policy, *command)
+    edl.wait(lambda: any(not told["act"] for told in decisions(edl)), "it has settled", timeout_s=180)
+    told = decisions(edl)
+    assert [one["size"] for one in told] == [2, 3, 2, 2]
+    assert [one["act"] for one in told] == [True, True, True, False]
+    assert told[-1]["efficiency"] <= 0.1
+    assert "adds" in told[-1]["reason"]
+
+    status = json.loads(edl("status", "g", "--json").stdout)
+    assert (status["size"], status["target"]) == (2, 2)
+    assert [rate["size"] for rate in status["rates"]] == [1, 2, 3]
+    assert told[-1]["reason"] in edl("status", "g").stdout
+    measured = {rate["size"]: rate["samples"] / rate["seconds"] for rate in status["rates"]}
+    assert measured[2] > measured[1] and measured[2] > measured[3]
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)
+
+
+def test_a_profile_measures_each_size(edl, tmp_path):
+    launcher = edl.start("run", "-np", "2", "--job", "g", sys.executable, SCRIPT, "--step-s", json.dumps(KNEE))
+    edl.wait(lambda: edl("status", "g", "--json").stdout.count('"state":"training"') == 2, "two train", timeout_s=90)
+    done = edl("profile", "g", "--min", "1", "--max", "2", "--batches", "5", "--json", timeout_s=120)
+    assert done.returncode == 0, done.stderr
+    rows = json.loads(done.stdout)["rows"]
+    assert [row["size"] for row in rows] == [1, 2]
+    assert rows[1]["samples_s"] > rows[0]["samples_s"]
+    assert rows[1]["marginal"] > 0.1
+    assert json.loads(edl("status", "g", "--json").stdout)["target"] == 2  # as before
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)
+
+
+def test_a_straggler_is_replaced(edl, tmp_path):
+    slow = ("--slow-slot", "1", "--slow-s", "0.1")
+    policy = ("--stragglers", "replace", "--autoscale-every", "5")
+    command = [sys.executable, SCRIPT, *slow]
+    launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
+    edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
+    (told,) = decisions(edl)
+    (slow_one,) = told["replace"]
+    assert told["act"] and "(compute)" in told["reason"] and told["pace"] < 0.8
+
+    def replaced() -> bool:
+        status = json.loads(edl("status", "g", "--json").stdout)
+        there = {worker["id"] for worker in status["workers"] if worker["rank"] is not None}
+        return status["size"] == status["target"] == 2 and slow_one not in there
+
+    edl.wait(replaced, "another one is there in its place", timeout_s=120)
+    sizes = [
+        (event["from"], event["to"])
+        for event in map(json.loads, edl("events", "g", "--json").stdout.splitlines())
+        if event["kind"] == "scaled"
+    ]
+    assert sizes == [(2, 3), (3, 2)]  # it came first
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        ("efficency=0.1", "--autoscale efficency=0.1: must be efficiency=S, utility=FILE or policy=NAME"),
+        ("utility=/no/such.toml", "--autoscale utility=/no/such.toml: cannot be read"),
+        ("policy=nobody", "--autoscale policy=nobody: is neither FILE.py:CLASS nor an entry point of edl.policies"),
+    ],
+)
+def test_a_wrong_policy_is_one_line(edl, value, said):
+    done = edl("run", "--autoscale", value, "true")
+    assert done.returncode == 2
+    assert said in done.stderr
+    assert len(done.stderr.splitlines()) == 1
+
+
+def test_a_policy_of_ones_own(edl, tmp_path):
+    """The page's own example: it sees what the script reports; one that raises is told of, and harms nobody."""
+    policy = tmp_path / "mine.py"
+    policy.write_text(
+        "from edl.policy.view import Decision\n"
+        "class Mine:\n"
+        "    def decide(self, view):\n"
+        "        loss = view.reported('loss')\n"
+        "        if loss is None: return None\n"
+        "        if view.size == 2: raise RuntimeError('two are too many for me')\n"
+        "        return Decision(2, f'the loss is {loss:.2f}', numbers={'loss': loss})\n"
+    )
+    flags = ("--autoscale", f"policy={policy}:Mine,cooldown=1", "--autoscale-every", "3")
+    command = [sys.executable, SCRIPT, "--step-s", "{}"]
+    launcher = edl.start("run", "-np", "1", "--max-np", "3", "--job", "g", *flags, *command)
+    edl.wait(lambda: len(decisions(edl)) == 2, "it has raised", timeout_s=120)
+    first, second = decisions(edl)
+    assert (first["size"], first["act"]) == (2, True) and "the loss is" in first["reason"] and first["loss"] > 0
+    assert not second["act"] and "two are too many for me" in second["reason"]
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)

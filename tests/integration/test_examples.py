@@ -1,0 +1,113 @@
+"""Every example by the lines of its docstring, as they stand: from the root of a clone, with the environment active."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl import client
+from edl.errors import EdlError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+OF_HOROVOD = {"horovod_pytorch.py", "horovod_tensorflow2.py"}  # moved to edl: tests/integration/test_migrating.py
+SCHEDULER = "scheduler.py"
+EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
+TRAINING = [name for name in EXAMPLES if name != SCHEDULER and name not in OF_HOROVOD]
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+MOST_LINES = 100
+BOOT_S = 180.0
+END_S = 240.0
+LOSS = {"torch_language_model.py": 2.6}  # at most, in the end; others tell an accuracy
+
+
+def docstring_lines(name: str) -> list[str]:
+    """What is to be typed: the first line starts a job, the others go into a second shell."""
+    doc = ast.get_docstring(ast.parse((ROOT / "examples" / name).read_text())) or ""
+    return [line for line in doc.splitlines() if line.startswith(("edl ", "python "))]
+
+
+def shell(edl, line: str):
+    """As typed: `python` and `edl` are those of the environment that runs this test."""
+    edl.cwd = ROOT
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    return edl.start_command(["bash", "-c", line], PATH=path, **QUIET)
+
+
+def done(process) -> str:
+    out, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, out + err
+    return out
+
+
+def found_by(out: str, word: str) -> list[float]:
+    return [float(figure) for figure in re.findall(rf"{word} ([\d.]+)", out)]
+
+
+def wait_training(edl, line: str) -> None:
+    name = re.search(r"--job (\w+)", line)[1]
+
+    def trains() -> bool:
+        try:
+            with client.Job(name) as job:
+                return job.status().step > 10
+        except EdlError:  # not started yet
+            return False
+
+    edl.wait(trains, "a job that trains", timeout_s=BOOT_S)
+
+
+@pytest.mark.parametrize("name", TRAINING)
+def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
+    first, *others = docstring_lines(name)
+    job = shell(edl, first)
+    for line in others:
+        wait_training(edl, first)
+        said = done(shell(edl, line))
+        assert "its survivors paused for" in said
+    out = done(job)
+    if others:
+        assert re.search(r"2 -> 1 workers: rate 0\.1\d* -> 0\.05", out), out
+    if name in LOSS:
+        first_loss, *_, last_loss = found_by(out, "loss")
+        assert last_loss < min(first_loss, LOSS[name]), out
+    else:
+        assert found_by(out, "accuracy")[-1] > 0.85, out
+
+
+def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl):
+    first, second = docstring_lines(SCHEDULER)
+    job = shell(edl, first)
+    wait_training(edl, first)
+    workers = {worker["id"] for worker in edl.json("status", "digits")["workers"]}
+    lines = done(shell(edl, second)).splitlines()
+    assert [line for line in lines if "asked" in line or "train" in line][::2] == [
+        "3 workers asked for",
+        "2 workers train",
+    ]
+    assert [line.partition(":")[0] for line in lines if "paused" in line] == ["2 -> 3", "3 -> 2"]
+    refused = edl("scale", "digits", "9")
+    assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
+    assert "at most 3 workers, so not 9: ask for 1 to 3" in refused.stderr
+    assert edl("stop", "digits", timeout_s=60).returncode == 0
+    job.communicate(timeout=60)
+    events = [json.loads(line) for line in edl("events", "digits", "--json").stdout.splitlines()]
+    (newcomer,) = {event["worker"] for event in events if event["kind"] == "worker_ready"}
+    assert {event["worker"] for event in events if event["kind"] == "worker_left"} == {newcomer}
+    assert newcomer not in workers
+    grown, shrunk = [event for event in events if event["kind"] == "scaled"]
+    assert grown["asked_ms"] > grown["switching_ms"] > 0 < grown["pause_ms"]
+    assert (shrunk["from"], shrunk["to"], shrunk["forced"]) == (3, 2, False)
+
+
+@pytest.mark.parametrize("name", EXAMPLES)
+def test_it_is_short_and_in_the_table(name):
+    assert len((ROOT / "examples" / name).read_text().splitlines()) < MOST_LINES
+    assert f"[{name}]({name})" in (ROOT / "examples" / "README.md").read_text()

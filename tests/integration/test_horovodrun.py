@@ -1,0 +1,112 @@
+"""Plain `horovodrun`, as a user types it: what its driver decides happens without a stop, and no crash ends the job."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from elastic_job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
+BOOT_S = 90
+
+
+class HorovodrunJob(Job):
+    """Its size follows a file that a discovery script shows."""
+
+    @property
+    def hosts(self) -> Path:
+        return self.out / "hosts"
+
+    def launch(self, workers: int, **environ: str) -> subprocess.Popen[str]:
+        self.out.mkdir(exist_ok=True)
+        script = self.out / "hosts.sh"
+        script.write_text(f"#!/bin/sh\ncat {self.hosts}\n")
+        script.chmod(0o755)
+        self.discover(workers)
+        elastic = ["--min-np", "1", "--max-np", "4", "--host-discovery-script", str(script)]
+        command = [HOROVODRUN, "-np", str(workers), *elastic, "--network-interface", "lo", *self.command]
+        return self.edl.start_command(command, **self.environ, EDL_JOB="s", EDL_MAX_RESTARTS="3", **environ)
+
+    def discover(self, slots: int) -> None:
+        draft = self.hosts.with_suffix(".new")
+        draft.write_text(f"localhost:{slots}\n")
+        draft.rename(self.hosts)
+
+
+def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, tmp_path):
+    job = HorovodrunJob(edl, tmp_path / "out", 2)
+    job.wait_size(2)
+    job.wait_steps(5)
+    job.discover(3)
+    job.wait_size(3)
+    job.wait_steps(5)
+
+    job.discover(2)
+    job.wait_size(2)
+    victim = next(worker for worker in job.status()["workers"] if worker["rank"] == 0)
+    os.kill(victim["pid"], signal.SIGKILL)
+    edl.wait(lambda: victim["id"] not in [w["id"] for w in job.status()["workers"]], "it is lost")
+    job.wait_size(2)  # its stand-in has started another one; horovodrun has not seen any of it
+    job.wait_steps(5)
+
+    job.discover(1)
+    job.wait_size(1)
+    events = job.finish()
+    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+    assert sizes == [(2, 3), (3, 2), (2, 1), (1, 2), (2, 1)]
+    assert [event["size"] for event in events if event["kind"] == "recounted"] == [3, 2, 1]
+    job.expect_exactly_once()
+    job.expect_equal_models()
+
+
+def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
+    job = HorovodrunJob(edl, tmp_path / "out", 2, epochs=40)
+    job.wait_size(2)
+    job.wait_steps(5)
+    job.launcher.kill()
+    job.launcher.communicate()
+    edl.wait(lambda: len(job.results()) == 2, "both have come to their end", timeout_s=120)
+    edl.wait_nothing_left()
+    job.expect_exactly_once()
+    job.expect_equal_models()
+    assert not {"worker_lost", "worker_left", "scaled"} & {event["kind"] for event in job.events()}
+
+
+def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
+    command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py"), "--epochs", "2"]
+    process = edl.start_command([HOROVODRUN, "-np", "2", *command])
+    out, err = process.communicate(timeout=BOOT_S)
+    assert process.returncode == 0, out + err
+    assert "rank 0 of 2: accuracy" in out
+    assert "rank 1 of 2: accuracy" in out
+    edl.wait_nothing_left()
+
+
+def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
+    job = HorovodrunJob(edl, tmp_path / "out", 2)
+    job.wait_size(2)
+    job.wait_steps(3)
+    job.launcher.send_signal(signal.SIGINT)
+    job.launcher.communicate(timeout=60)
+    assert job.launcher.returncode != 0
+    edl.wait_nothing_left()
+
+
+def test_a_script_that_calls_init_too_late_is_told_so(edl, tmp_path):
+    script = tmp_path / "late.py"
+    script.write_text(
+        "import threading, time\nimport edl.torch as edl\n"
+        "threading.Thread(target=time.sleep, args=(60,), name='loader', daemon=True).start()\nedl.init()\n"
+    )
+    process = edl.start_command([HOROVODRUN, "-np", "1", sys.executable, str(script)])
+    out, err = process.communicate(timeout=BOOT_S)
+    assert process.returncode != 0
+    assert "call edl.init() before any thread is started (loader run)" in out + err
+    edl.wait_nothing_left()

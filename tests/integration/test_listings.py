@@ -1,0 +1,132 @@
+"""What the README and the pages tell to type is typed here: every block of the README in order, and whole scripts."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl import client
+from edl.errors import EdlError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+
+ROOT = Path(__file__).parents[2]
+BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.DOTALL | re.MULTILINE)
+LANGUAGES = {"python", "bash", "text"}  # of the README: listings, what is typed, and what is drawn or printed
+NOT_TYPED = {
+    "scripts/demo": "sets a machine up, and trains for a minute; what it shows is in tests/unit/test_demo_view.py",
+    "scripts/test": "runs this test",
+    "source .venv/bin/activate": "the environment of these tests is active already",
+}
+TRAINS = ("notify_batch_end()", "KerasCallback()")  # a whole script has one of them, and `edl.init()`
+KINDS = re.compile(r"^[\d:.]+ +(\w+) ", re.MULTILINE)  # in lines of `edl events`
+BOOT_S = 180.0
+END_S = 240.0
+
+
+def blocks(page: Path) -> list[tuple[str, str]]:
+    return BLOCK.findall(page.read_text())
+
+
+def scripts() -> list[tuple[str, int, str]]:
+    pages = sorted((ROOT / "docs").glob("*.md"))
+    listings = [(page.name, number, code) for page in pages for number, (_, code) in enumerate(blocks(page))]
+    return [one for one in listings if "\nedl.init(" in one[2] and any(word in one[2] for word in TRAINS)]
+
+
+class Reader:
+    """Somebody who goes through the README with several shells, from the root of a clone."""
+
+    def __init__(self, edl, clone: Path) -> None:
+        self._edl = edl
+        self._edl.cwd = clone
+        self._edl.environ["PATH"] = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+        self._edl.environ |= {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+        del self._edl.environ["EDL_MAX_RESTARTS"]
+        (clone / "examples").symlink_to(ROOT / "examples")
+        self._clone = clone
+        self._shells: list[subprocess.Popen[str]] = []
+        self._said = ""  # by what was typed last
+        self.typed = 0
+
+    def go_through(self, language: str, block: str) -> None:
+        if language == "python":
+            (self._clone / "train.py").write_text(block)
+        elif language == "bash" and not self._is_not_typed(block):
+            self._type(block)
+            self.typed += 1
+        elif language == "text":
+            for kind in set(KINDS.findall(block)):
+                assert kind in self._said, f"the README shows {kind} where there is only:\n{self._said}"
+
+    def _type(self, block: str) -> None:
+        shell = self._edl.start_command(["bash", "-c", block])
+        if "--job" in block:
+            self._shells.append(shell)
+            self._edl.wait(lambda: self._job(size=2, step=10), "two workers that train", timeout_s=BOOT_S)
+        elif "EDL_JOB=" in block:
+            self._shells.append(shell)
+            self._edl.wait(lambda: self._job(size=3), "a third worker", timeout_s=BOOT_S)
+        else:
+            self._said, complaints = shell.communicate(timeout=END_S)
+            assert shell.returncode == 0, complaints
+        if "kill" in block:
+            self._edl.wait(self._goes_on, "survivors that go on", timeout_s=BOOT_S)
+
+    def _is_not_typed(self, block: str) -> bool:
+        commands = [line.partition("#")[0].strip() for line in block.splitlines()]
+        return all(command in NOT_TYPED for command in commands)
+
+    def _job(self, size: int, step: int = 0) -> bool:
+        try:
+            with client.Job("digits") as job:
+                status = job.status()
+        except EdlError:  # not started yet
+            return False
+        return status.size >= size and status.step > step
+
+    def _goes_on(self) -> bool:
+        events = [json.loads(line) for line in self._edl("events", "digits", "--json").stdout.splitlines()]
+        return any(event["kind"] == "scaled" and event["forced"] for event in events)
+
+    def close_shells(self) -> None:
+        for shell in self._shells:
+            shell.communicate(timeout=END_S)
+        self._edl.wait_nothing_left()  # a worker that was started by hand ends before its daemon
+
+
+def test_every_block_of_the_readme_can_be_typed(edl, tmp_path):
+    (tmp_path / "clone").mkdir()
+    reader = Reader(edl, tmp_path / "clone")
+    for language, block in blocks(ROOT / "README.md"):
+        assert language in LANGUAGES
+        reader.go_through(language, block)
+    reader.close_shells()
+    assert reader.typed > 5
+
+
+@pytest.mark.parametrize(("page", "number", "code"), scripts(), ids=lambda part: str(part)[:20].partition("\n")[0])
+def test_whole_scripts_of_the_pages_run(edl, tmp_path, page, number, code):
+    run(edl, tmp_path, code)
+
+
+def test_the_script_that_came_from_torchrun_runs(edl, tmp_path):
+    ((_, shown),) = [block for block in blocks(ROOT / "docs" / "from-torchrun.md") if block[0] == "diff"]
+    lines = [line[1:] for line in shown.splitlines() if not line.startswith("-")]
+    assert "3 epochs, loss" in run(edl, tmp_path, "\n".join(lines))
+
+
+def run(edl, folder: Path, code: str) -> str:
+    script = folder / "train.py"
+    script.write_text(code)
+    process = edl.start_command([sys.executable, str(script)], TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    out, err = process.communicate(timeout=END_S)
+    assert process.returncode == 0, err
+    edl.wait_nothing_left()
+    return out

@@ -1,0 +1,75 @@
+"""Scripts of Horovod elastic that were moved to edl, as docs/migrating.md shows them: real jobs of them."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import pytest
+
+from edl import client
+from edl.errors import EdlError
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+ROOT = Path(__file__).parents[2]
+SCRIPTS = ["horovod_pytorch.py", "horovod_tensorflow2.py"]
+QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
+
+
+def command(script: str, *arguments: str) -> list[str]:
+    data = str(ROOT / "data" / "digits" / "digits.csv.gz")
+    return [sys.executable, str(ROOT / "examples" / script), "--data", data, *arguments]
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_grows_and_shrinks_without_a_stop(edl, script):
+    size = ("-np", "2", "--max-np", "3", "--job", "m")
+    launcher = edl.start("run", *size, *command(script, "--epochs", "10000", "--step-time", "0.05"), **QUIET)
+
+    def trains() -> dict[str, int]:
+        try:
+            with client.Job("m") as job:
+                status = job.status()
+        except EdlError:  # not started yet
+            return {}
+        if status.step <= 3:
+            return {}
+        return {worker.id: worker.pid for worker in status.workers if worker.rank is not None}  # who leaves has none
+
+    first = edl.wait(trains, "two workers that train", timeout_s=90)
+    for wanted in ("3", "2"):
+        scaled = edl("scale", "m", wanted, "--wait", timeout_s=90)
+        assert scaled.returncode == 0, scaled.stderr
+        assert "its survivors paused for" in scaled.stdout
+        assert scaled.stderr.splitlines()[-1] == f"edl: {wanted} of {wanted} workers train"
+    assert trains() == first  # the same processes, which nobody started anew
+    events = edl("events", "m", "--json").stdout
+    assert '"batch_voided"' not in events
+    assert '"worker_lost"' not in events
+    assert edl("stop", "m", timeout_s=60).returncode == 0
+    launcher.communicate(timeout=60)
+
+
+@pytest.mark.parametrize("script", SCRIPTS)
+def test_it_learns(edl, script):
+    done = edl("run", "-np", "2", "--audit", "audit", *command(script, "--epochs", "4"), timeout_s=120, **QUIET)
+    assert done.returncode == 0, done.stderr
+    (accuracy,) = re.findall(r"accuracy ([\d.]+)", done.stdout)
+    assert float(accuracy) > 0.6
+    assert edl("data", "verify", "audit").returncode == 0
+
+
+def test_a_gpu_can_be_pinned_after_init(edl, tmp_path):
+    """As all scripts of Horovod do it: TensorFlow refuses once it has been used."""
+    script = tmp_path / "pin.py"
+    script.write_text(
+        "import tensorflow as tf, edl.tensorflow as edl\n"
+        "edl.init()\n"
+        "tf.config.set_visible_devices(tf.config.list_physical_devices('CPU')[:1], 'CPU')\n"
+        "for ids in edl.elastic_shard_generator(64, epochs=1).batches(8):\n"
+        "    edl.notify_batch_end()\n"
+    )
+    done = edl("run", "-np", "2", sys.executable, str(script), timeout_s=120, **QUIET)
+    assert done.returncode == 0, done.stderr

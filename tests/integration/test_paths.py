@@ -1,0 +1,86 @@
+"""Each way of training, through a newcomer, a kill with a replacement, and a worker that leaves: equal models.
+
+What a way of PyTorch or TensorFlow needs beyond that is in the job's own asserts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import defaultdict
+from typing import Any
+
+import pytest
+from elastic_job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+
+def through_all(edl: Any, job: Job) -> list[dict[str, Any]]:
+    """2 -> 3, one is killed and replaced, -> 2; the job's events."""
+    job.wait_size(2)
+    job.wait_steps(3)
+    scale(edl, job, 3)
+    victim = next(worker for worker in job.status()["workers"] if worker["rank"] == 1)
+    os.kill(victim["pid"], signal.SIGKILL)
+    edl.wait(lambda: victim["id"] not in ids(job), "its loss is known", timeout_s=60)
+    job.wait_size(3)
+    job.wait_steps(3)
+    scale(edl, job, 2)
+    return job.finish()
+
+
+def scale(edl: Any, job: Job, size: int) -> None:
+    done = edl("scale", "s", str(size))
+    assert done.returncode == 0, done.stderr
+    job.wait_size(size)
+    job.wait_steps(3)
+
+
+def ids(job: Job) -> set[str]:
+    return {worker["id"] for worker in job.status()["workers"]}
+
+
+def expect_equal_after_every_switch(job: Job) -> None:
+    """All of the model and its optimizer, statistics of batch norm too, before the next step."""
+    found = defaultdict(list)
+    for file in job.out.glob("switches-*.jsonl"):
+        for line in map(json.loads, file.read_text().splitlines()):
+            found[line["generation"]].append(line["state"])
+    assert len(found) >= 3, found
+    assert all(len(set(states)) == 1 for states in found.values()), found
+    assert max(len(states) for states in found.values()) == 3
+
+
+def check(edl: Any, job: Job) -> None:
+    events = through_all(edl, job)
+    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+    assert sizes[0] == (2, 3) and sizes[-1] == (3, 2)
+    assert [event["kind"] for event in events].count("worker_lost") == 1
+    voided = [event["worker"] for event in events if event["kind"] == "batch_voided"]
+    assert len(voided) == len(set(voided)), "each survivor one, and nobody else"
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    expect_equal_after_every_switch(job)
+    job.expect_exactly_once()
+
+
+@pytest.mark.parametrize("way", ["groups", "amp", "horovod"])
+def test_torch(edl: Any, tmp_path: Any, way: str) -> None:
+    job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", way], EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
+    check(edl, job)
+
+
+@pytest.mark.parametrize("way", ["eager", "function", "fit", "graph", "horovod"])
+def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
+    """A newcomer is warm before anyone waits for it, too: all that is traced was in its rehearsal."""
+    script = ["tensorflow_elastic.py", "--way", way]
+    job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
+    check(edl, job)
+    newcomers = [result for result in job.results() if result["newcomer"]]
+    assert all(result.get("averaged", 0) == 0 for result in newcomers)  # nothing of a rehearsal is left in the metrics
+    if way in {"function", "fit"}:
+        assert all(result["traces"] and all(result["traces"]) for result in newcomers)
+    if way != "horovod":
+        job.expect_batches_as_handed_out()

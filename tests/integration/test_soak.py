@@ -1,0 +1,26 @@
+"""The short form of benchmarks/soak.py: a minute of random faults of all kinds."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_a_minute_of_faults_costs_no_sample_and_leaves_nothing(edl):
+    options = ["--seconds", "60", "--frameworks", "torch", "--seed", "3", "--no-fixed", "--json"]
+    benchmark = [sys.executable, "-m", "benchmarks.soak", *options]
+    done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    result = json.loads(done.stdout)
+    assert sum(result["faults"].values()) >= 4
+    assert result["compared"] > 0
+    for name in ("different", "lost", "repeated", "wrong", "left_processes", "left_files"):
+        assert not result[name], name

@@ -1,0 +1,229 @@
+"""A training function in Horovod's shape: when a mini-batch of it ends, and when it is called anew."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from edl.errors import RingBroken, UsageError
+from edl.runtime.elastic_run import Run, State
+from edl.runtime.extras import Extras
+
+
+class Seat:
+    """A trainer whose ring changes when the test says so."""
+
+    def __init__(self) -> None:
+        self.error: BaseException | None = None
+        self.count = 0
+        self.number = 1
+        self.changes_after: set[int] = set()
+        self.anew = 0
+        self.extras = Extras()
+        self.callbacks: list[Any] = []
+        self.updates: int | None = 0
+
+    @property
+    def voided(self) -> bool:
+        return self.error is not None
+
+    def void(self, error: BaseException) -> None:
+        self.error = self.error or error
+
+    def generation(self) -> int:
+        return self.number
+
+    def step(self) -> int:
+        return self.count + 1
+
+    def begin_batch(self) -> None: ...
+
+    def expect_restarts(self) -> None: ...
+
+    def begin_anew(self) -> None:
+        self.anew += 1
+
+    def notify_batch_end(self, samples: int | None = None) -> bool:
+        void, self.error = self.voided, None
+        self.count += not void
+        if void or self.count in self.changes_after:
+            self.changes_after.discard(self.count)
+            self.number += 1
+            for callback in self.callbacks:
+                callback(2, 3)
+        return not void
+
+    def register(self, **values: Any) -> Extras:
+        return self.extras._add(values)
+
+    def on_resize(self, callback: Any) -> None:
+        self.callbacks.append(callback)
+
+    def is_failure(self, error: BaseException) -> bool:
+        return isinstance(error, RingBroken)
+
+
+@pytest.fixture
+def seat() -> Seat:
+    return Seat()
+
+
+@pytest.fixture
+def run(seat: Seat) -> Run:
+    return Run(seat, seat, lambda: seat.updates)  # type: ignore[arg-type]
+
+
+def update(seat: Seat) -> None:
+    assert seat.updates is not None
+    seat.updates += 1
+
+
+def test_a_commit_ends_a_mini_batch_once(run: Run, seat: Seat) -> None:
+    state = State(run, {"batch": 0}, {})
+
+    @run
+    def train(state: Any) -> str:
+        for _ in range(3):
+            state.commit()  # at the top of the loop, as some scripts have it: nothing was updated yet
+            update(seat)
+            state.batch += 1
+            state.commit()
+            state.check_host_updates()
+        return "done"
+
+    assert train(state) == "done"
+    assert (seat.count, state.batch) == (3, 3)
+
+
+def test_it_is_called_anew_after_a_change_with_the_values_of_that_moment(run: Run, seat: Seat) -> None:
+    state, calls = State(run, {"batch": 0}, {}), []
+    seen: list[int] = []
+    state.register_reset_callbacks([lambda: seen.append(state.batch)])
+    seat.changes_after = {2}
+
+    @run
+    def train(state: Any) -> None:
+        calls.append(state.batch)
+        while state.batch < 4:
+            update(seat)
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    assert (calls, seen, seat.count, seat.anew) == ([0, 2], [2], 4, 1)
+
+
+def test_a_void_mini_batch_is_undone_in_plain_values_only(run: Run, seat: Seat) -> None:
+    state, calls = State(run, {"batch": 0, "losses": []}, {}), []
+
+    @run
+    def train(state: Any) -> None:
+        calls.append((state.batch, list(state.losses)))
+        while state.batch < 3:
+            state.losses.append(state.batch)
+            if state.batch == 1 and len(calls) == 1:
+                seat.void(RingBroken("a peer is gone"))
+            else:
+                update(seat)
+            state.batch += 1
+            state.commit()
+
+    train(state)
+    assert calls == [(0, []), (1, [0])]
+    assert (seat.count, state.losses) == (3, [0, 1, 2])
+
+
+@pytest.mark.parametrize(("updated", "counts"), [(False, 2), (True, 3)])
+def test_a_collective_of_the_script_that_fails(run: Run, seat: Seat, updated: bool, counts: int) -> None:
+    """Before the update the mini-batch is void; after it, it counts, as its update is never undone."""
+    state, calls = State(run, {"left": 2}, {}), []
+
+    @run
+    def train(state: Any) -> None:
+        calls.append(state.left)
+        while state.left:
+            if len(calls) == 1 and updated:
+                update(seat)
+            if len(calls) == 1:
+                raise RingBroken("a peer is gone")
+            update(seat)
+            state.left -= 1
+            state.commit()
+
+    train(state)
+    assert (len(calls), seat.count) == (2, counts)
+
+
+def test_other_errors_are_the_scripts_own(run: Run, seat: Seat) -> None:
+    @run
+    def train(state: Any) -> None:
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        train(State(run, {}, {}))
+
+
+def test_the_last_mini_batch_ends_with_the_function(run: Run, seat: Seat) -> None:
+    state = State(run, {}, {})
+    run(lambda state: update(seat))(state)
+    assert seat.count == 1
+
+
+def test_where_nobody_sees_updates_every_commit_is_an_end(run: Run, seat: Seat) -> None:
+    seat.updates = None
+    run(lambda state: [state.commit() for _ in range(3)])(State(run, {}, {}))
+    assert seat.count == 3
+
+
+def test_mini_batches_that_somebody_else_ends_are_not_ended_twice(run: Run, seat: Seat) -> None:
+    @run
+    def fit(state: Any) -> None:
+        for _ in range(3):
+            update(seat)
+            seat.notify_batch_end()
+
+    fit(State(run, {}, {}))
+    assert seat.count == 3
+
+
+def test_parts_of_a_state_go_along(run: Run, seat: Seat) -> None:
+    class Scheduler:
+        epoch = 0
+
+        def state_dict(self) -> dict[str, int]:
+            return {"epoch": self.epoch}
+
+        def load_state_dict(self, state_dict: dict[str, int]) -> None:
+            self.epoch = state_dict["epoch"]
+
+    scheduler, calls = Scheduler(), []
+    state = State(run, {}, {"scheduler": scheduler})
+
+    @run
+    def train(state: Any) -> None:
+        calls.append(state.scheduler.epoch)
+        if len(calls) == 1:
+            state.scheduler.epoch = 5
+            state.commit()
+            state.scheduler.epoch = 6
+            seat.void(RingBroken("a peer is gone"))
+
+    train(state)
+    assert calls == [0, 5]
+
+
+def test_wrong_use_says_so(run: Run, seat: Seat) -> None:
+    with pytest.raises(UsageError, match=r"State\(best=\.\.\.\): a object cannot travel"):
+        State(run, {"best": object()}, {})
+    state = State(run, {}, {})
+    with pytest.raises(UsageError, match="outside the training function"):
+        state.commit()
+
+
+def test_a_training_function_wants_a_state(run: Run) -> None:
+    @run
+    def train(state: Any) -> None: ...
+
+    with pytest.raises(UsageError, match="train\\(\\) got a int as its first argument"):
+        train(3)  # type: ignore[type-var]
