@@ -11,6 +11,10 @@ committed step says of every lease how far it is trained; nobody has to report i
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
 
+How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is, until
+`recut` takes back what is beyond a step that no pipeline has read past; a newcomer's share beside such leases is empty,
+so that the batch of all does not grow in between.
+
 Three ways to cut the samples into rounds, by the spec:
 
 - `whole_epochs`: a round belongs to one epoch and never reaches beyond it. Samples returned after their epoch's final
@@ -49,7 +53,7 @@ class _Member:
     __slots__ = ("batch", "leases", "number")
 
     def __init__(self, batch: int, number: int = 0, leases: tuple[Lease, ...] = ()) -> None:
-        self.batch = batch
+        self.batch = batch  # of what is leased to it from now on; 0 where there are more workers than samples
         self.number = number  # of the newest lease ever given
         self.leases = leases  # not fully trained, in order; () while it has no coverage of its own
 
@@ -57,11 +61,13 @@ class _Member:
 class Ledger:
     """The data's machine. Every mutator either does all it says or raises and changes nothing."""
 
-    def __init__(self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0) -> None:
+    def __init__(
+        self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0, batches: Sequence[int] | None = None
+    ) -> None:
         _check(spec)
         self._spec = spec
         self._pool = Unassigned(spec.total, _leasable(spec))
-        self._members = {worker: _Member(spec.batch) for worker in _distinct(roster)}
+        self._members = {worker: _Member(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
         self._step = step
         self._covered = step
         self._epoch = 0  # of the newest round
@@ -69,6 +75,7 @@ class Ledger:
         self._ended = 0  # epochs before this one are trained
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
         self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
+        self._outdated_until = 0
         self._history: deque[object] = deque(maxlen=HISTORY)
 
     # ------------------------------------------------------------------------------------------------ what is so
@@ -91,6 +98,13 @@ class Ledger:
     def covered_step(self) -> int:
         """Every member has a share, though maybe an empty one, in all steps up to this one (once caught up)."""
         return self._covered
+
+    @property
+    def outdated_until(self) -> int:
+        """Up to this step somebody holds a lease in a batch that is not its own any more; 0 when nothing is left to be
+        done about that.
+        """
+        return self._outdated_until
 
     @property
     def wanted_step(self) -> int:
@@ -157,15 +171,18 @@ class Ledger:
 
     # ---------------------------------------------------------------------------------------------- what happens
 
-    def enter(self, roster: Sequence[str], step: int) -> tuple[int, ...]:
+    def enter(self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None) -> tuple[int, ...]:
         """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
 
         What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
-        which must follow before any step of theirs is committed.
+        which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on.
         """
         self._history.append(("enter", len(roster), step))
-        members = {worker: self._members.get(worker) or _Member(self._spec.batch) for worker in _distinct(roster)}
+        sizes = _by_worker(roster, batches, self._spec)
+        members = {worker: self._members.get(worker) or _Member(0) for worker in sizes}
         self._advance(step)
+        for worker, member in members.items():
+            member.batch = sizes[worker]
         self._withdraw()
         gone = [self._members[worker] for worker in self._members if worker not in members]
         self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
@@ -192,6 +209,28 @@ class Ledger:
             pass
         given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
         return {worker: leases for worker, leases in given.items() if leases}
+
+    def recut(self, step: int) -> None:
+        """Nobody was handed samples of steps after `step`: what is leased of them is unassigned again, so that the next
+        `grant` leases it in the batches of now.
+        """
+        self._history.append(("recut", step))
+        if not self._step <= step <= self._covered:
+            raise self._refused(f"recut({step}) is outside {self._step}..{self._covered}")
+        if any(self._uncovered()):
+            raise self._refused(f"recut({step}) before newcomers were granted leases (I7)")
+        for member in self._members.values():
+            kept = tuple(_shortened(lease, step) for lease in member.leases if lease.after_step < step)
+            self._pool.give_back(piece for lease in member.leases for piece in lease.between(step, lease.until_step))
+            member.number -= len(member.leases) - len(kept)
+            member.leases = kept if step > self._step else ()  # then the first one is trained, as far as it goes now
+        newest = next((member.leases[-1] for member in self._members.values() if member.leases), None)
+        if newest is None:
+            self._epoch, self._closed = min(self._epoch, self._pool.first_epoch), False
+        else:
+            self._epoch, self._closed = newest.epoch, newest.final
+        self._covered, self._totals, self._trained_at = step, None, None
+        self._outdated_until = 0
 
     def extend(self, epochs: int) -> None:
         """At least so many epochs are wanted in all; fewer than before is no news."""
@@ -281,6 +320,12 @@ class Ledger:
         """What is derived from the leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
         self._totals = self._trained_at = None
+        self._outdated_until = max(self._outdated(), default=0)
+
+    def _outdated(self) -> Iterator[int]:
+        """Where leases end that are in a batch of before."""
+        for member in self._members.values():
+            yield from (lease.until_step for lease in member.leases if lease.batch != member.batch)
 
     def _last_steps(self) -> dict[int, int]:
         """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
@@ -315,11 +360,17 @@ class Ledger:
         if not newcomers:
             return
         example = next(member for member in self._members.values() if member.leases)
+        outdated = set(self._outdated())
         for beside in example.leases:
             after_step = max(beside.after_step, self._step)
             steps = beside.until_step - after_step
-            counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
-            self._give(newcomers, counts, Lease(0, after_step, steps, 0, (), beside.epoch, beside.final))
+            form = Lease(0, after_step, steps, 0, (), beside.epoch, beside.final)
+            if beside.until_step in outdated:
+                self._give(newcomers, [0] * len(newcomers), form, batch=0)
+                self._outdated_until = max(self._outdated_until, beside.until_step)
+            else:
+                counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
+                self._give(newcomers, counts, form)
 
     def _grant_round(self, steps: int) -> bool:
         members, epoch = tuple(self._members.values()), self._next_epoch()
@@ -361,13 +412,16 @@ class Ledger:
             return 1 if self._covered == self._step else 0
         return min(steps, (available - 1) // a_step)
 
-    def _give(self, members: Sequence[_Member], counts: Sequence[int], form: Lease) -> None:
+    def _give(
+        self, members: Sequence[_Member], counts: Sequence[int], form: Lease, *, batch: int | None = None
+    ) -> None:
         self._totals = None
         hands = deal(self._pool.take(sum(counts)), counts)
         last_steps = self._last_steps()
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1
-            lease = msgspec.structs.replace(form, number=member.number, batch=member.batch, ranges=ranges)
+            size = member.batch if batch is None else batch
+            lease = msgspec.structs.replace(form, number=member.number, batch=size, ranges=ranges)
             member.leases += (lease,)
             self._note(lease, last_steps)
 
@@ -409,6 +463,19 @@ def _check(spec: DataSpec) -> None:
 def _leasable(spec: DataSpec) -> int:
     """Epochs that may be leased."""
     return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
+
+
+def _shortened(lease: Lease, step: int) -> Lease:
+    """The part of `lease` up to `step`."""
+    if lease.until_step <= step:
+        return lease
+    kept = lease.between(lease.after_step, step)
+    return msgspec.structs.replace(lease, steps=step - lease.after_step, ranges=kept, final=False)
+
+
+def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
+    """Of each worker in the roster, how many samples a step it takes: as many as the script said, or as told."""
+    return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
 
 
 def _batches(members: Iterable[_Member]) -> list[int]:

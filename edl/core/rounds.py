@@ -18,7 +18,8 @@ def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, lis
     full = min(steps, available // a_step)
     rest = available - full * a_step if full < steps else 0
     shares = [rest * batch // a_step for batch in batches]
-    for index in range(rest - sum(shares)):  # fewer than there are members; rounding down left room in each batch
+    room = [index for index, (share, batch) in enumerate(zip(shares, batches, strict=True)) if share < batch]
+    for index in room[: rest - sum(shares)]:  # rounding down left room in as many batches at least
         shares[index] += 1
     return full + (rest > 0), [full * batch + share for batch, share in zip(batches, shares, strict=True)]
 
@@ -26,6 +27,8 @@ def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, lis
 def whole_batches(available: int, steps: int, batches: Sequence[int]) -> list[int]:
     """Everybody's samples in `steps` steps: as many whole batches as there are, none short."""
     a_step = sum(batches)
+    if a_step == 0:
+        return [0] * len(batches)
     full = min(steps, available // a_step)
     rest = available - full * a_step if full < steps else 0
     counts = []
@@ -66,7 +69,7 @@ def sums(leases: Iterable[Lease], after_step: int, until_step: int) -> tuple[Tot
 
 def _changes(after_step: int, samples: int, batch: int) -> Iterator[tuple[int, int]]:
     """Steps at which a lease's share differs from the step before, and by how much; 0 before and after the lease."""
-    full, short = divmod(samples, batch)
+    full, short = divmod(samples, batch) if batch else (0, 0)
     first = after_step + 1
     yield first, batch if full else short
     if full:

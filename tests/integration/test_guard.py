@@ -82,7 +82,7 @@ def native(tmp_path):
     source, library = tmp_path / "waiting.cpp", tmp_path / "libwaiting.so"
     source.write_text(LIBRARY)
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", "-pthread"]
-    own = "-Wl,-Bsymbolic"  # its Loop, not gloo's: Horovod and its gloo are visible to all once another test has imported them
+    own = "-Wl,-Bsymbolic"  # its Loop, not that of Horovod's gloo, which all see once another test has imported it
     subprocess.run([compiler, *options, own, source, "-o", library], check=True)
     loaded = ctypes.CDLL(str(library))
     guard = Guard(str(library))

@@ -98,6 +98,18 @@ class Twin:
                 self.held[worker], self.numbers[worker], self.until[worker] = {}, 0, step
                 self.leases[worker] = []
 
+    def recut(self, step: int) -> None:
+        for worker, steps in self.held.items():
+            for beyond in [one for one in steps if one > step]:
+                self.put_back(steps.pop(beyond))
+            leases = [
+                msgspec.structs.replace(lease, steps=min(lease.until_step, step) - lease.after_step)
+                for lease in self.leases[worker]
+                if lease.after_step < step
+            ]
+            self.numbers[worker] -= len(self.leases[worker]) - len(leases)
+            self.leases[worker], self.until[worker] = leases, step
+
     def put_back(self, samples: list[Sample]) -> None:
         assert not self.unassigned & set(samples)
         self.unassigned |= set(samples)
@@ -163,12 +175,30 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def begin(self, total, epochs, batch, mode, size):
         spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1], open_ended=mode[2])
         roster = [self.newcomer() for _ in range(size)]
+        self.batches = dict.fromkeys(roster, batch)
         self.ledger, self.twin = Ledger(spec, roster), Twin(spec)
         self.twin.enter(roster, 0)
 
     @rule(horizon=st.integers(0, 25))
     def grant(self, horizon):
         self.grant_until(self.ledger.step + horizon)
+
+    @precondition(lambda self: not self.ledger.spec.by_sample)
+    @rule(data=st.data(), horizon=st.integers(0, 25))
+    def recut(self, data, horizon):
+        """Batches that hold now are put in force from a step on that nobody was handed samples beyond."""
+        if not all(self.ledger.leases(worker) for worker in self.ledger.roster):
+            self.grant_until(self.ledger.step)
+        step = self.a_step(data)
+        self.ledger.recut(step)
+        self.twin.recut(step)
+        self.totals = {known: samples for known, samples in self.totals.items() if known <= step}
+        assert self.ledger.outdated_until == 0
+        assert self.ledger.covered_step == step
+        self.grant_until(step + horizon)
+        for worker in self.ledger.roster:
+            for lease in self.ledger.leases(worker):
+                assert lease.until_step <= step or lease.batch == self.batches[worker]
 
     @precondition(lambda self: self.ledger.covered_step > self.ledger.step)
     @rule(data=st.data())
@@ -181,8 +211,14 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         stay = [worker for worker in self.ledger.roster if data.draw(st.booleans(), label=f"{worker} stays")]
         new = [self.newcomer() for _ in range(min(come, MOST_WORKERS - len(stay)))]
         step = self.a_step(data)
-        self.enter(data.draw(st.permutations(stay + new), label="roster"), step)
+        before = {worker: self.ledger.leases(worker) for worker in stay}
+        roster = data.draw(st.permutations(stay + new), label="roster")
+        batches = None
+        if roster and not self.ledger.spec.by_sample and data.draw(st.booleans(), label="other batches"):
+            batches = data.draw(st.lists(st.integers(0, 5), min_size=len(roster), max_size=len(roster)).filter(any))
+        self.enter(roster, step, batches)
         self.grant_until(step + horizon)
+        self.nobody_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
 
     @precondition(lambda self: self.ledger.roster)
     @rule(data=st.data())
@@ -206,6 +242,19 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     @rule(more=st.integers(-1, 2))
     def extend(self, more):
         self.want(self.ledger.spec.epochs + more)
+
+    def nobody_joins_steps_of_outdated_batches(self, new, before):
+        """Where a survivor goes on in a batch of before, the newcomers' shares are empty: the sum does not grow."""
+        outdated = {
+            lease.until_step
+            for worker, leases in before.items()
+            for lease in self.ledger.leases(worker)
+            if lease in leases and lease.batch != self.batches[worker]
+        }
+        for worker in new:
+            for lease in self.ledger.leases(worker):
+                assert lease.until_step not in outdated or len(lease) == 0
+        assert self.ledger.outdated_until >= max(outdated, default=0)
 
     # ---------------------------------------------------------------------------------------------- what always holds
 
@@ -320,8 +369,9 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.epochs_told += self.ledger.commit(step)
         self.twin.commit(step)
 
-    def enter(self, roster, step: int) -> None:
-        self.epochs_told += self.ledger.enter(roster, step)
+    def enter(self, roster, step: int, batches: list[int] | None = None) -> None:
+        self.epochs_told += self.ledger.enter(roster, step, batches)
+        self.batches = dict(zip(roster, batches or [self.ledger.spec.batch] * len(roster), strict=True))
         self.twin.enter(list(roster), step)
         self.totals = {}
 
