@@ -6,7 +6,7 @@ is in the ring (the job's leader decides that).
 
     WATCHING --a worker crashed--> DOUBTING --the job runs, and goes on without it--> WATCHING
        |                                                         |
-       |--all exited 0--> SETTLING --the job's last word-----> ENDED
+       |--all exited----> SETTLING --the job's last word-----> ENDED
        |
        '--interrupt, the job failed-----> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
                                             ^
@@ -119,7 +119,7 @@ class Phase(Enum):
 
     WATCHING = "all workers run, or have finished"
     DOUBTING = "a worker crashed; the leader may go on without it"
-    SETTLING = "all workers exited with 0; the job's last word is awaited"
+    SETTLING = "all workers exited; the job's last word is awaited"
     ENDING = "workers were asked to end"
     KILLING = "workers were killed"
     ENDED = "nothing is left to do"
@@ -227,8 +227,11 @@ class Supervisor:
             return []
         self._gone.add(pid)
         self._crashes += 1
-        if self._job.state in OVER or not self._goes_on():
-            return self._fail(self._doubt or reason, now)
+        if self._job.state in OVER:
+            return self._fail(self._job.reason or self._doubt or reason, now)
+        if not self._goes_on():  # the job may know better what it failed for
+            self._doubt = self._doubt or reason
+            return self._settle(now)
         if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
             return []
         self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
@@ -306,7 +309,7 @@ class Supervisor:
         return [AskForLastWord()]
 
     def _last_word(self) -> Verdict:
-        """What to make of a job whose workers here all exited with 0, and which says no more."""
+        """What to make of a job whose workers here all exited, and which says no more."""
         job = self._job
         if job.state == "finished":
             return Verdict(0, "finished")

@@ -69,6 +69,7 @@ class DaemonLink:
         """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
         self._introduced = self._gone = False
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
+        self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: nobody must call that one
         self._pid = spawn_daemon(self._command(), self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
@@ -94,10 +95,14 @@ class DaemonLink:
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         return logs / f"{self.worker}.daemon.log"
 
+    @property
+    def _socket(self) -> Path:
+        return self._folder / "pipe"
+
     def _connect(self) -> None:
         deadline = time.monotonic() + BOOT_TIMEOUT_S
         while True:
-            pipe = PipeClient(self._folder / "pipe", say.FromDaemon, self._on_message, self._on_gone)
+            pipe = PipeClient(self._socket, say.FromDaemon, self._on_message, self._on_gone)
             try:
                 pipe.connect(0.5)
             except PipeClosed:

@@ -101,10 +101,6 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.train_function = self._unguarded
         self._batches = None
 
-    def on_train_batch_begin(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
-        self._trainer.begin_batch()
-        self._trainer.before_reduce()
-
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
         rehearsed = self._trainer.rehearsing()
         if self._trainer.ends_pass and not rehearsed and not self._trainer.voided:
@@ -124,8 +120,10 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         def guarded(iterator: Any) -> Any:
             nonlocal step
             if not self._held.again:
-                self._item = next(iterator)
+                self._item = next(iterator)  # before anything waits for its weight: there may be none in this pass
             self._held.again = False
+            self._trainer.begin_batch()
+            self._trainer.before_reduce()
             if step is None:
                 step = self._traced(train, iterator.element_spec)
             with Voidable(self._trainer, self._ring):

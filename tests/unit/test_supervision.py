@@ -115,9 +115,10 @@ def test_the_job_has_time_for_another_leader_when_the_one_it_had_crashed():
     assert supervisor.phase is Phase.WATCHING
 
 
-def test_a_crash_of_the_only_worker_needs_no_command():
+def test_a_crash_of_the_only_worker_is_the_reason_where_the_job_knows_no_better():
     supervisor = Supervisor({0: 100}, LIMITS)
-    assert play(supervisor, WorkerExited(0, -9)) == []
+    assert play(supervisor, WorkerExited(0, -9)) == [AskForLastWord()]
+    play(supervisor, JobSilent())
     assert supervisor.verdict == Verdict(1, "failed", "worker 0 was killed by SIGKILL")
 
 
@@ -145,9 +146,16 @@ class TestCrashWhileTheJobRuns:
 
     def test_is_one_when_the_others_crash_with_it_and_the_first_is_the_reason(self):
         supervisor = self.crashed()
-        play(supervisor, WorkerExited(0, 1))
+        assert play(supervisor, WorkerExited(0, 1)) == [AskForLastWord()]
+        play(supervisor, JobSilent())
         assert supervisor.phase is Phase.ENDED
         assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+
+    def test_has_the_reason_of_the_job_where_all_crash_at_once(self):
+        """The job has failed, and says why a moment after the workers that it has ended are gone."""
+        supervisor = self.crashed()
+        play(supervisor, WorkerExited(0, 1), JobSeen("failed", "stopped by `edl stop`"))
+        assert supervisor.verdict == Verdict(1, "failed", "stopped by `edl stop`")
 
     def test_is_none_when_the_others_finish_the_job_meanwhile(self):
         supervisor = self.crashed()
