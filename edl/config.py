@@ -86,6 +86,13 @@ def _autoscale(text: str) -> str:
     return text
 
 
+def _batch_policy(text: str) -> str:
+    """The form only; `edl.policy.choice` reads it."""
+    if not re.fullmatch(r"fixed-local(,most=[1-9][0-9]*)?|fixed-global|function=[^,]+:[A-Za-z_][A-Za-z_0-9]*", text):
+        raise ValueError("must be fixed-local, fixed-local,most=N, fixed-global or function=FILE.py:NAME")
+    return text
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
@@ -198,6 +205,16 @@ TABLE: tuple[Setting, ...] = (
         "what becomes of a worker that holds up the others (default: off)",
     ),
     Setting(
+        "batch_policy",
+        _batch_policy,
+        ("EDL_BATCH_POLICY",),
+        ("--batch-policy",),
+        "POLICY",
+        "what n in batches(n) means when the number of workers changes: fixed-local, each worker takes n, and with "
+        ",most=N never more than N together; fixed-global, all together take n; function=FILE.py:NAME says how many "
+        "all take together (default: fixed-local)",
+    ),
+    Setting(
         "output_filename",
         _path,
         ("EDL_OUTPUT_FILENAME",),
@@ -277,6 +294,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: str = ""  # empty: only people change the size
     autoscale_every: int = 10
     stragglers: str = "off"
+    batch_policy: str = "fixed-local"
     batch_size: int | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0

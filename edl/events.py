@@ -31,6 +31,7 @@ class Kind(StrEnum):
     WORKER_LEFT = "worker_left"
     WORKER_LOST = "worker_lost"
     BATCH_VOIDED = "batch_voided"
+    RECUT = "recut"
     EPOCH_ENDED = "epoch_ended"
     DECISION = "decision"
     JOB_FAILED = "job_failed"

@@ -18,7 +18,7 @@ from edl.errors import ConfigError, UsageError
 from edl.launch.local import Launch, Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
-from edl.policy.choice import Choice, file_of
+from edl.policy.choice import Choice, batching, file_of
 from edl.runtime.audit import PATTERN, prepare, taken
 
 
@@ -49,6 +49,7 @@ def _try_policy(settings: Settings) -> None:
     """Whoever will lead reads it again, where it can only be logged that something is wrong."""
     if settings.autoscale:
         Choice.of(settings.autoscale).policy(file_of(settings.autoscale))
+    batching(settings.batch_policy, settings.max_workers)
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:

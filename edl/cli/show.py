@@ -28,6 +28,8 @@ def show_status(status: Status) -> None:
         say(f"  autoscale {status.autoscale}: {status.ruling or 'it has not decided anything yet'}")
     elif status.ruling:
         say(f"  {status.ruling}")
+    if status.batch:
+        say(f"  batch policy {status.batching}: {status.batch} samples a step")
     if status.rate is not None:
         say(f"  {status.rate.samples_s:.4g} samples/s, {1000 * status.rate.step_s:.1f} ms a step at this size")
     if status.data is not None:

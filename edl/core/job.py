@@ -15,7 +15,7 @@ from typing import Any
 
 import msgspec
 
-from edl.core import recount, replacing, scaling
+from edl.core import recount, recut, replacing, scaling
 from edl.core.horizon import Horizon
 from edl.core.hosts import free_local_rank
 from edl.core.inputs import (
@@ -52,6 +52,7 @@ from edl.core.supply import Supply
 from edl.errors import UsageError
 from edl.events import Kind
 from edl.protocol.data import DataSpec
+from edl.protocol.governing import Recut
 from edl.protocol.job import Gone, JobState, Limits, Member, Plan, Record, Taken, WorkerState
 from edl.protocol.messages import Observation, Phase
 
@@ -88,7 +89,7 @@ class JobMachine:
     def __init__(self, record: Record, horizon: Horizon, patience: Patience | None = None) -> None:
         self.record = record
         self.horizon = horizon
-        self.supply = Supply(record.ledger)
+        self.supply = Supply(record.ledger, record.governing.batching)
         self.seen = Sightings()
         self._members = {member.identity.id: member for member in record.members}
         self._waits = Waits(patience or Patience())
@@ -173,6 +174,7 @@ class JobMachine:
             driven = bool(happened.identity.driver_slot)
             limits = Limits(happened.minimum, maximum)
             self._change(target=happened.np, limits=limits, driven=driven, governing=happened.governing)
+            self.supply.batching = happened.governing.batching
         maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
         if maximum and present >= maximum:
             full = f"the job has {present} workers and may have at most {maximum}"
@@ -355,6 +357,7 @@ class JobMachine:
         self._go_on_replacing()
         self._commit_stable()
         self._plan_if_needed(now)
+        self._go_on_cutting(now)
         self._grant()
         self._slowest = self.seen.up_to(self.supply.step, self.record.roster)
         self._finish()
@@ -480,7 +483,7 @@ class JobMachine:
         ledger = self.supply.planned(roster, after_step, self._lease_steps())
         plan = Plan(generation, roster, after_step, ledger, now)
         state = JobState.STARTING if self.record.generation == 0 else JobState.SCALING
-        self._change(plan=plan, planned=generation, state=state)
+        self._change(plan=plan, planned=generation, state=state, recut=None)
         self._planned_at = now
         self._commands.append(HostRing(generation, roster))
         self._tell(
@@ -563,7 +566,7 @@ class JobMachine:
     def _switch_step(self, now: float) -> int | None:
         """None: nothing is left to be trained by another generation."""
         newest, at = self._newest()
-        step, ledger = self.horizon.switch_step(newest, now - at, self._step_time_s()), self.supply.ledger
+        step, ledger = self._mark(now), self.supply.ledger
         if ledger is None:
             return step
         if step > ledger.covered_step and self.supply.reach(step):
@@ -574,6 +577,28 @@ class JobMachine:
         # it, or has ended; so the word must be there before. Else the switch waits, for more epochs or for the end.
         left_s = (end - newest) * self._step_time_s() - (now - at)
         return end if left_s > WORD_S else None
+
+    def _go_on_cutting(self, now: float) -> None:
+        """The batches that go with this roster, in what was leased before it."""
+        match recut.follows(self.record, self.supply.ledger, self.seen, lambda: self._mark(now)):
+            case recut.SetMark(step):
+                number = self.record.recuts + 1
+                self._change(recut=Recut(number, step), recuts=number)
+            case recut.Lift():
+                self._change(recut=None)
+            case recut.Cut(step):
+                ledger = self.supply.ledger
+                assert ledger is not None
+                ledger.recut(step)
+                self.supply.reach(max(step, self._newest()[0] + self._lease_steps()))
+                self._change(recut=None, ledger=ledger.snapshot())
+                self._tell(Kind.RECUT, after_step=step, batch=ledger.batch, workers=len(self.record.roster))
+            case None:
+                pass
+
+    def _mark(self, now: float) -> int:
+        newest, at = self._newest()
+        return self.horizon.switch_step(newest, now - at, self._step_time_s())
 
     def _grant(self) -> None:
         ledger, plan = self.supply.ledger, self.record.plan

@@ -100,6 +100,11 @@ class Ledger:
         return self._covered
 
     @property
+    def batch(self) -> int:
+        """Samples of a full step, of all members together, in what is leased from now on."""
+        return sum(_batches(self._members.values()))
+
+    @property
     def outdated_until(self) -> int:
         """Up to this step somebody holds a lease in a batch that is not its own any more; 0 when nothing is left to be
         done about that.
@@ -155,7 +160,8 @@ class Ledger:
         """Samples of all members together in the steps step+1 .. covered_step.
 
         Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
-        changes once it is there: later rounds only add steps. So workers may divide by it without asking again.
+        changes once it is there: later rounds only add steps, and `recut` changes only those that nobody has seen
+        samples of. So workers may divide by it without asking again.
         """
         if self._totals is None:  # asked for by each worker in turn
             self._totals = sums(self._all_leases(), self._step, self._covered)

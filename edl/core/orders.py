@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from functools import cached_property
 
+import msgspec
+
 from edl.core.hosts import Seating, seatings
 from edl.core.ledger import Ledger
 from edl.core.planning import outlived
@@ -130,7 +132,10 @@ class OrderBook:
         record, plan = self.record, self.record.plan
         found = []
         if worker in self._in_ring and self._present is not None:
-            found.append(self._present.share(worker, record.generation, record.began_step))
+            present = self._present.share(worker, record.generation, record.began_step)
+            if record.recut is not None:
+                present = msgspec.structs.replace(present, recut=record.recut.number, mark=record.recut.mark)
+            found.append(present)
         if plan is not None and plan.after_step is not None and worker in self._seats and self._planned is not None:
             found.append(self._planned.share(worker, plan.generation, plan.after_step))
         return found
@@ -149,6 +154,7 @@ class _Data:
         ledger = Ledger.restore(snapshot)
         self._leases = {member.worker: member.leases for member in snapshot.members}
         self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
+        self._batch = sum(member.batch for member in snapshot.members)
 
     def share(self, worker: str, generation: int, after_step: int) -> Share:
         return Share(
@@ -159,6 +165,7 @@ class _Data:
             covered_step=self._covered_step,
             epochs=self.snapshot.spec.epochs,
             last=self._last,
+            batch=self._batch,
         )
 
 

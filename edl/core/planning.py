@@ -147,7 +147,9 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
     """
     record = now.record
     if len(roster) >= record.target:
-        return Follow(grouped(roster[: record.target], now.members), forced=record.plan is not None)
+        # Whoever has sat in a ring that came to nothing may have read what it was leased there, and keeps that.
+        forced = record.plan is not None or bool(record.superseded)
+        return Follow(grouped(roster[: record.target], now.members), forced)
     return WaitAnew() if record.plan is not None else None
 
 

@@ -38,6 +38,8 @@ def status_of(
         rate=meter.present if meter is not None else None,
         autoscale=record.governing.autoscale,
         ruling=record.ruling,
+        batching=str(record.governing.batching),
+        batch=ledger.batch if ledger else 0,
     )
 
 

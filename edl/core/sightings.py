@@ -52,6 +52,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
         and heard.leaving == last.leaving
         and heard.data == last.data
         and heard.missed == last.missed
+        and heard.marked == last.marked
         and heard.driver == last.driver
     )
 
@@ -127,6 +128,11 @@ class Sightings:
             and sighting.observation.phase is Phase.BROKEN
             and sighting.observation.generation == generation
         )
+
+    def marked(self, worker: str) -> tuple[int, int]:
+        """The recut that `worker` has heard of, and the step that it reads no further than; zeros without one."""
+        sighting = self._newest.get(worker)
+        return (0, 0) if sighting is None else sighting.observation.marked
 
     @property
     def broken(self) -> Collection[str]:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from edl.core.batching import batches
 from edl.core.ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
+from edl.protocol.governing import Batching
 from edl.protocol.job import Plan
 from edl.protocol.ledger import LedgerSnapshot
 
@@ -20,7 +22,8 @@ Epochs = tuple[int, ...]  # those that have ended
 class Supply:
     """The ledger in force; none before anybody has said what is trained on."""
 
-    def __init__(self, snapshot: LedgerSnapshot | None) -> None:
+    def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching) -> None:
+        self.batching = batching
         self.ledger = None if snapshot is None else Ledger.restore(snapshot)
 
     @property
@@ -34,7 +37,9 @@ class Supply:
     def open(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> bool:
         """`worker` says what it trains on. True when that is news; raises UsageError when it contradicts the others."""
         if self.ledger is None:
-            self.ledger = Ledger(spec, roster, step)
+            if spec.by_sample and self.batching != Batching():
+                raise UsageError(_OWN_BATCHES)
+            self.ledger = Ledger(spec, roster, step, self._batches(spec, roster))
             return True
         if differences := spec.differences(self.ledger.spec):
             named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
@@ -49,7 +54,7 @@ class Supply:
         if self.ledger is None or after_step is None:
             return None
         ledger = Ledger.restore(self.ledger.snapshot())
-        ledger.enter(roster, after_step)
+        ledger.enter(roster, after_step, self._batches(ledger.spec, roster))
         ledger.grant(after_step + ahead)
         return ledger.snapshot()
 
@@ -66,7 +71,7 @@ class Supply:
             self._take(plan.ledger)
         else:
             self.go_by(source, superseded)
-            self.ledger.enter(plan.roster, step)
+            self.ledger.enter(plan.roster, step, self._batches(self.ledger.spec, plan.roster))
             self.ledger.grant(step + ahead)
         return tuple(range(before, self.ledger.epoch))
 
@@ -83,6 +88,9 @@ class Supply:
         if asked > self.ledger.spec.epochs:
             self.ledger.extend(asked)
 
+    def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:
+        return batches(self.batching, len(roster), spec.batch)
+
     def commit(self, step: int) -> Epochs:
         """All members have applied `step`."""
         if self.ledger is None or step <= self.ledger.step:
@@ -92,3 +100,9 @@ class Supply:
     def reach(self, step: int) -> bool:
         """Lease up to `step`, as far as there are samples. True when that gave anything."""
         return self.ledger is not None and bool(self.ledger.grant(step))
+
+
+_OWN_BATCHES = (
+    "a batch policy needs batches that edl cuts: iterate elastic_shard_generator().batches(n), edl.ElasticDataLoader "
+    "or edl.elastic_dataset, or start the job without --batch-policy"
+)

@@ -1,8 +1,29 @@
-"""What a job was started with to choose its size by itself, and what of that is under way."""
+"""What a job was started with to choose its size and its batch by itself, and what of that is under way."""
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+
+
+class BatchRule(StrEnum):
+    """What the batch of a step depends on (`edl.core.batching`)."""
+
+    LOCAL = "fixed-local"
+    GLOBAL = "fixed-global"
+    TABLE = "function"
+
+
+class Batching(msgspec.Struct, frozen=True):
+    """How large the batch of a step is, at any number of workers."""
+
+    rule: BatchRule = BatchRule.LOCAL
+    most: int = 0  # of all workers together; 0: no bound (LOCAL)
+    table: tuple[tuple[int, int], ...] = ()  # what the user's function said: (workers, batch of all), ascending
+
+    def __str__(self) -> str:
+        return f"{self.rule.value},most={self.most}" if self.most else self.rule.value
 
 
 class Governing(msgspec.Struct, frozen=True):
@@ -12,6 +33,14 @@ class Governing(msgspec.Struct, frozen=True):
     utility: str = ""  # what the file named there holds
     every: int = 10  # steps from one look to the next
     stragglers: str = "off"  # or "tell", or "replace"
+    batching: Batching = Batching()
+
+
+class Recut(msgspec.Struct, frozen=True):
+    """Leases are about to be cut anew (`edl.core.recut`): nobody is to read beyond the step `mark`."""
+
+    number: int  # never used twice
+    mark: int
 
 
 class Replacing(msgspec.Struct, frozen=True):

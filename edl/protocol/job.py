@@ -12,7 +12,7 @@ import msgspec
 
 from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate
-from edl.protocol.governing import Governing, Replacing
+from edl.protocol.governing import Governing, Recut, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 
 
@@ -124,6 +124,8 @@ class Record(msgspec.Struct, frozen=True):
     rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
     ruling: str = ""  # the newest reason for the size that it has, or should have
     replacing: Replacing | None = None
+    recut: Recut | None = None
+    recuts: int = 0  # ever begun
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -163,3 +165,5 @@ class Status(msgspec.Struct, frozen=True):
     rate: Rate | None = None  # of the present size, since the job has it
     autoscale: str = ""  # who chooses the size, where people do not
     ruling: str = ""  # why it is as it is, or should be
+    batching: str = ""  # what the batch depends on
+    batch: int = 0  # samples of a full step, of all workers together; 0: nobody has asked for data yet

@@ -56,6 +56,13 @@ class Missed(msgspec.Struct, frozen=True, tag="missed"):
     generation: int
 
 
+class Marked(msgspec.Struct, frozen=True, tag="marked"):
+    """While `recut` is under way, nothing beyond `step` is handed out to the script. 0: there is none."""
+
+    recut: int
+    step: int
+
+
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
     """The script's own, the newest of each name."""
 
@@ -72,7 +79,9 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-FromTrainer = Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | Figures | LeaveAsked | Ended
+FromTrainer = (
+    Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | Marked | Figures | LeaveAsked | Ended
+)
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -51,6 +51,7 @@ class Observation(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}  # by its daemon: reason to number
     driver: Word | None = None  # under an elastic horovodrun
     usage: Usage | None = None
+    marked: tuple[int, int] = (0, 0)  # number of a recut, and the step beyond which nothing is handed out for now
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):

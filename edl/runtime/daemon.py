@@ -33,7 +33,7 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store
 from edl.coordination.store import Refused as StoreRefused
 from edl.core.seat import attention_step
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
-from edl.policy.choice import file_of
+from edl.policy.choice import batching, file_of
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
@@ -201,7 +201,8 @@ class Daemon:
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot)
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
         utility = file_of(settings.autoscale)
-        governing = Governing(settings.autoscale, utility, settings.autoscale_every, settings.stragglers)
+        batches = batching(settings.batch_policy, settings.max_workers)
+        governing = Governing(settings.autoscale, utility, settings.autoscale_every, settings.stragglers, batches)
         maximum = settings.max_workers or 0
         return messages.Register(identity, settings.np, settings.min_workers, maximum, answering, governing)
 

@@ -7,8 +7,9 @@ Owns: which leases have come, and what each step weighs by them. Does not own: w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
+from edl.core.seat import NEVER
 from edl.protocol.assignment import Share
 from edl.protocol.data import Lease
 
@@ -25,6 +26,9 @@ class LeaseFeed:
         self._newest = (0, 0)
         self._epochs = 0  # wanted here
         self._closed = False
+        self._handed_out = 0  # the last step whose samples the script has been given
+        self._recut = 0  # the one under way (`edl.core.recut`)
+        self._mark = NEVER  # while it is, nothing beyond this step is handed out
 
     def adopt(self, share: Share, stamp: tuple[int, int]) -> None:
         """A share of the present generation; `stamp` is the term and version of its orders. Old news is dropped."""
@@ -36,6 +40,9 @@ class LeaseFeed:
             if newest is not None:  # what was leased on speculation, and not begun, may have been taken back
                 self._leases = {number: lease for number, lease in self._leases.items() if number <= newest}
             self._leases |= {lease.number: lease for lease in share.leases}
+            if share.recut != self._recut:
+                self._recut = share.recut
+                self._mark = max(share.mark, self._handed_out) if share.recut else NEVER
             self._changed.notify_all()
 
     def want(self, epochs: int) -> None:
@@ -62,6 +69,37 @@ class LeaseFeed:
     def closed(self) -> bool:
         return self._closed
 
+    @property
+    def marked(self) -> tuple[int, int]:
+        """The recut under way, and the step that nothing is handed out beyond; zeros without one."""
+        with self._changed:
+            return (self._recut, self._mark) if self._recut else (0, 0)
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full step, of all workers together; 0 before that is known."""
+        return 0 if self._share is None else self._share.batch
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
+        with self._changed:
+            if step > self._mark or self._leases.get(lease.number) != lease:
+                return False
+            self._handed_out = max(self._handed_out, step)
+            return True
+
+    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those that were taken back. None: a recut is under way, and what is beyond
+        its mark may yet change; with `wait`, only after a while.
+        """
+        with self._changed:
+            if self._recut and wait:
+                self._changed.wait(POLL_S)
+            if self._recut:
+                return None
+            first = min(self._leases, default=0)
+            return tuple(self._leases.get(x.number, x) for x in leases if x.number in self._leases or x.number < first)
+
     def there_after(self, number: int) -> Lease | None:
         """The lease after `number`, if it is here."""
         with self._changed:
@@ -83,7 +121,7 @@ class LeaseFeed:
     def covers(self, step: int) -> bool:
         """What everybody trains in `step` is known."""
         share = self._share
-        return share is not None and step <= share.covered_step
+        return share is not None and step <= min(share.covered_step, self._mark)
 
     def ends_before(self, step: int) -> bool:
         """There is no data for `step`, and will be none."""
@@ -105,7 +143,7 @@ class LeaseFeed:
         if share is None or lease is None:
             return step
         run = next((total.until_step for total in share.totals if step <= total.until_step), step)
-        return min(run, _run_of_share(lease, step))
+        return max(step, min(run, _run_of_share(lease, step), self._mark))
 
     def epoch(self, step: int) -> int | None:
         """The pass over the data that `step` belongs to; None when that is not known here."""
@@ -133,7 +171,7 @@ class LeaseFeed:
 
 def _run_of_share(lease: Lease, step: int) -> int:
     """The last step of `lease` with the same share as `step`: full batches come first, then a short one, then none."""
-    full = lease.after_step + len(lease) // lease.batch
+    full = lease.after_step + (len(lease) // lease.batch if lease.batch else 0)
     if step <= full:
         return full
     return step if lease.share(step) else lease.until_step

@@ -7,6 +7,7 @@ the script is at (`edl.runtime.shards`).
 from __future__ import annotations
 
 import threading
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -37,6 +38,14 @@ class Feed(Protocol):
         None: nothing is left to be leased of all epochs that were asked for (by this worker's last `open` at least),
         and this worker has committed the last step that has data. Before that, a fault may yet bring samples back.
         Without `wait`, None says no more than that the lease is not here.
+        """
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
+
+    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those that were taken back. None: that is not decided. Waits for it a while
+        with `wait`, and raises when the job or this worker is over.
         """
 
     def rehearsing(self) -> bool:
@@ -96,6 +105,13 @@ class Holdings:
             self._leases = (*(one for one in self._leases if one.until_step >= before), lease)
             return True
 
+    def renew(self, *, wait: bool) -> bool:
+        """What is held may be taken back or cut anew. False: that is not decided yet."""
+        with self._fetching:
+            leases = self._feed.renewed(self._leases, wait=wait)
+            self._leases = self._leases if leases is None else leases
+            return leases is not None
+
     def ids(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
         """The samples that `lease` gives `step`."""
         block = self._block
@@ -111,7 +127,7 @@ def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
 
 
 def _block(spec: DataSpec, lease: Lease, after_step: int) -> _Block:
-    until_step = min(lease.until_step, after_step + max(1, BLOCK // lease.batch))
+    until_step = min(lease.until_step, after_step + max(1, BLOCK // max(1, lease.batch)))
     parts = [samples_at(spec, piece) for piece in lease.between(after_step, until_step)]
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
     return _Block(lease, after_step, until_step, ids)

@@ -36,6 +36,7 @@ class Observer:
         self._leaving = False
         self._reason = ""
         self._missed = 0
+        self._marked = (0, 0)
         self._reported: dict[str, float] = {}
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
@@ -72,6 +73,8 @@ class Observer:
                 self._reported = values
             case say.Missed(generation):
                 self._missed = generation
+            case say.Marked(recut, step):
+                self._marked = (recut, step)
             case say.LeaveAsked():
                 self._leaving = True
             case say.Ended(reason):
@@ -109,6 +112,7 @@ class Observer:
             refused=self._refused(),
             driver=self.driver,
             usage=usage,
+            marked=self._marked,
         )
 
     def _measure(self, now: float) -> None:

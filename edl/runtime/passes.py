@@ -73,9 +73,14 @@ class Pass:
             with self._lock:
                 self._check_current()
                 lease = self._coming()
-                if lease is not None:
-                    return None if self._is_beyond(lease) else self._take(lease)
-            if not self._holdings.fetch(newest, wait=wait):
+                if lease is not None and self._is_beyond(lease):
+                    return None
+                if lease is not None and self._feed.hand_out(lease, (self.step or 0) + 1):
+                    return self._take(lease)
+            if lease is None:
+                if not self._holdings.fetch(newest, wait=wait):
+                    return None
+            elif not self._holdings.renew(wait=wait) and not wait:
                 return None
 
     def coming(self, steps: int) -> list[Ids]:

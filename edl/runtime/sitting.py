@@ -8,6 +8,7 @@ Belongs to the training thread, except for `hear`.
 from __future__ import annotations
 
 import sys
+import threading
 import time
 
 from edl.core.agreement import DOUBT, agreed, doubts, has_state, vote
@@ -55,6 +56,8 @@ class Sitting:
         self._missed = 0  # the newest generation whose switch this trainer has missed
         self._leave_asked = False
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
+        self._marked = (0, 0)  # as the daemon was told
+        self._evenness = threading.Lock()  # guards `even_until`, which the link's thread may draw nearer
 
     @property
     def link(self) -> DaemonLink:
@@ -77,6 +80,10 @@ class Sitting:
 
     def refresh(self) -> None:
         """After a change of what makes the end of a mini-batch unusual."""
+        with self._evenness:
+            self._refresh()
+
+    def _refresh(self) -> None:
         unusual = not self.generation or self.void is not None or self.models_may_differ
         self.count.usual_until = 0 if unusual else min(self.even_until, self.rate_until)
 
@@ -231,8 +238,21 @@ class Sitting:
             if (share.generation, share.after_step) == (self.generation, self._entered_step):
                 self._feed.adopt(share, (orders.term, orders.version))
                 self._leases_of = share.generation
+                self._heed_mark()
                 return True
         return False
+
+    def _heed_mark(self) -> None:
+        """What comes beyond a mark may weigh otherwise than was thought: it is to be looked at again there."""
+        with self._evenness:
+            marked = self._feed.marked
+            if marked == self._marked:
+                return
+            self._marked = marked
+            if marked[0]:
+                self.even_until = min(self.even_until, marked[1])
+                self._refresh()
+        self.link.send(say.Marked(*marked))
 
     def while_waiting(self) -> None:
         """Between two looks at something that does not come: is there still a job?"""
@@ -283,8 +303,9 @@ class Sitting:
             self.while_waiting()
             self.link.wait_news(self.link.orders)
         self._framework.set_weight(self._feed.weight(step))
-        self.even_until = self._feed.constant_until(step)
-        self.refresh()
+        with self._evenness:
+            self.even_until = self._feed.constant_until(step)
+            self._refresh()
 
     def weigh_if_known(self, step: int) -> None:
         """The same, without waiting: whoever needs the weight before the data has come waits in `weigh`."""
@@ -327,6 +348,8 @@ class Sitting:
             story.append(say.Entered(self.generation, self._entered_step, self._leases_of, None))
         elif self.rehearsed:
             story.append(say.Rehearsed())
+        if self._marked[0]:
+            story.append(say.Marked(*self._marked))
         if self._missed > self.generation:
             story.append(say.Missed(self._missed))
         if self._broke is not None:

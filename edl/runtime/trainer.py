@@ -13,7 +13,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sized
+from collections.abc import Callable, Sequence, Sized
 from functools import partial
 from typing import Any
 
@@ -299,6 +299,16 @@ class Trainer:
             seat.weigh(seat.step + 1)
         return lease
 
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
+        return self._feed.hand_out(lease, step)
+
+    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those taken back. None: a recut is under way that may change them."""
+        if wait:
+            self._while_waiting()
+        return self._feed.renewed(leases, wait=wait)
+
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:
             self._seat.while_waiting()
@@ -360,7 +370,7 @@ class Trainer:
         if self._rate is None or seat.opened is None:
             return
         coming = seat.step + 1
-        self._framework.set_rate(self._rate.at(coming, seat.size * seat.opened.batch))
+        self._framework.set_rate(self._rate.at(coming, self._feed.batch or seat.size * seat.opened.batch))
         seat.rate_until = NEVER if self._rate.is_settled(coming) else coming
         seat.refresh()
 

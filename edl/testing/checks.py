@@ -14,7 +14,7 @@ from edl.core.ledger import Ledger
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import JobState, Record, WorkerState
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import Doing, SimWorker, lease_at
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -135,14 +135,11 @@ class Checks:
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
 
     def reads(self, worker: SimWorker) -> None:
-        """A worker trains: its pipeline may have read all samples of the epochs that it has begun."""
-        leases = worker.share.leases if worker.share else ()
-        newest = leases[-1].number if leases else 0
-        for number, lease in worker.read.items():
-            if number > newest or any(one.number == number and one != lease for one in leases):
-                self.violated("I7", f"{worker.id} has read {lease}, and it was taken back: {leases}")
-        here = [lease for lease in leases if lease.epoch < worker.wanted]
-        worker.read = {lease.number: lease for lease in here}
+        """What its pipeline has read is what it is to train."""
+        for step, batch in worker.read.items():
+            lease = lease_at(worker, step)
+            if lease is None or lease.between(step - 1, step) != batch:
+                self.violated("I7", f"{worker.id} has read {batch} for step {step}, which was taken back: {lease}")
 
     def enters(self, worker: SimWorker, assignment: Assignment) -> None:
         """A worker goes to the rendezvous of its next ring."""

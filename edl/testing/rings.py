@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING
 
 from edl.core.agreement import agreed, doubts, vote
 from edl.protocol.assignment import Assignment
-from edl.protocol.data import DataSpec, Lease
+from edl.protocol.data import DataSpec
 from edl.testing.faults import Moment
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import Doing, SimWorker, lease_at
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -191,7 +191,10 @@ class Rings:
             assert share is not None
             if self._is_at_end(worker):
                 self.job.end_script(worker)
-            elif share.covered_step > worker.step:
+                continue
+            worker.read_on()
+            self.job.checks.reads(worker)
+            if worker.step + 1 in worker.read:
                 supplied.append(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
@@ -212,7 +215,6 @@ class Rings:
             if worker.wanted == spec.epochs:
                 return True
             self.job.begin_pass(worker)
-        self.job.checks.reads(worker)
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
@@ -262,8 +264,3 @@ def pass_is_over(worker: SimWorker) -> bool:
     if lease is not None:
         return lease.epoch >= worker.wanted
     return share is not None and share.last and share.epochs >= worker.wanted
-
-
-def lease_at(worker: SimWorker, step: int) -> Lease | None:
-    leases = worker.share.leases if worker.share else ()
-    return next((lease for lease in leases if lease.after_step < step <= lease.until_step), None)

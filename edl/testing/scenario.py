@@ -10,6 +10,7 @@ import random
 import msgspec
 
 from edl.protocol.data import DataSpec
+from edl.protocol.governing import Batching, BatchRule
 from edl.testing.faults import draw
 from edl.testing.simulation import SimJob
 
@@ -42,6 +43,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
         minimum=minimum,
         maximum=maximum,
         lease_s=source.choice((0.2, 0.6, 1.2)),
+        batching=Batching() if spec.by_sample else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
     within_s = 0.05 + 0.01 * steps
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
@@ -51,3 +53,15 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)
     return job
+
+
+def _batching(source: random.Random) -> Batching:
+    table = tuple((workers, source.randint(workers, 12)) for workers in range(1, 8))
+    return source.choice(
+        (
+            Batching(),
+            Batching(BatchRule.LOCAL, most=source.randint(1, 12)),
+            Batching(BatchRule.GLOBAL),
+            Batching(BatchRule.TABLE, table=table),
+        )
+    )

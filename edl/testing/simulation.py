@@ -24,6 +24,7 @@ from edl.core.patience import Patience
 from edl.core.seat import Enter, Leave, Stop, are_newer, attention_step, next_move
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
+from edl.protocol.governing import Batching, Governing
 from edl.protocol.job import JobState, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.checks import Checks
@@ -44,7 +45,7 @@ OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
 class SimJob:
     """One job, driven by a seed."""
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - keywords, all with defaults but the seed
         self,
         spec: DataSpec,
         *,
@@ -53,9 +54,11 @@ class SimJob:
         minimum: int = 1,
         maximum: int = 0,
         lease_s: float = 0.6,
+        batching: Batching | None = None,
     ) -> None:
         self.spec = spec
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
+        self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
         self.now = 0.0
         self.horizon = Horizon(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
@@ -69,7 +72,8 @@ class SimJob:
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
-        self._limits = (workers, minimum, maximum)
+        self._limits = (workers, minimum, maximum, False, Governing(batching=batching or Batching()))
+        self.cuts = 0  # of leases, anew
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
         self._calm_at = 0.0  # when the last fault struck
@@ -210,10 +214,12 @@ class SimJob:
         worker.sent = None
         self._call(Registered(worker.identity(), *self._limits))
         phase, worker.phase = worker.phase, Phase.BOOTING
+        recut, worker.recut = worker.recut, 0
         generation, worker.generation = worker.generation, 0
         failed, worker.failed_generation = worker.failed_generation, 0
         self._call(Reported(worker.id, worker.observation(self.spec, STEP_S)))
         worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
+        worker.recut = recut
         self._stir(worker)
 
     def _change_leader(self, *, dies: bool) -> None:
@@ -241,6 +247,8 @@ class SimJob:
 
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
+        worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
+        worker.begins_epochs = self.spec.open_ended
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -336,6 +344,8 @@ class SimJob:
     def make_durable(self, record: Record) -> None:
         before, self.durable = self.durable, record
         self.checks.durable(before, record)
+        if before.recut is not None and record.recut is None and record.ledger is not before.ledger:
+            self.cuts += record.plan is None
         if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
             self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
         members = {member.identity.id: member.state for member in record.members}
@@ -389,15 +399,17 @@ class SimJob:
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
         self.checks.heard(worker, orders, book.record)
-        worker.orders = orders
+        worker.orders, recut = orders, worker.recut
         worker.attention = attention_step(worker.generation, orders)
         if worker.generation and worker.hear() and worker.sits:
             self._take_up(worker)
+        if worker.recut != recut:
+            self._stir(worker)
         if worker.waits or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
             self.look(worker)
 
     def _is_hungry(self, worker: SimWorker) -> bool:
-        return worker.share is None or worker.share.covered_step <= worker.step
+        return worker.share is None or min(worker.share.covered_step, worker.mark) <= worker.step
 
     def _take_up(self, worker: SimWorker) -> None:
         """There is data: train."""

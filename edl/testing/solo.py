@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from edl.core.ledger import Ledger
 from edl.errors import TimedOut, UsageError
@@ -13,7 +13,17 @@ HORIZON_STEPS = 6
 PATIENCE_S = 5.0
 
 
-class SoloFeed:
+class NeverCut:
+    """The part of a feed whose leases stay as they are."""
+
+    def hand_out(self, lease: Lease, step: int) -> bool:  # noqa: ARG002 - the port's names
+        return True
+
+    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:  # noqa: ARG002
+        return tuple(leases)
+
+
+class SoloFeed(NeverCut):
     """One worker is the whole job. Leases come at once, as a leader would grant them."""
 
     def __init__(self) -> None:

@@ -12,9 +12,11 @@ import msgspec
 from edl.core.agreement import has_state
 from edl.core.seat import NEVER, Seat
 from edl.protocol.assignment import Assignment, Orders, Share
-from edl.protocol.data import DataSpec, Lease
+from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
+
+Batch = tuple[Range, ...]
 
 
 class Doing(Enum):
@@ -35,9 +37,11 @@ class SimWorker:
 
     __slots__ = (
         "admitted",
+        "ahead",
         "alive",
         "assignment",
         "attention",
+        "begins_epochs",
         "daemon",
         "deaf_until",
         "doing",
@@ -48,12 +52,14 @@ class SimWorker:
         "leases_of",
         "leases_told",
         "leaving",
+        "mark",
         "missed",
         "opened",
         "orders",
         "phase",
         "read",
         "reason",
+        "recut",
         "rehearsed",
         "report_due",
         "sent",
@@ -79,7 +85,10 @@ class SimWorker:
         self.rehearsed = False
         self.opened = False
         self.wanted = 1  # epochs, where each pass asks for one more
-        self.read: dict[int, Lease] = {}  # what its pipeline may have read ahead of, by number
+        self.begins_epochs = False  # so it does
+        self.ahead = 1  # steps that its pipeline reads ahead
+        self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
+        self.recut, self.mark = 0, NEVER  # nothing beyond this step is read while that recut is under way
         self.assignment: Assignment | None = None  # while it enters
         self.share: Share | None = None
         self.leases_of = 0  # the generation by whose leases `step` was trained
@@ -130,6 +139,7 @@ class SimWorker:
             leaving=self.leaving,
             reason=self.reason,
             missed=self.missed,
+            marked=(self.recut, self.mark) if self.recut else (0, 0),
         )
 
     def _data(self, spec: DataSpec) -> DataSpec:
@@ -140,5 +150,26 @@ class SimWorker:
         for share in self.orders.shares if self.orders else ():
             if (share.generation, share.after_step) == (self.generation, self.entered):
                 self.share, self.leases_of = share, share.generation
+                if share.recut != self.recut:
+                    self.recut = share.recut
+                    self.mark = max(share.mark, self.step, *self.read) if share.recut else NEVER
                 return True
         return False
+
+    def read_on(self) -> None:
+        """Its pipeline reads ahead, in the epochs that its script has begun, as far as it may and can."""
+        self.read = {step: batch for step, batch in self.read.items() if step > self.step}
+        if self.share is None:
+            return
+        last = min(self.step + self.ahead, self.share.covered_step, self.mark)
+        for step in range(max(self.step, *self.read, 0) + 1, last + 1):
+            lease = lease_at(self, step)
+            if lease is None or (self.begins_epochs and lease.epoch >= self.wanted):
+                break
+            self.read[step] = lease.between(step - 1, step)
+
+
+def lease_at(worker: SimWorker, step: int) -> Lease | None:
+    """The one that gives `step` its share."""
+    leases = worker.share.leases if worker.share else ()
+    return next((lease for lease in leases if lease.after_step < step <= lease.until_step), None)

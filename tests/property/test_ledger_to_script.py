@@ -16,11 +16,12 @@ from hypothesis import strategies as st
 from edl.core.ledger import Ledger
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime.shards import ShardGenerator
+from edl.testing.solo import NeverCut
 
 HORIZON = 5
 
 
-class Worker:
+class Worker(NeverCut):
     """A script, and the feed of its process."""
 
     def __init__(self, job: Job, name: str, newcomer: bool) -> None:

@@ -10,14 +10,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from edl.core import batching
 from edl.errors import ConfigError
-from edl.policy import batch, learning, utility
-from edl.policy.batch import BatchPolicy, Rule
+from edl.policy import learning, utility
 from edl.policy.efficiency import Efficiency, Worth, scaling_efficiency
 from edl.policy.search import Search
 from edl.policy.stragglers import Paces, Spent
 from edl.policy.view import View
 from edl.protocol.figures import Rate
+from edl.protocol.governing import Batching, BatchRule
 
 # Seconds for the whole job with so many workers all the time, read off their plots.
 CIFAR = {4: 1171, 8: 1216, 12: 1305, 16: 1303, 20: 1410, 24: 1408}
@@ -181,14 +182,14 @@ def test_noise_makes_nobody_a_straggler() -> None:
 
 @given(st.integers(1, 10_000), st.integers(1, 300))
 def test_shares_differ_by_one_at_most_and_miss_nothing(total, size) -> None:
-    found = batch.shares(total, size)
+    found = batching.shares(total, size)
     assert sum(found) == total and max(found) - min(found) <= 1
     assert list(found) == sorted(found, reverse=True)
 
 
 @given(st.integers(1, 5000), st.lists(st.floats(0.05, 4.0), min_size=1, max_size=40))
 def test_weighted_shares_follow_the_pace(total, paces) -> None:
-    found = batch.weighted_shares(total, paces)
+    found = batching.weighted_shares(total, paces)
     assert sum(found) == total
     if total >= len(paces):
         assert min(found) >= 1
@@ -199,7 +200,7 @@ def test_weighted_shares_follow_the_pace(total, paces) -> None:
 
 @given(st.integers(0, 5000), st.integers(0, 600))
 def test_bites_fit_and_are_no_more_than_needed(share, most) -> None:
-    found = batch.bites(share, most)
+    found = batching.bites(share, most)
     assert sum(found) == share
     if most and share:
         assert max(found) <= most and len(found) == max(1, math.ceil(share / most))
@@ -207,11 +208,11 @@ def test_bites_fit_and_are_no_more_than_needed(share, most) -> None:
 
 @given(st.integers(1, 100), st.integers(1, 512), st.integers(0, 8192))
 def test_the_global_batch_follows_its_rule(size, given_batch, most) -> None:
-    local = BatchPolicy(Rule.LOCAL, most).global_batch(size, given_batch)
+    local = batching.batch_of_all(Batching(BatchRule.LOCAL, most), size, given_batch)
     assert local == (size * given_batch if not most else min(size * given_batch, most))
-    assert BatchPolicy(Rule.GLOBAL).global_batch(size, given_batch) == given_batch
-    table = BatchPolicy(Rule.TABLE, table=((1, 64), (4, 100)))
-    assert table.global_batch(size, given_batch) == (64 if size < 4 else 100)
+    assert batching.batch_of_all(Batching(BatchRule.GLOBAL), size, given_batch) == given_batch
+    table = Batching(BatchRule.TABLE, table=((1, 64), (4, 100)))
+    assert batching.batch_of_all(table, size, given_batch) == (64 if size < 4 else 100)
 
 
 @given(st.floats(0.1, 16), st.floats(0.1, 16), st.integers(0, 1000), st.integers(1, 50))

@@ -9,9 +9,10 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core import agreement, job, ledger, orders, patience, planning, seat, supply
+from edl.core import agreement, job, ledger, orders, patience, planning, recut, seat, supply
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
+from edl.protocol.governing import Batching, BatchRule
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, rings, scenario, simulation
 from edl.testing.leading import SimLeader
 from edl.testing.worker import SimWorker
@@ -145,6 +146,43 @@ def switches_in_an_epoch_that_may_never_begin(patch: pytest.MonkeyPatch) -> None
     patch.setattr(ledger.Ledger, "wanted_step", ledger.Ledger.covered_step)
 
 
+def cuts_what_somebody_has_read(patch: pytest.MonkeyPatch) -> None:
+    follows = recut.follows
+
+    def hasty(record, ledger, seen, mark):
+        change = follows(record, ledger, seen, mark)
+        if isinstance(change, recut.Cut):
+            return recut.Cut(max(ledger.step, min(step for _, step in map(seen.marked, record.roster))))
+        return change
+
+    patch.setattr(recut, "follows", hasty)
+
+
+def cuts_before_all_have_told(patch: pytest.MonkeyPatch) -> None:
+    def hasty(record, ledger, seen, mark):
+        step = mark() if ledger is not None and record.generation and record.plan is None else 0
+        due = step and ledger.step < step < ledger.outdated_until and not any(ledger._uncovered())
+        return recut.Cut(step) if due else None
+
+    patch.setattr(recut, "follows", hasty)
+
+
+def never_lifts_a_mark(patch: pytest.MonkeyPatch) -> None:
+    change, follows = job.JobMachine._change, recut.follows
+
+    def keep(self: job.JobMachine, **changes) -> None:
+        if "plan" in changes and changes.get("recut", "") is None:
+            del changes["recut"]
+        change(self, **changes)
+
+    def unlifted(*given):
+        found = follows(*given)
+        return None if isinstance(found, recut.Lift) else found
+
+    patch.setattr(job.JobMachine, "_change", keep)
+    patch.setattr(recut, "follows", unlifted)
+
+
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
     publishes_before_it_writes: {"I9"},
@@ -163,6 +201,9 @@ MUTANTS: dict[Mutant, set[str]] = {
     uses_a_generation_twice: {"I2"},
     lets_a_missed_switch_stand: {"I12"},
     leaves_leased_what_nobody_can_have_begun: {"I6"},
+    cuts_what_somebody_has_read: {"I7"},
+    cuts_before_all_have_told: {"I7"},
+    never_lifts_a_mark: {"I12", "I7"},
 }
 
 
@@ -196,6 +237,28 @@ def asked_in_a_switch(seed: int) -> SimJob:
     return job
 
 
+class LeavesAtAMark(SimJob):
+    """Somebody wants to leave while others wait at a mark, for one who has not heard of it."""
+
+    def make_durable(self, record) -> None:
+        before = self.durable
+        super().make_durable(record)
+        if record.recut is not None and before.recut is None and not self.struck[Fault.DEAFEN]:
+            self.inflict(Fault.DEAFEN)
+            self.after(0.1, self.inflict, Fault.LEAVE)
+
+
+def leaves_at_a_mark(seed: int) -> SimJob:
+    spec = DataSpec(total=6000, epochs=1, batch=12)
+    job = LeavesAtAMark(spec, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
+    job.plan([Planned(Fault.JOIN, 0.1)])
+    return job
+
+
+def other_jobs(seed: int) -> SimJob:
+    return scenario(SEEDS + seed)
+
+
 def word_comes_late(seed: int) -> SimJob:
     """At the end of an epoch, where the last samples are leased once all before them are trained."""
     spec = DataSpec(total=61, epochs=8, batch=4, by_sample=True)
@@ -210,6 +273,8 @@ RARE = {  # what few seeds of `scenario` come across within a minute
     forgets_superseded_plans: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
     lets_a_missed_switch_stand: word_comes_late,
+    never_lifts_a_mark: leaves_at_a_mark,
+    leaves_leased_what_nobody_can_have_begun: other_jobs,
 }
 
 

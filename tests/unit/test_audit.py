@@ -25,6 +25,7 @@ from edl.runtime.audit import AuditedCount, AuditFile, read
 from edl.runtime.holdings import Holdings
 from edl.runtime.passes import Pass
 from edl.runtime.shards import ShardGenerator
+from edl.testing.solo import NeverCut
 from edl.transport.page import NEVER, Page
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)
@@ -264,7 +265,7 @@ def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path)
     assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1), Committed(7, 2)), ()]
 
 
-class OneLease:
+class OneLease(NeverCut):
     """Three steps of two samples, one sample, none."""
 
     def __init__(self, rehearses: bool) -> None:

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
+import msgspec
+
 from edl.core.ledger import Ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime.feed import LeaseFeed
+from edl.runtime.shards import ShardGenerator
 
 
 def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
@@ -70,3 +75,86 @@ def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
     assert feed.there_after(1) == ledger.leases("a")[1]
     assert not feed.ends_before(4)
     assert feed.ends_before(5)
+
+
+# ------------------------------------------------------------------------------------------------ leases cut anew
+
+
+class Worker(LeaseFeed):
+    """Worker `a` of two, whose batches change from 4 to 2."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ledger = Ledger(DataSpec(40, 1, 4), ["a", "b"])
+        self.ledger.grant(5)
+        self.committed = self.version = 0
+        self.hear()
+
+    def hear(self, recut: int = 0, mark: int = 0) -> None:
+        self.version += 1
+        share = share_of(self.ledger, "a", 1)
+        self.adopt(msgspec.structs.replace(share, after_step=0, recut=recut, mark=mark), (1, self.version))
+
+    def cut(self, step: int) -> None:
+        for member in self.ledger._members.values():
+            member.batch = 2
+        self.ledger.recut(step)
+        self.ledger.grant(12)
+        self.hear()
+
+    def open(self, spec: DataSpec) -> None: ...
+
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+        return self.there_after(after)
+
+    def rehearsing(self) -> bool:
+        return False
+
+    def step(self) -> int:
+        return self.committed + 1
+
+    def batches(self) -> Iterator[list[int]]:
+        for ids in ShardGenerator(40, self, epochs=1).batches(4):
+            yield ids.tolist()
+
+
+def test_beyond_a_mark_nothing_is_handed_out_and_nothing_is_certain():
+    worker = Worker()
+    batches = worker.batches()
+    assert next(batches) == [0, 1, 2, 3]
+    worker.hear(recut=7, mark=2)
+    assert worker.marked == (7, 2)
+    assert (worker.covers(2), worker.covers(3)) == (True, False)
+    assert worker.constant_until(1) == 2
+    assert next(batches) == [4, 5, 6, 7]
+    lease = worker.there_after(0)
+    assert lease is not None and not worker.hand_out(lease, 3)
+    assert worker.renewed([lease], wait=False) is None
+
+
+def test_a_mark_that_comes_too_late_is_where_the_pipeline_is():
+    worker = Worker()
+    batches = worker.batches()
+    for _ in range(4):
+        next(batches)
+    worker.hear(recut=7, mark=2)
+    assert worker.marked == (7, 4)
+    worker.hear(recut=7, mark=2)
+    assert worker.marked == (7, 4)
+    worker.hear()
+    assert worker.marked == (0, 0)
+    assert len(next(batches)) == 4
+
+
+def test_after_a_cut_the_samples_are_those_of_the_new_leases():
+    worker = Worker()
+    batches = worker.batches()
+    taken = [next(batches), next(batches)]
+    worker.hear(recut=7, mark=1)  # it has read two
+    worker.cut(2)
+    taken += [next(batches) for _ in range(6)]
+    leases = worker.ledger.leases("a")
+    mine = [piece for lease in leases for step in range(1, 9) for piece in lease.between(step - 1, step)]
+    assert [len(batch) for batch in taken] == [4, 4, 2, 2, 2, 2, 2, 2]
+    assert [at for batch in taken for at in batch] == [at for piece in mine for at in range(piece.start, piece.stop)]
+    assert worker.weight(3) == 0.5

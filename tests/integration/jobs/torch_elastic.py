@@ -21,6 +21,7 @@ parser.add_argument("--step-time", type=float, default=0.01)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
+parser.add_argument("--batch", type=int, default=4, help="what the job's batch policy is given")
 parser.add_argument("--files", help="whose records name the samples")
 options = parser.parse_args()
 torch.set_num_threads(1)
@@ -87,11 +88,11 @@ if options.loaders is None:
 else:
     dataset = edl.ElasticDataset(options.files) if options.files else Numbers()
     loader = edl.ElasticDataLoader(
-        dataset, 4, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
+        dataset, options.batch, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
     )
     shards = loader.shards
 while shards.epochs_done < epochs_wanted():
-    for batch in shards.batches(4) if options.loaders is None else loader:
+    for batch in shards.batches(options.batch) if options.loaders is None else loader:
         train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
