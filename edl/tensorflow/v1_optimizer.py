@@ -7,6 +7,7 @@ As with Horovod, gradients are averaged in `compute_gradients`, so that a script
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import tensorflow as tf
@@ -33,7 +34,7 @@ class Elastic:
             return list(pairs)
         return [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
 
-    def apply_gradients(self, *args: Any, **kwargs: Any) -> Any:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """The update, unless the mini-batch is void."""
         if not self._edl_computed:
             raise UsageError(
@@ -42,7 +43,10 @@ class Elastic:
             )
         if tf.executing_eagerly() and self._edl.voided:
             return None
-        return super().apply_gradients(*args, **kwargs)  # type: ignore[misc]
+        pairs = list(grads_and_vars)
+        # The first samples of all, which may come inside the graph, settle the rate: it is read after the gradients.
+        with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
+            return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]
 
 
 def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:
