@@ -1,10 +1,13 @@
-"""How the learning rate follows the batch, and schedules of it: pure functions of step numbers.
+"""How the learning rate follows the batch, and schedules of it: pure functions of steps, and of samples trained.
 
 When the batch goes from B to kB, the rate has to grow: linearly (k), by the square root, or by the user's rule. All at
 once it would multiply the noise in the momentum, too; so it grows in a straight line over some steps (Lin et al.,
 "Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1), T = 8.
 
 A factor is always against the batch that the script was written for, so it goes with any schedule of the script's.
+
+A schedule is of progress: of the samples of all epochs, the part that is trained, 0.0 to 1.0. So it is the same at any
+batch, and at any number of workers.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from enum import StrEnum
-from typing import Final
+from typing import Any, Final, Protocol
 
 import msgspec
+
+from edl.errors import UsageError
 
 RAMP_STEPS: Final = 8
 
@@ -60,31 +65,60 @@ class Ramp(msgspec.Struct, frozen=True):
         return Ramp(self.at(step), after, step, self.steps)
 
 
-class Knee(msgspec.Struct, frozen=True):
-    """The explore-exploit schedule (Iyer et al., 2020): as factors of the peak rate.
+class Schedule(Protocol):
+    """How a rate goes with progress."""
 
-    Up in a straight line for `warmup` steps, at the peak while exploring, then down in a straight line to nothing.
-    In samples instead of steps it is the same schedule at any batch.
+    def at(self, progress: float) -> float:
+        """The factor of the full rate."""
+
+
+class Knee(msgspec.Struct, frozen=True):
+    """Explore, then exploit (Iyer et al., 2020): `edl.schedule_rate(edl.Knee(explore=0.4, warmup=0.05))`.
+
+    Up in a straight line at first, then at the full rate while exploring, then down in a straight line to nothing.
+
+    Args:
+        explore: for so much of all samples of all epochs, 0.0 to 1.0.
+        warmup: the same, before that.
     """
 
-    total: int
-    explore: int
-    warmup: int = 0
+    explore: float
+    warmup: float = 0.0
 
-    def at(self, step: int) -> float:
-        """In `step`, counted from 1."""
-        if step <= self.warmup:
-            return step / self.warmup
+    def __post_init__(self) -> None:
+        _check_parts("Knee", explore=self.explore, warmup=self.warmup)
+
+    def at(self, progress: float) -> float:
+        """The factor of the full rate."""
         peak_until = self.warmup + self.explore
-        if step <= peak_until:
-            return 1.0
-        decay = self.total - peak_until
-        return max(0.0, 1.0 - (step - peak_until) / decay) if decay > 0 else 0.0
+        if progress < self.warmup:
+            return progress / self.warmup
+        return 1.0 if progress <= peak_until else (1.0 - progress) / (1.0 - peak_until)
 
 
-def warm(step: int, steps: int) -> float:
-    """A gradual warm-up to a large batch's rate (Goyal et al., 2017): the factor in `step`, from 1."""
-    return 1.0 if steps <= 0 or step >= steps else step / steps
+class Warmup(msgspec.Struct, frozen=True):
+    """A gradual warm-up to a large batch's rate (Goyal et al., 2017): `edl.schedule_rate(edl.Warmup(0.05))`.
+
+    Args:
+        warmup: up in a straight line for so much of all samples of all epochs, 0.0 to 1.0; then the full rate.
+    """
+
+    warmup: float
+
+    def __post_init__(self) -> None:
+        _check_parts("Warmup", warmup=self.warmup)
+
+    def at(self, progress: float) -> float:
+        """The factor of the full rate."""
+        return progress / self.warmup if progress < self.warmup else 1.0
+
+
+def _check_parts(schedule: str, **parts: Any) -> None:
+    for name, value in parts.items():
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value <= 1:
+            raise UsageError(f"edl.{schedule}({name}={value!r}): it is a part of all training; say 0.0 to 1.0")
+    if sum(parts.values()) > 1:
+        raise UsageError(f"edl.{schedule}: {' and '.join(parts)} are more than all training; say 1.0 at most in all")
 
 
 def tuned(losses: tuple[tuple[float, float], ...], most: float) -> float:

@@ -24,6 +24,11 @@ class DataSpec(msgspec.Struct, frozen=True):
     source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
     open_ended: bool = False  # each pass asks for one more epoch when it begins, so nobody can tell which is the last
 
+    @property
+    def has_end(self) -> bool:
+        """Whether `epochs` are all that will be wanted; else each pass asks for one more when it begins."""
+        return not (self.open_ended or (self.by_sample and self.whole_epochs))
+
     def differences(self, other: DataSpec) -> tuple[str, ...]:
         """Names of the fields in which two workers' wishes contradict each other; `epochs` may differ, as it grows."""
         return tuple(

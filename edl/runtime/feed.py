@@ -134,8 +134,13 @@ class LeaseFeed:
 
     def weight(self, step: int) -> float:
         """This worker's samples in `step` over all workers' samples. Only for a covered step."""
-        lease, total = self._at(step), self._total(step)
+        lease, total = self._at(step), self.samples(step)
         return lease.share(step) / total if lease is not None and total else 0.0
+
+    def samples(self, step: int) -> int:
+        """All workers' in `step`. Only for a covered step that is not committed yet: then shares forget it."""
+        totals = self._share.totals if self._share is not None else ()
+        return next((total.samples for total in totals if step <= total.until_step), 0)
 
     def constant_until(self, step: int) -> int:
         """A step up to which `weight` stays what it is in `step`."""
@@ -163,10 +168,6 @@ class LeaseFeed:
     def _at(self, step: int) -> Lease | None:
         with self._changed:
             return next((x for x in self._leases.values() if x.after_step < step <= x.until_step), None)
-
-    def _total(self, step: int) -> int:
-        totals = self._share.totals if self._share is not None else ()
-        return next((total.samples for total in totals if step <= total.until_step), 0)
 
 
 def _run_of_share(lease: Lease, step: int) -> int:

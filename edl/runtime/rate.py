@@ -1,20 +1,23 @@
-"""What learning rates are multiplied by while the global batch changes: `edl.scale_rate("linear", base_batch=256)`.
+"""What learning rates are multiplied by: `edl.scale_rate("linear", base_batch=256)` and schedules.
 
-Owns: one job's factor, step by step, the same on all workers. Does not own: the rules (`edl.policy.learning`), nor
-applying it (the adapters).
+Owns: a job's factors, step by step, the same on all workers. Does not own: the rules (`edl.policy.learning`), nor
+applying them (the adapters).
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import msgspec
 
 from edl.errors import UsageError
-from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, factor
+from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, Schedule, factor
+from edl.protocol.data import DataSpec
 
 Rule = str | Callable[[float], float]
+AnySchedule = Schedule | Callable[[float], float]
 
 
 class FollowingRate:
@@ -22,9 +25,7 @@ class FollowingRate:
 
     def __init__(self, rule: Rule, base_batch: int, steps: int = RAMP_STEPS) -> None:
         """Raises UsageError."""
-        if isinstance(rule, str) and rule not in set(Scaling):
-            raise UsageError(f"scale_rate({rule!r}): the rule must be one of {', '.join(Scaling)}, or a function of k")
-        if not isinstance(rule, str) and not callable(rule):
+        if rule not in set(Scaling) if isinstance(rule, str) else not callable(rule):
             raise UsageError(f"scale_rate({rule!r}): the rule must be one of {', '.join(Scaling)}, or a function of k")
         for name, value, least in (("base_batch", base_batch, 1), ("steps", steps, 0)):
             if type(value) is not int or value < least:
@@ -54,3 +55,57 @@ class FollowingRate:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._ramp = Ramp(**state) if state else None
+
+
+class ScheduledRate:
+    """Follows the samples that are trained. A newcomer receives how many these are."""
+
+    def __init__(self, schedule: AnySchedule, epochs: int | None = None) -> None:
+        """`epochs`: of the whole training, where the script's generator does not say it. Raises UsageError."""
+        at = getattr(schedule, "at", schedule)
+        if isinstance(schedule, type) or not callable(at):
+            raise UsageError(
+                f"schedule_rate({schedule!r}): give it edl.Knee(...), edl.Warmup(...), a function of progress (0.0 to "
+                "1.0), or an object whose at(progress) is one"
+            )
+        if epochs is not None and (type(epochs) is not int or epochs < 1):
+            raise UsageError(f"schedule_rate(epochs={epochs!r}): must be a whole number of at least 1, or None")
+        self._factor_at: Callable[[float], float] = at
+        self._epochs = epochs
+        self._total = 0  # of all epochs; unknown before the data is
+        self._trained = 0
+
+    def begin(self, spec: DataSpec) -> None:
+        """This is trained on. Raises UsageError."""
+        if self._epochs is None and not spec.has_end:
+            raise UsageError(
+                "schedule_rate: with elastic_shard_generator(epochs=None) nobody can tell how far training is; say how "
+                "many epochs there will be: edl.schedule_rate(..., epochs=90)"
+            )
+        self._total = spec.total * (spec.epochs if self._epochs is None else self._epochs)
+
+    def count(self, samples: int) -> None:
+        """So many more are trained, by all workers: those of one committed step."""
+        self._trained += samples
+
+    def at(self, batch: int) -> float:
+        """The factor in the coming step, for which the global batch is `batch`; after `begin`.
+
+        It is that of the step's middle: so a straight line means the same for small batches and for large ones.
+        """
+        trained = min(self._trained, self._total)
+        progress = (trained + min(batch, self._total - trained) / 2) / self._total
+        found = self._factor_at(progress)
+        try:
+            wanted = float(found)
+        except (TypeError, ValueError):
+            wanted = math.nan
+        if not 0 <= wanted < math.inf:
+            raise UsageError(f"schedule_rate: the schedule gives {found!r} at {progress:.3f}; it must give 0 or more")
+        return wanted
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"trained": self._trained}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self._trained = state["trained"]

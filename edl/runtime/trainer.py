@@ -32,7 +32,7 @@ from edl.runtime.feed import LeaseFeed
 from edl.runtime.figures import Figures
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
-from edl.runtime.rate import FollowingRate, Rule
+from edl.runtime.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.runtime.shards import Held, ShardGenerator
 from edl.runtime.sitting import Sitting
 from edl.runtime.source import files_of
@@ -63,6 +63,7 @@ class Trainer:
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
         self._rate: FollowingRate | None = None
+        self._schedule: ScheduledRate | None = None
         self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
@@ -252,12 +253,33 @@ class Trainer:
         Call it before the first mini-batch, on all workers alike. The script's own schedule goes on unchanged, and what
         it reads is without the factor.
         """
-        self._started()
-        if self._rate is not None or self._seat.opened is not None:
-            raise UsageError("edl.scale_rate() must be called once, before elastic_shard_generator() is iterated")
+        self._check_once("edl.scale_rate()", self._rate)
         self._rate = FollowingRate(rule, base_batch, steps)
         self._extras._add({"edl.rate": self._rate})
         self._framework.scale_rates()
+
+    def schedule_rate(self, schedule: AnySchedule, epochs: int | None = None) -> None:
+        """Multiply learning rates by a schedule of the samples trained: the same at any size and batch.
+
+        Args:
+            schedule: `edl.Knee(...)`, `edl.Warmup(...)`, a function of progress, or an object whose `at(progress)` is
+                one. Progress is what is trained of all samples of all epochs, from 0.0 to 1.0.
+            epochs: of the whole training, where `elastic_shard_generator(epochs=...)` does not say it.
+
+        Call it before the first mini-batch, on all workers alike. It goes with `scale_rate`, and with the script's own
+        schedule: all are multiplied, and what the script reads is without edl's.
+        """
+        self._check_once("edl.schedule_rate()", self._schedule)
+        self._schedule = ScheduledRate(schedule, epochs)
+        self._extras._add({"edl.schedule": self._schedule})
+        self._framework.scale_rates()
+        self._seat.rate_until = 0  # no step is a usual one
+        self._seat.refresh()
+
+    def _check_once(self, call: str, before: object) -> None:
+        self._started()
+        if before is not None or self._seat.opened is not None:
+            raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
 
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
         """How to open files as samples, in this process and in others that load for it."""
@@ -271,13 +293,16 @@ class Trainer:
         seat, opened = self._seat, self._seat.opened
         if opened is not None and (differences := spec.differences(opened)):
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
+        if opened is None and self._schedule is not None:
+            self._schedule.begin(spec)
         if opened is None and not self._rehearsing:
             seat.even_until = seat.step  # from here on steps may be uneven
             seat.refresh()
         if spec != opened:
             seat.audit.opened(spec)
         seat.opened = spec
-        self._follow_rate()
+        if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
+            self._follow_rate()
         self._feed.want(spec.epochs)
         if self._rehearsing:
             seat.link.send(say.RehearsalBegan())
@@ -366,12 +391,20 @@ class Trainer:
 
     def _follow_rate(self) -> None:
         """Before each step in which learning rates are multiplied by something else than before."""
-        seat = self._seat
-        if self._rate is None or seat.opened is None:
+        rate, schedule, seat = self._rate, self._schedule, self._seat
+        if rate is None and schedule is None:
             return
-        coming = seat.step + 1
-        self._framework.set_rate(self._rate.at(coming, self._feed.batch or seat.size * seat.opened.batch))
-        seat.rate_until = NEVER if self._rate.is_settled(coming) else coming
+        if seat.opened is None:
+            if schedule is not None:
+                raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
+            return
+        coming, batch = seat.step + 1, self._feed.batch or seat.size * seat.opened.batch
+        factor = 1.0 if rate is None else rate.at(coming, batch)
+        if schedule is not None:
+            factor *= schedule.at(batch)
+        self._framework.set_rate(factor)
+        settled = schedule is None and rate is not None and rate.is_settled(coming)
+        seat.rate_until = NEVER if settled else coming
         seat.refresh()
 
     def waited(self, nanoseconds: int) -> None:
@@ -426,6 +459,8 @@ class Trainer:
             self._check_samples(samples)
         if seat.void is not None or not seat.generation:
             return self._end_uncommitted_batch()
+        if self._schedule is not None:
+            self._schedule.count(self._feed.samples(seat.step + 1))
         seat.count.step += 1
         seat.audit.committed(seat.generation, seat.step)
         if seat.step >= seat.link.page.attention_step:

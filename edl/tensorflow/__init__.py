@@ -11,6 +11,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from edl import errors
+from edl.policy.learning import Knee, Warmup
 from edl.runtime.endings import Leaving
 from edl.runtime.shards import ShardGenerator
 from edl.tensorflow import elastic as elastic
@@ -39,6 +40,7 @@ on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
 scale_rate = _trainer.scale_rate
+schedule_rate = _trainer.schedule_rate
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -96,8 +98,10 @@ def __getattr__(name: str) -> Any:
 
 __all__ = [
     "KerasCallback",
+    "Knee",
     "Leaving",
     "Optimizer",
+    "Warmup",
     "elastic_dataset",
     "elastic_shard_generator",
     "epoch",
@@ -112,6 +116,7 @@ __all__ = [
     "rehearsing",
     "report",
     "scale_rate",
+    "schedule_rate",
     "shutdown",
     "size",
     "step",

@@ -1,4 +1,4 @@
-"""What learning rates are multiplied by, where TensorFlow can read it: 1.0 until `edl.scale_rate` is called.
+"""What learning rates are multiplied by, where TensorFlow can read it: 1.0 until a script asks for something else.
 
 Owns: that number as a value of TensorFlow, and where optimizers meet it. Does not own: what it is (`edl.runtime.rate`).
 """
@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 
 class TensorRate:
@@ -27,9 +28,13 @@ class TensorRate:
                 self._variable = tf.Variable(self._value, trainable=False, dtype=tf.float32, name="edl_rate")
 
     def set(self, factor: float) -> None:
+        if factor == self._value:
+            return
         self._value = factor
         if self._variable is not None:
-            self._variable.assign(factor)
+            with context.eager_mode():  # the script may be inside of a graph of its own
+                # What `assign` comes down to, in a third of its time: a schedule sets a rate in each step.
+                tf.raw_ops.AssignVariableOp(resource=self._variable.handle, value=tf.constant(factor, tf.float32))
 
     def times(self, rate: Any) -> Any:
         """`rate`, multiplied by it."""

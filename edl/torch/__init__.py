@@ -15,6 +15,7 @@ import torch
 from torch.utils.data import Dataset
 
 from edl import errors
+from edl.policy.learning import Knee, Warmup
 from edl.runtime.endings import Leaving
 from edl.torch import elastic as elastic
 from edl.torch import horovod_names
@@ -39,6 +40,7 @@ on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
 scale_rate = _trainer.scale_rate
+schedule_rate = _trainer.schedule_rate
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -109,8 +111,10 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "ElasticDataLoader",
     "ElasticDataset",
+    "Knee",
     "Leaving",
     "Optimizer",
+    "Warmup",
     "elastic_shard_generator",
     "epoch",
     "errors",
@@ -124,6 +128,7 @@ __all__ = [
     "rehearsing",
     "report",
     "scale_rate",
+    "schedule_rate",
     "shutdown",
     "size",
     "step",

@@ -1,10 +1,11 @@
-"""Learning rates that follow the batch: real optimizers of TensorFlow. PyTorch: tests/unit/test_rate.py."""
+"""Learning rates that follow the batch and a schedule, in TensorFlow's optimizers. PyTorch: tests/unit/test_rate.py."""
 
 from __future__ import annotations
 
 import json
 import subprocess
 import sys
+from itertools import accumulate
 from pathlib import Path
 
 import pytest
@@ -14,13 +15,21 @@ pytestmark = pytest.mark.integration
 SCRIPT = Path(__file__).parent / "jobs" / "scaled_rates.py"
 
 
-def test_each_update_is_made_with_the_scaled_rate_and_the_schedule_goes_on(edl):
+def test_each_update_is_made_with_its_rate_and_the_scripts_own_schedule_goes_on(edl):
     done = subprocess.run([sys.executable, str(SCRIPT)], env=edl.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     edl.wait_nothing_left()  # its daemon ends after it
     found = json.loads(done.stdout.splitlines()[-1])
-    assert found["eager"] == pytest.approx([-0.3, -0.6])
-    assert found["function"] == pytest.approx([-0.3, -0.45])  # its own schedule halves the rate
-    assert found["scaled"] == pytest.approx([-0.3, -0.6])
-    assert found["adam"] == pytest.approx([-0.3, -0.6], rel=1e-3)
-    assert found["rate"] == pytest.approx(0.1)  # as the script reads it
+    # 0.1, times 3 for the batch, times what the schedule has for the middle of each of six steps.
+    made = [0.3 * factor for factor in (1 / 6, 1 / 2, 5 / 6, 1, 1, 5 / 12)]
+    assert found["graph"] == after(made[:2])
+    assert found["eager"] == found["scaled"] == after(made[2:4])
+    assert found["adam"] == after(made[2:4], rel=1e-3)
+    assert found["function"] == after([made[2], made[3] / 2])  # its own schedule halves the rate
+    assert found["fit"] == after(made[4:])
+    assert found["rate"] == [pytest.approx(0.1)]  # as the script reads it
+
+
+def after(updates, rel=1e-6):
+    """A weight that began at 0, after each of the updates by a gradient of 1."""
+    return pytest.approx([-total for total in accumulate(updates)], rel=rel)

@@ -17,8 +17,10 @@ from edl.policy.efficiency import Efficiency, Worth, scaling_efficiency
 from edl.policy.search import Search
 from edl.policy.stragglers import Paces, Spent
 from edl.policy.view import View
+from edl.protocol.data import DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Batching, BatchRule
+from edl.runtime.rate import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.
 CIFAR = {4: 1171, 8: 1216, 12: 1305, 16: 1303, 20: 1410, 24: 1408}
@@ -230,15 +232,29 @@ def test_a_ramp_is_a_straight_line(before, after, began, steps) -> None:
 @given(st.integers(0, 50), st.integers(0, 500), st.integers(1, 500))
 def test_the_knee_schedule_is_that_of_its_authors(warmup, explore, decay) -> None:
     total = warmup + explore + decay
-    knee = learning.Knee(total, explore, warmup)
-    for step in range(1, total + 5):
+    knee = learning.Knee(explore / total, warmup / total)
+    for step in range(total + 1):
         if step <= warmup:
-            naive = step / warmup
+            naive = step / warmup if warmup else 1.0
         elif step <= warmup + explore:
             naive = 1.0
         else:
             naive = max(0.0, 1.0 - (1.0 / decay) * (step - (explore + warmup)))
-        assert knee.at(step) == pytest.approx(naive)
+        assert knee.at(step / total) == pytest.approx(naive, abs=1e-9)
+        warm = learning.Warmup(warmup / total)
+        assert warm.at(step / total) == pytest.approx(min(1.0, step / warmup) if warmup else 1.0)
+
+
+@given(st.lists(st.integers(1, 40), min_size=1), st.sampled_from([learning.Warmup(1), learning.Knee(0)]))
+def test_a_straight_line_means_the_same_in_any_batches(batches, line) -> None:
+    """Over all samples, half of the full rate."""
+    total, found = sum(batches), 0.0
+    rate = ScheduledRate(line)
+    rate.begin(DataSpec(total, 1, 1))
+    for size in batches:
+        found += size * rate.at(size)
+        rate.count(size)
+    assert found == pytest.approx(total / 2)
 
 
 @given(st.floats(-2, 2), st.floats(-0.4, 0.4), st.floats(0.1, 5))

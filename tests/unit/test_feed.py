@@ -77,6 +77,19 @@ def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
     assert feed.ends_before(5)
 
 
+def test_the_samples_of_all_steps_are_those_of_all_epochs():
+    ledger, feed, found = Ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseFeed(), []
+    while not ledger.exhausted:
+        if ledger.step == 3:
+            ledger.enter(["a", "b", "c"], 3)
+        ledger.grant(ledger.step + 2)
+        feed.adopt(share_of(ledger, "a", generation=1 if ledger.step < 3 else 2), (1, ledger.step + 1))
+        found.append(feed.samples(ledger.step + 1))
+        ledger.commit(ledger.step + 1)
+    assert (found[:3], found[3:5], sum(found)) == ([8, 8, 8], [12, 12], 100)
+    assert sorted(set(found)) == [2, 8, 12]
+
+
 # ------------------------------------------------------------------------------------------------ leases cut anew
 
 

@@ -1,4 +1,4 @@
-"""Learning rates that follow the global batch."""
+"""Learning rates that follow the global batch, and schedules of them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from edl.errors import UsageError
-from edl.runtime.rate import FollowingRate
+from edl.policy.learning import Knee, Warmup
+from edl.protocol.data import DataSpec
+from edl.runtime.rate import FollowingRate, ScheduledRate
 from edl.torch.optimizer import _rates_times
 
 
@@ -54,6 +56,91 @@ def test_a_wrong_wish_is_refused(rule, base, steps, said) -> None:
 def test_a_rule_that_gives_nothing_is_refused() -> None:
     with pytest.raises(UsageError, match="positive"):
         FollowingRate(lambda _: 0.0, 64).at(1, 64)
+
+
+TOLD = DataSpec(total=100, epochs=2, batch=10)
+
+
+def scheduled(schedule, epochs=None, told=TOLD) -> ScheduledRate:
+    rate = ScheduledRate(schedule, epochs)
+    rate.begin(told)
+    return rate
+
+
+def test_progress_is_that_of_the_samples_of_all_epochs() -> None:
+    rate = scheduled(lambda progress: progress)
+    assert rate.at(10) == 0.025  # the middle of samples 0 to 10 of 200
+    rate.count(10)
+    assert rate.at(10) == 0.075
+    assert rate.at(20) == 0.1  # a void step is asked for again, perhaps by more workers
+    rate.count(20)
+    assert rate.at(20) == 0.2
+    rate.count(170)
+    assert rate.at(20) == 1.0  # there is no more
+
+
+def test_a_short_step_counts_for_what_it_has() -> None:
+    rate = scheduled(lambda progress: progress)
+    for samples in (40, 40, 20):  # the last step of the epoch
+        rate.count(samples)
+    assert rate.at(40) == 0.6
+
+
+def test_a_newcomer_joins_the_schedule_where_the_others_are() -> None:
+    one, newcomer = scheduled(Knee(0.3, 0.2)), scheduled(Knee(0.3, 0.2))
+    for _ in range(13):
+        one.count(10)
+    newcomer.load_state_dict(one.state_dict())
+    for batch in (10, 20, 20):
+        assert newcomer.at(batch) == one.at(batch) < 1
+        one.count(batch)
+        newcomer.count(batch)
+
+
+def test_the_knee_goes_up_stays_and_goes_down() -> None:
+    knee = Knee(explore=0.5, warmup=0.1)
+    assert [knee.at(progress) for progress in (0.0, 0.05, 0.1, 0.6)] == [0.0, 0.5, 1.0, 1.0]
+    assert knee.at(0.8) == pytest.approx(0.5)
+    assert knee.at(1.0) == 0.0
+    assert [Knee(explore=1).at(progress) for progress in (0.0, 1.0)] == [1.0, 1.0]
+    assert [Warmup(0.5).at(progress) for progress in (0.0, 0.25, 0.5, 1.0)] == [0.0, 0.5, 1.0, 1.0]
+    assert Warmup(0).at(0.0) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("make", "said"),
+    [
+        (lambda: Knee(40), r"edl.Knee\(explore=40\).*0.0 to 1.0"),
+        (lambda: Knee(0.8, 0.3), "explore and warmup are more than all"),
+        (lambda: Warmup(-0.1), r"warmup=-0.1"),
+        (lambda: Warmup("5%"), "warmup='5%'"),
+        (lambda: Warmup(True), "warmup=True"),
+        (lambda: ScheduledRate(0.5), r"schedule_rate\(0.5\): give it edl.Knee"),
+        (lambda: ScheduledRate(Knee), "give it edl.Knee"),
+        (lambda: ScheduledRate(Knee(0.4), 0), "epochs=0"),
+        (lambda: ScheduledRate(Knee(0.4), 1.5), "epochs=1.5"),
+        (lambda: scheduled(lambda _: -1.0).at(10), "gives -1.0 at 0.025"),
+        (lambda: scheduled(lambda _: math.nan).at(10), "gives nan"),
+        (lambda: scheduled(lambda _: math.inf).at(10), "gives inf"),
+        (lambda: scheduled(lambda _: None).at(10), "gives None"),
+    ],
+)
+def test_a_wrong_schedule_is_refused(make, said) -> None:
+    with pytest.raises(UsageError, match=said):
+        make()
+
+
+@pytest.mark.parametrize(
+    "open_end",
+    [DataSpec(100, 1, 10, open_ended=True), DataSpec(100, 1, 10, by_sample=True, whole_epochs=True)],
+    ids=["batches", "sample by sample"],
+)
+def test_where_the_end_is_open_the_schedule_must_know_it(open_end) -> None:
+    with pytest.raises(UsageError, match=r"schedule_rate\(..., epochs=90\)"):
+        scheduled(lambda progress: progress, None, open_end)
+    assert scheduled(lambda progress: progress, 2, open_end).at(10) == 0.025
+    stream = DataSpec(100, 2, 10, by_sample=True, whole_epochs=False)
+    assert scheduled(lambda progress: progress, None, stream).at(10) == 0.025
 
 
 def test_torch_is_scaled_for_the_update_alone() -> None:

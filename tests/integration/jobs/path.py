@@ -42,5 +42,21 @@ def tell_of_switches(edl: Any, folder: Path, state: Callable[[], Iterable[Any]])
     edl.on_resize(tell)
 
 
+class Slowing:
+    """A schedule of the learning rate over far more epochs than are trained."""
+
+    EPOCHS = 1000
+    progress = 0.0
+
+    def at(self, progress: float) -> float:
+        self.progress = progress
+        return 1.0 - progress / 2
+
+    def expect_each_sample_counted_once(self, coming: int, samples: int, epochs: int) -> None:
+        """After so many epochs; the middle of the step that does not come any more would be the last progress."""
+        counted = self.progress * samples * self.EPOCHS - coming / 2
+        assert round(counted, 3) == samples * epochs, (counted, samples, epochs)
+
+
 def finish(folder: Path, result: dict[str, Any]) -> None:
     (folder / f"result-{os.getpid()}.json").write_text(json.dumps(result))

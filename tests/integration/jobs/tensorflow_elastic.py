@@ -64,9 +64,21 @@ def values(*holders: Any) -> list[Any]:
     return [variable.numpy() for holder in holders for variable in holder]
 
 
+def follow() -> path.Slowing:
+    """The rates, the batch and the samples trained."""
+    edl.scale_rate("sqrt", base_batch=2 * task.BATCH)
+    slowing = path.Slowing()
+    edl.schedule_rate(slowing, epochs=slowing.EPOCHS)
+    return slowing
+
+
+def expect_counted(slowing: path.Slowing) -> None:
+    slowing.expect_each_sample_counted_once(edl.size() * task.BATCH, task.SAMPLES, shards.epochs_done)
+
+
 def tape(traced: bool) -> list[Any]:
     """The custom loop, eagerly or with its step in a tf.function; with the statistics of batch norm."""
-    edl.scale_rate("sqrt", base_batch=2 * task.BATCH)
+    slowing = follow()
     model = small_model(keras.layers.BatchNormalization())
     optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)  # its variables come with the first step
     path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables))
@@ -83,6 +95,7 @@ def tape(traced: bool) -> list[Any]:
             with edl.voidable():
                 train(tf.constant(note(ids)))
             end_batch()
+    expect_counted(slowing)
     return values(model.trainable_variables, optimizer.variables)
 
 
@@ -211,6 +224,7 @@ def fit() -> list[Any]:
 def graph() -> list[Any]:
     """Listing 1 of the paper, and the ids of each batch fetched with its update."""
     v1 = tf.compat.v1
+    slowing = follow()
     dataset = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
     iterator = v1.data.make_initializable_iterator(dataset)
     ids = iterator.get_next()
@@ -233,6 +247,7 @@ def graph() -> list[Any]:
                 except tf.errors.OutOfRangeError:
                     break
                 end_batch()
+        expect_counted(slowing)
         return s.run(v1.global_variables())
 
 

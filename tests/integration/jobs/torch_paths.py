@@ -53,6 +53,8 @@ def leaves(value: Any) -> Iterable[Any]:
 def groups() -> list[Any]:
     """Parameter groups, a scheduler, two passes of backward for one update, clipping, batch norm; rates that follow."""
     edl.scale_rate("linear", base_batch=2 * BATCH)
+    slowing = path.Slowing()
+    edl.schedule_rate(slowing, epochs=slowing.EPOCHS)
     model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
     slow = {"params": model[0].parameters(), "lr": 0.001, "weight_decay": 0.1}
     optimizer = torch.optim.AdamW([slow, {"params": [*model[1].parameters(), *model[3].parameters()]}], lr=0.01)
@@ -75,6 +77,7 @@ def groups() -> list[Any]:
             extra.batches += 1
             scheduler.step()
             edl.notify_batch_end()
+    slowing.expect_each_sample_counted_once(edl.size() * BATCH, task.SAMPLES, shards.epochs_done)
     learned = [parameter.detach().numpy() for parameter in model.parameters()]
     return [extra.batches, path.digest([*learned, *tensors(optimizer, scheduler)])]
 
