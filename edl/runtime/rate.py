@@ -15,6 +15,7 @@ import msgspec
 from edl.errors import UsageError
 from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, Schedule, factor
 from edl.protocol.data import DataSpec
+from edl.runtime.extras import has_state, plain
 
 Rule = str | Callable[[float], float]
 AnySchedule = Schedule | Callable[[float], float]
@@ -58,7 +59,7 @@ class FollowingRate:
 
 
 class ScheduledRate:
-    """Follows the samples that are trained. A newcomer receives how many these are."""
+    """Follows the samples that are trained. A newcomer receives how many these are, and the schedule's own state."""
 
     def __init__(self, schedule: AnySchedule, epochs: int | None = None) -> None:
         """`epochs`: of the whole training, where the script's generator does not say it. Raises UsageError."""
@@ -70,6 +71,7 @@ class ScheduledRate:
             )
         if epochs is not None and (type(epochs) is not int or epochs < 1):
             raise UsageError(f"schedule_rate(epochs={epochs!r}): must be a whole number of at least 1, or None")
+        self._schedule = schedule
         self._factor_at: Callable[[float], float] = at
         self._epochs = epochs
         self._total = 0  # of all epochs; unknown before the data is
@@ -105,7 +107,9 @@ class ScheduledRate:
         return wanted
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trained": self._trained}
+        return {"trained": self._trained, "schedule": plain(self._schedule) if has_state(self._schedule) else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._trained = state["trained"]
+        if has_state(self._schedule):
+            self._schedule.load_state_dict(state["schedule"])  # type: ignore[union-attr]

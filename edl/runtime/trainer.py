@@ -36,6 +36,7 @@ from edl.runtime.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.runtime.shards import Held, ShardGenerator
 from edl.runtime.sitting import Sitting
 from edl.runtime.source import files_of
+from edl.runtime.tuner import RateTuner, of_all
 from edl.sources.port import Source
 from edl.transport.count import Count
 
@@ -64,6 +65,7 @@ class Trainer:
         self._callbacks: list[Callable[[int, int], object]] = []
         self._rate: FollowingRate | None = None
         self._schedule: ScheduledRate | None = None
+        self._tuner: RateTuner | None = None
         self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
@@ -263,7 +265,8 @@ class Trainer:
 
         Args:
             schedule: `edl.Knee(...)`, `edl.Warmup(...)`, a function of progress, or an object whose `at(progress)` is
-                one. Progress is what is trained of all samples of all epochs, from 0.0 to 1.0.
+                one; with a `state_dict()`, it travels to newcomers. Progress is what is trained of all samples of all
+                epochs, from 0.0 to 1.0. Or `edl.RateTuner(...)`.
             epochs: of the whole training, where `elastic_shard_generator(epochs=...)` does not say it.
 
         Call it before the first mini-batch, on all workers alike. It goes with `scale_rate`, and with the script's own
@@ -271,6 +274,7 @@ class Trainer:
         """
         self._check_once("edl.schedule_rate()", self._schedule)
         self._schedule = ScheduledRate(schedule, epochs)
+        self._tuner = schedule if isinstance(schedule, RateTuner) else None
         self._extras._add({"edl.schedule": self._schedule})
         self._framework.scale_rates()
         self._seat.rate_until = 0  # no step is a usual one
@@ -407,6 +411,17 @@ class Trainer:
         seat.rate_until = NEVER if settled else coming
         seat.refresh()
 
+    def _tune_rate(self) -> None:
+        """Now and then, between two steps: all workers are here, with the same state."""
+        tuner, step = self._tuner, self._seat.step
+        if tuner is None or not tuner.is_due(step):
+            return
+        losses = tuner.losses()
+        try:
+            tuner.tune(step, of_all(self._framework.ring, losses))
+        except RingBroken as error:
+            self.void(error)
+
     def waited(self, nanoseconds: int) -> None:
         """For peers. What a trainer does else is its own work."""
         self._seat.link.page.add_waited(nanoseconds)
@@ -467,6 +482,7 @@ class Trainer:
             old = seat.size
             seat.attend(self._timeout_s)
             self._tell_resized(old)
+        self._tune_rate()
         self._follow_rate()
         self.begin_batch()
         if seat.step >= seat.even_until:
@@ -477,11 +493,14 @@ class Trainer:
         seat, old, before, error = self._seat, self._seat.size, self._seat.step, self._seat.void
         if seat.generation == 0:
             seat.rehearsed = True
+            if self._tuner is not None:
+                self._tuner.losses()  # whatever this compiles, nobody waits for it later (I4)
             seat.link.send(say.Rehearsed())
         else:
             logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
             seat.say_broken(str(error))
         seat.change_ring(self._timeout_s)
+        self._tune_rate()
         self._follow_rate()
         self.begin_batch()
         rehearsed, self._rehearsing = self._rehearsing, False

@@ -14,6 +14,7 @@ from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.runtime.endings import Leaving
 from edl.runtime.shards import ShardGenerator
+from edl.runtime.tuner import RateTuner
 from edl.tensorflow import elastic as elastic
 from edl.tensorflow import horovod_names
 from edl.tensorflow.callback import ElasticFit, PassesWanted
@@ -101,6 +102,7 @@ __all__ = [
     "Knee",
     "Leaving",
     "Optimizer",
+    "RateTuner",
     "Warmup",
     "elastic_dataset",
     "elastic_shard_generator",

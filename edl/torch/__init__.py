@@ -17,6 +17,7 @@ from torch.utils.data import Dataset
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.runtime.endings import Leaving
+from edl.runtime.tuner import RateTuner
 from edl.torch import elastic as elastic
 from edl.torch import horovod_names
 from edl.torch.loader import ElasticLoader, check
@@ -114,6 +115,7 @@ __all__ = [
     "Knee",
     "Leaving",
     "Optimizer",
+    "RateTuner",
     "Warmup",
     "elastic_shard_generator",
     "epoch",
