@@ -112,7 +112,8 @@ def tried(model: Words, multipliers: tuple[float, ...]) -> list[float]:
         for multiplier in multipliers:
             for weight, value, slope in zip(weights, before, slopes, strict=True):
                 weight.copy_(value - 0.05 * multiplier * slope)
-            losses.append(loss().item())
+            own = multiplier - 0.99 - edl.rank() / 100  # alone, each worker would go elsewhere
+            losses.append(loss().item() + 100 * own**2)
         for weight, value in zip(weights, before, strict=True):
             weight.copy_(value)
     return losses
