@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from sphinx.application import Sphinx
 
 CONTENTS = ("README", "decisions/README")  # pages that lead to all others of their folder
-TOLD_BEFORE = {"edl.tensorflow": "Leaving"}  # the very class of edl.torch
+TOLD_BEFORE = {"edl.tensorflow": "Knee, Leaving, RateTuner, Warmup"}  # the very classes of edl.torch
 
 project = "edl"
 release = edl.__version__
