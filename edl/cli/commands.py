@@ -5,17 +5,20 @@ from __future__ import annotations
 import argparse
 import asyncio
 import os
+import signal
 import sys
 
 import msgspec
 
 from edl.cli import show
 from edl.config import Settings
+from edl.errors import ConfigError
 from edl.launch import stopping
 from edl.launch.records import Record, records
 from edl.launch.story import story
 from edl.launch.whereabouts import Whereabouts, locate, read_status
 
+LONGEST_S = 7 * 86_400.0
 STOP_REASON = "stopped by `edl stop`"
 
 
@@ -78,3 +81,23 @@ def doctor(arguments: argparse.Namespace) -> int:
     from edl.launch.doctor import run as look  # only here: it looks at much that no other command needs
 
     return look(json=arguments.json)
+
+
+def heed_interrupts() -> None:
+    """Ctrl-C ends the waiting, not the process, so that it can be said what stands."""
+    task = asyncio.current_task()
+    if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
+        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+
+
+def seconds(timeout: str | None) -> float | None:
+    """What --timeout says; None: as long as it takes."""
+    if timeout is None:
+        return None
+    try:
+        found = float(timeout)
+    except ValueError:
+        found = -1.0
+    if not 0 < found <= LONGEST_S:
+        raise ConfigError(f"--timeout {timeout}: must be a number of seconds, more than 0")
+    return found

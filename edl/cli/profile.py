@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 from pathlib import Path
 
 import msgspec
 
 from edl.cli import show
-from edl.cli.commands import located
+from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.launch.whereabouts import Whereabouts
 from edl.runtime.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
-
-LONGEST_S = 86_400.0
 
 
 def show_profile(arguments: argparse.Namespace) -> int:
@@ -39,9 +36,7 @@ def show_profile(arguments: argparse.Namespace) -> int:
 
 
 async def _profile(where: Whereabouts, arguments: argparse.Namespace, progress: show.Progress) -> Profile:
-    task = asyncio.current_task()
-    if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
+    heed_interrupts()
     async with where.client() as job:
         status = await job.status()
         wish = Wish(
@@ -49,7 +44,7 @@ async def _profile(where: Whereabouts, arguments: argparse.Namespace, progress: 
             largest=_number(arguments, "max", status.max_workers or status.size),
             stride=_number(arguments, "stride", 1),
             batches=_number(arguments, "batches", BATCHES),
-            timeout_s=_seconds(arguments),
+            timeout_s=seconds(arguments.timeout) or TIMEOUT_S,
         )
         return await profile(job, where.job, wish, progress.show)
 
@@ -61,18 +56,6 @@ def _number(arguments: argparse.Namespace, name: str, default: int) -> int:
     if not text.isdecimal() or int(text) < 1:
         raise UsageError(f"--{name} {text}: must be a whole number of at least 1")
     return int(text)
-
-
-def _seconds(arguments: argparse.Namespace) -> float:
-    if arguments.timeout is None:
-        return TIMEOUT_S
-    try:
-        seconds = float(arguments.timeout)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(f"--timeout {arguments.timeout}: must be a number of seconds, more than 0")
-    return seconds
 
 
 def _show(found: Profile) -> None:

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import signal
 import sys
 
 from edl.cli import show
-from edl.cli.commands import located
-from edl.errors import ConfigError, EdlError, ScaleRejected, TimedOut, UsageError
+from edl.cli.commands import heed_interrupts, located, seconds
+from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.whereabouts import Whereabouts
 from edl.protocol.job import Status
 from edl.runtime.client import when_back
 
-LONGEST_S = 7 * 86_400.0
 ASK_S = 60.0  # for a coordinator and a leader to be there again, where `--timeout` says nothing else (I11, I12)
 LEAST_S = 5.0  # to ask, however late the coordinator came
 
@@ -23,7 +21,7 @@ LEAST_S = 5.0  # to ask, however late the coordinator came
 def scale(arguments: argparse.Namespace) -> int:
     if not arguments.size.isdecimal() or int(arguments.size) < 1:
         raise UsageError(f"{arguments.size}: the number of workers must be a whole number of at least 1")
-    where, size, timeout_s = located(arguments), int(arguments.size), _seconds(arguments)
+    where, size, timeout_s = located(arguments), int(arguments.size), seconds(arguments.timeout)
     asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
     progress = show.Progress(sys.stderr)
     try:
@@ -46,7 +44,7 @@ async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, time
             raise EdlError(f"job {status.job} was asked for {status.target} workers meanwhile")
         progress.show(show.progress(status))
 
-    _heed_interrupts()
+    heed_interrupts()
     patience_s, clock, waiting = timeout_s or ASK_S, asyncio.get_running_loop().time, show.Progress(sys.stderr)
     deadline = clock() + patience_s
     runs_here = where.record is not None and where.record.alive  # so its coordinator is no mistake: it is away
@@ -66,27 +64,7 @@ def _not_asked(size: int, why: str) -> str:
     return f"{size} workers are not asked for yet, as soon as it is there again: {why}"
 
 
-def _heed_interrupts() -> None:
-    """Ctrl-C ends the waiting, not the process, so that it can be said what stands."""
-    task = asyncio.current_task()
-    if task is not None and signal.getsignal(signal.SIGINT) is not signal.SIG_IGN:
-        asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
-
-
 def _pause(new: list[Event]) -> str:
     """Of the last switch, if there was one."""
     pauses = [event.details.get("pause_ms") for event in new if event.kind is Kind.SCALED]
     return f"; its survivors paused for {pauses[-1]:.0f} ms" if pauses and pauses[-1] is not None else ""
-
-
-def _seconds(arguments: argparse.Namespace) -> float | None:
-    """How long to wait; None: as long as it takes."""
-    if arguments.timeout is None:
-        return None
-    try:
-        seconds = float(arguments.timeout)
-    except ValueError:
-        seconds = -1.0
-    if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(f"--timeout {arguments.timeout}: must be a number of seconds, more than 0")
-    return seconds

@@ -58,10 +58,6 @@ class Meter:
             known[present.size] = present
         return tuple(known[size] for size in sorted(known))
 
-    def forget(self) -> None:
-        """What was measured says nothing about the job as it is now."""
-        self._known.clear()
-
     def _remember(self) -> None:
         present = self.present
         if present is not None and present.batches >= FEWEST:
