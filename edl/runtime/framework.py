@@ -6,6 +6,7 @@ called (`edl.runtime.trainer`). The runtime imports no framework; the faces hand
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import Protocol
 
 from edl.collectives.ring import Ring
@@ -55,6 +56,9 @@ class Framework(Protocol):
 
     def set_rate(self, factor: float) -> None:
         """The factor of the coming steps, until it is set again."""
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Inside, gradients only add up in this worker."""
 
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""

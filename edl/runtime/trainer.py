@@ -7,17 +7,19 @@ seats (`edl.runtime.sitting`), the framework (`edl.runtime.framework`), the data
 from __future__ import annotations
 
 import atexit
+import contextlib
 import logging
 import os
 import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Sequence, Sized
+from collections.abc import Callable, Iterator, Sequence, Sized
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from edl.config import Settings
+from edl.core.batching import bites
 from edl.core.seat import NEVER, Enter
 from edl.errors import JobFailed, RingBroken, UsageError
 from edl.policy.learning import RAMP_STEPS
@@ -41,6 +43,8 @@ from edl.sources.port import Source
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
+
+T = TypeVar("T")
 
 __all__ = ["Leaving", "Trainer"]
 
@@ -284,6 +288,28 @@ class Trainer:
         self._started()
         if before is not None or self._seat.opened is not None:
             raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
+
+    def bites(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
+        """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
+        be, and beside each its share of the batch.
+
+        Multiply the loss of each part, a mean, by its share, and make one update after the last: the gradient is that
+        of the whole batch. In PyTorch, `backward()` only adds up until the last part.
+        """
+        self._started()
+        if type(most) is not int or most < 1:
+            raise UsageError(f"edl.bites(batch, most={most!r}): must be a whole number of at least 1")
+        if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__"):
+            raise UsageError(f"edl.bites(batch, most): a {type(batch).__name__} cannot be cut; give it ids, or a list")
+        return self._bites(batch, most)
+
+    def _bites(self, batch: Any, most: int) -> Iterator[tuple[Any, float]]:
+        begin, parts = 0, bites(len(batch), most)
+        for number, part in enumerate(parts, 1):
+            last = number == len(parts)
+            with contextlib.nullcontext() if last else self._framework.adding_up():
+                yield batch[begin : begin + part], part / len(batch)
+            begin += part
 
     def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
         """How to open files as samples, in this process and in others that load for it."""

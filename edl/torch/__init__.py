@@ -42,6 +42,7 @@ register = _trainer.register
 report = _trainer.report
 scale_rate = _trainer.scale_rate
 schedule_rate = _trainer.schedule_rate
+bites = _trainer.bites
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -117,6 +118,7 @@ __all__ = [
     "Optimizer",
     "RateTuner",
     "Warmup",
+    "bites",
     "elastic_shard_generator",
     "epoch",
     "errors",

@@ -6,6 +6,7 @@ Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`e
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -105,6 +106,13 @@ class TorchFramework:
 
     def scale_rates(self) -> None:
         """They do in any case."""
+
+    @contextlib.contextmanager
+    def adding_up(self) -> Iterator[None]:
+        with contextlib.ExitStack() as stack:
+            for reducer in self._reducers:
+                stack.enter_context(reducer.paused())
+            yield
 
     def set_rate(self, factor: float) -> None:
         self._rate = factor

@@ -18,8 +18,10 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from seat import FakeTrainer
 
+from edl.config import Settings
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import solo
+from edl.runtime.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 
@@ -252,3 +254,27 @@ FIRST, SECOND = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones
 
 def fresh(parameters: int = 1) -> Any:
     return torch.optim.SGD([FIRST, SECOND][:parameters], lr=0.1)
+
+
+def test_the_gradient_of_bites_is_that_of_the_whole_batch(framework: Any) -> None:
+    rows = torch.arange(21.0).reshape(7, 3) / 10
+    whole, bitten = Job(framework), Job(framework)
+    whole.model(rows).pow(2).mean().backward()
+    whole.optimizer.step()
+    trainer = Trainer(framework)
+    trainer._settings = Settings()
+    parts = []
+    for part, share in trainer.bites(list(range(7)), most=3):
+        parts.append(part)
+        (bitten.model(rows[part]).pow(2).mean() * share).backward()
+    bitten.optimizer.step()
+    assert parts == [[0, 1, 2], [3, 4], [5, 6]]
+    torch.testing.assert_close(bitten.weights(), whole.weights())
+
+
+@pytest.mark.parametrize(("batch", "most", "named"), [([1], 0, "most=0"), (iter([1]), 2, "cannot be cut")])
+def test_what_cannot_be_bitten(framework: Any, batch: Any, most: int, named: str) -> None:
+    trainer = Trainer(framework)
+    trainer._settings = Settings()
+    with pytest.raises(UsageError, match=named):
+        trainer.bites(batch, most)
