@@ -198,11 +198,12 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "stragglers",
-        _one_of("off", "tell", "replace"),
+        _one_of("off", "tell", "replace", "share"),
         ("EDL_STRAGGLERS",),
         ("--stragglers",),
-        "off|tell|replace",
-        "what becomes of a worker that holds up the others (default: off)",
+        "off|tell|replace|share",
+        "what becomes of a worker that holds up the others: share gives it fewer samples of a batch that "
+        "--batch-policy fixes (default: off)",
     ),
     Setting(
         "batch_policy",
@@ -333,6 +334,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         settings = cls(**values)
         _check_sizes(settings, quotes)
         _check_timeouts(settings, quotes)
+        _check_shares(settings, quotes)
         return settings
 
     @property
@@ -425,6 +427,14 @@ def _parsed(setting: Setting, given: Given) -> object:
         return setting.parse(given.text)
     except ValueError as error:
         raise ConfigError(f"{given.quote}: {error}") from None
+
+
+def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
+    if settings.stragglers == "share" and settings.batch_policy == "fixed-local":
+        raise ConfigError(
+            f"{quotes['stragglers']}: there is no batch to share out; add --batch-policy fixed-global "
+            "(EDL_BATCH_POLICY), or choose --stragglers replace"
+        )
 
 
 def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:

@@ -28,12 +28,7 @@ def batch_of_all(batching: Batching, size: int, given: int) -> int:
             return known[-1] if known else size * given
 
 
-def batches(batching: Batching, size: int, given: int) -> tuple[int, ...]:
-    """What each rank takes in a step."""
-    return shares(batch_of_all(batching, size, given), size)
-
-
-def shares(batch: int, size: int) -> tuple[int, ...]:
+def even_shares(batch: int, size: int) -> tuple[int, ...]:
     """Of `batch` samples, what each rank takes: as even as can be, the larger parts first."""
     return tuple(batch // size + (rank < batch % size) for rank in range(size))
 
@@ -46,15 +41,14 @@ def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
     """
     size, total = len(paces), sum(paces)
     if size == 0 or total <= 0 or batch < size or min(paces) <= 0:
-        return shares(batch, size) if size else ()
+        return even_shares(batch, size) if size else ()
     exact = [batch * pace / total for pace in paces]
     found = [max(1, int(part)) for part in exact]
     while (left := batch - sum(found)) != 0:
         step = 1 if left > 0 else -1
-        order = sorted(range(size), key=lambda rank: (step * (found[rank] - exact[rank]), rank))
-        for rank in order[: abs(left)]:
-            if found[rank] + step >= 1:
-                found[rank] += step
+        able = (rank for rank in range(size) if found[rank] + step >= 1)
+        for rank in sorted(able, key=lambda rank: (step * (found[rank] - exact[rank]), rank))[: abs(left)]:
+            found[rank] += step
     return tuple(found)
 
 
@@ -63,4 +57,4 @@ def bites(share: int, most: int) -> tuple[int, ...]:
     if share <= 0 or not most or share <= most:
         return (share,)
     count = -(-share // most)
-    return shares(share, count)
+    return even_shares(share, count)

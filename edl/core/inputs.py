@@ -94,6 +94,7 @@ class Ruled:
     reason: str
     numbers: dict[str, float]
     act: bool
+    shares: dict[str, float] = field(default_factory=dict)  # of the batch, by worker
 
 
 @dataclass(frozen=True, slots=True)

@@ -89,7 +89,7 @@ class JobMachine:
     def __init__(self, record: Record, horizon: Horizon, patience: Patience | None = None) -> None:
         self.record = record
         self.horizon = horizon
-        self.supply = Supply(record.ledger, record.governing.batching)
+        self.supply = Supply(record.ledger, record.governing.batching, record.shares)
         self.seen = Sightings()
         self._members = {member.identity.id: member for member in record.members}
         self._waits = Waits(patience or Patience())
@@ -275,12 +275,17 @@ class JobMachine:
         change = scaling.answer(ScaleAsked(ruled.size), self.record)
         begun = replacing.begin(self.record, ruled.replace[0]) if ruled.replace else None
         able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
+        able = able and (not ruled.shares or self.supply.ledger is not None)
         act = ruled.act and able and self.record.plan is None
         details = {"size": ruled.size, "replace": ruled.replace, **ruled.numbers, "reason": ruled.reason, "act": act}
+        details |= {"shares": ruled.shares} if ruled.shares else {}
         self._tell(Kind.DECISION, **{name: value for name, value in details.items() if value != ()})
         self._change(ruling=ruled.reason)
         if act and begun is not None:
             self._replace(ruled.replace[0], begun)
+        elif act and ruled.shares:
+            self.supply.share_out(ruled.shares)
+            self._change(shares=ruled.shares, ledger=self.supply.snapshot(), recut=None)
         elif act and not ruled.replace and isinstance(change, scaling.Change):
             self._take(ScaleAsked(ruled.size), change)
 

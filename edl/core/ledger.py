@@ -216,6 +216,13 @@ class Ledger:
         given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
         return {worker: leases for worker, leases in given.items() if leases}
 
+    def resize(self, batches: Sequence[int]) -> None:
+        """What is leased from now on is of these batches, by rank."""
+        self._history.append(("resize", batches))
+        for member, batch in zip(self._members.values(), batches, strict=True):
+            member.batch = batch
+        self._outdated_until = max(self._outdated(), default=0)
+
     def recut(self, step: int) -> None:
         """Nobody was handed samples of steps after `step`: what is leased of them is unassigned again, so that the next
         `grant` leases it in the batches of now.

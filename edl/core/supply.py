@@ -6,9 +6,9 @@ a plan comes to nothing. Does not own: who trains what (`edl.core.ledger`), nor 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from edl.core.batching import batches
+from edl.core.batching import batch_of_all, even_shares, weighted_shares
 from edl.core.ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
@@ -22,8 +22,9 @@ Epochs = tuple[int, ...]  # those that have ended
 class Supply:
     """The ledger in force; none before anybody has said what is trained on."""
 
-    def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching) -> None:
+    def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching, shares: Mapping[str, float]) -> None:
         self.batching = batching
+        self.shares = shares
         self.ledger = None if snapshot is None else Ledger.restore(snapshot)
 
     @property
@@ -88,8 +89,17 @@ class Supply:
         if asked > self.ledger.spec.epochs:
             self.ledger.extend(asked)
 
+    def share_out(self, shares: Mapping[str, float]) -> None:
+        """The batch is shared out otherwise, in what is leased from now on."""
+        self.shares = shares
+        if self.ledger is not None:
+            self.ledger.resize(self._batches(self.ledger.spec, self.ledger.roster))
+
     def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:
-        return batches(self.batching, len(roster), spec.batch)
+        batch = batch_of_all(self.batching, len(roster), spec.batch)
+        if not self.shares.keys() & set(roster):
+            return even_shares(batch, len(roster))
+        return weighted_shares(batch, [self.shares.get(worker, 1.0) for worker in roster])
 
     def commit(self, step: int) -> Epochs:
         """All members have applied `step`."""

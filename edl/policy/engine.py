@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from edl.policy.stragglers import Straggler
+from edl.policy.stragglers import Straggler, Uneven
 from edl.policy.view import Decision, Policy, View
 
 
@@ -34,16 +34,19 @@ class Ruling:
 class Engine:
     """One job's. `look` is the only way in."""
 
-    def __init__(self, policy: Policy | None, pacing: Pacing) -> None:
+    def __init__(self, policy: Policy | None, pacing: Pacing, *, only_tell: bool = False) -> None:
+        """`only_tell`: a straggler is made known, and stays."""
         self._policy = policy
         self._pacing = pacing
+        self._only_tell = only_tell
+        self._named = ""  # the straggler that was told of last
         self._looked_at: int | None = None  # step
         self._changed_at: float | None = None  # when a change was ordered last, or seen
         self._size = 0
         self._heard: tuple[Decision, int] | None = None  # what was decided in the last looks, and how often in a row
         self._told: tuple[int, tuple[str, ...], bool] | None = None
 
-    def look(self, view: View, straggler: Straggler | None = None, *, at_rest: bool = True) -> Ruling | None:
+    def look(self, view: View, straggler: Straggler | Uneven | None = None, *, at_rest: bool = True) -> Ruling | None:
         """What to tell now; None: nothing. `at_rest`: no change of size is under way."""
         if view.size != self._size:
             self._size, self._changed_at, self._heard = view.size, view.now, None
@@ -64,9 +67,13 @@ class Engine:
             return False
         return self._changed_at is None or view.now - self._changed_at >= self._pacing.cooldown_s
 
-    def _decide(self, view: View, straggler: Straggler | None) -> Decision | None:
+    def _decide(self, view: View, straggler: Straggler | Uneven | None) -> Decision | None:
         """A slow worker spoils all measurements, so it is seen to first."""
-        if straggler is not None and view.size > 1:
+        if isinstance(straggler, Uneven):
+            numbers = {"pace": round(straggler.pace, 3)}
+            return Decision(view.size, straggler.reason, shares=straggler.shares, numbers=numbers)
+        known = straggler is not None and self._only_tell and straggler.worker == self._named
+        if straggler is not None and view.size > 1 and not known:
             numbers = {"pace": round(straggler.pace, 3)}
             return Decision(view.size, f"{straggler.reason} ({straggler.cause})", (straggler.worker,), numbers)
         decision = self._policy.decide(view) if self._policy is not None else None
@@ -76,16 +83,17 @@ class Engine:
 
     def _ruling(self, view: View, decision: Decision) -> Ruling | None:
         """A change is told each time, so that whatever undoes it is seen; the rest once."""
-        changes = decision.size != view.size or bool(decision.replace)
-        act = changes and not self._pacing.dry_run
+        changes = decision.size != view.size or bool(decision.replace) or bool(decision.shares)
+        act = changes and not self._pacing.dry_run and not (decision.replace and self._only_tell)
         word = (decision.size, decision.replace, changes)
         if not act and (word == self._told or not (changes or decision.numbers)):
             return None
         self._told, self._heard = word, None
+        self._named = decision.replace[0] if decision.replace else self._named
         if act:
             self._changed_at = view.now
         return Ruling(decision, act)
 
 
 def _alike(one: Decision, other: Decision) -> bool:
-    return one.size == other.size and one.replace == other.replace
+    return (one.size, one.replace, bool(one.shares)) == (other.size, other.replace, bool(other.shares))

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
@@ -43,6 +43,15 @@ class Straggler:
     reason: str
 
 
+@dataclass(frozen=True, slots=True)
+class Uneven:
+    """With these shares of the batch, all would be done at the same time."""
+
+    shares: dict[str, float]
+    pace: float  # of the one that is furthest off
+    reason: str
+
+
 @dataclass(slots=True)
 class Paces:
     """Moving averages of how fast workers are, against the median of all."""
@@ -51,6 +60,7 @@ class Paces:
     batches: int = 50  # for which a worker must have been slow
     _paces: dict[str, float] = field(default_factory=dict)
     _slow_for: dict[str, int] = field(default_factory=dict)
+    _fast_for: dict[str, int] = field(default_factory=dict)
     _spent: tuple[Spent, ...] = ()
 
     def take(self, spent: Iterable[Spent], batches: int) -> None:
@@ -62,7 +72,9 @@ class Paces:
         new = (1 - keep) / usual if usual else 0.0
         self._paces = {worker: keep * before.get(worker, 1.0) + new * speed for worker, speed in speeds.items()}
         slow = [worker for worker, pace in self._paces.items() if pace < self.slow]
+        fast = [worker for worker, pace in self._paces.items() if pace > 1 / self.slow]
         self._slow_for = {worker: self._slow_for.get(worker, 0) + batches for worker in slow}
+        self._fast_for = {worker: self._fast_for.get(worker, 0) + batches for worker in fast}
 
     @property
     def paces(self) -> dict[str, float]:
@@ -77,9 +89,22 @@ class Paces:
         worker = min(late, key=lambda worker: (self._paces[worker], worker), default=None)
         return None if worker is None else self._explained(worker)
 
+    def uneven(self, shares: Mapping[str, float]) -> Uneven | None:
+        """Somebody has been slow, or idle for lack of samples, for long enough with these shares of the batch."""
+        odd = {**self._fast_for, **self._slow_for}
+        worker = max(odd, key=lambda worker: (odd[worker], worker), default=None)
+        if worker is None or odd[worker] < self.batches or len(self._paces) < FEWEST:
+            return None
+        able = {one: shares.get(one, 1.0) * pace for one, pace in self._paces.items()}
+        most = max(able.values())
+        pace = self._paces[worker]
+        reason = f"{worker} works at {pace:.2f} of the median pace with its share of the batch"
+        return Uneven({one: round(share / most, 3) for one, share in able.items()}, pace, reason)
+
     def forget(self) -> None:
-        """The ring has changed: what was slow may not be so in another one."""
+        """The ring or the shares have changed: what was slow may not be so any more."""
         self._slow_for.clear()
+        self._fast_for.clear()
 
     def _explained(self, worker: str) -> Straggler:
         spent = next(one for one in self._spent if one.worker == worker)

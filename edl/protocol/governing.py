@@ -32,7 +32,7 @@ class Governing(msgspec.Struct, frozen=True):
     autoscale: str = ""  # as `edl run --autoscale` takes it; empty: nobody but people changes the size
     utility: str = ""  # what the file named there holds
     every: int = 10  # steps from one look to the next
-    stragglers: str = "off"  # or "tell", or "replace"
+    stragglers: str = "off"  # or "tell", "replace", "share"
     batching: Batching = Batching()
 
 

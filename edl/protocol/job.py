@@ -126,6 +126,7 @@ class Record(msgspec.Struct, frozen=True):
     replacing: Replacing | None = None
     recut: Recut | None = None
     recuts: int = 0  # ever begun
+    shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -18,7 +18,7 @@ from edl.core.scaling import staying
 from edl.errors import ConfigError
 from edl.policy.choice import Choice
 from edl.policy.engine import Engine, Pacing, Ruling
-from edl.policy.stragglers import Paces, Straggler
+from edl.policy.stragglers import Paces, Straggler, Uneven
 from edl.policy.timesheets import Seated, Timesheets
 from edl.policy.view import View
 from edl.protocol.job import JobState, WorkerState
@@ -58,12 +58,13 @@ class Governor:
     def _made(self) -> Engine | None:
         """None: nobody asked for one."""
         governing = self._governing
+        only_tell = governing.stragglers == "tell"
         if not governing.autoscale:
-            pacing = Pacing(every=governing.every, dry_run=governing.stragglers != "replace")
-            return None if governing.stragglers == "off" else Engine(None, pacing)
+            pacing = Pacing(every=governing.every)
+            return None if governing.stragglers == "off" else Engine(None, pacing, only_tell=only_tell)
         choice = Choice.of(governing.autoscale)
         try:
-            return Engine(choice.policy(governing.utility), choice.pacing(governing.every))
+            return Engine(choice.policy(governing.utility), choice.pacing(governing.every), only_tell=only_tell)
         except ConfigError as error:  # on this host: `edl run` has tried it on its own
             logger.error("%s", error)
             return None
@@ -84,7 +85,9 @@ class Governor:
             ruling = await self._ruling(self._engine, self._view(newest, trained))
             if ruling is not None and machine.record.generation == record.generation:
                 one = ruling.decision
-                await self._put(Ruled(one.size, one.replace, one.reason, one.numbers, ruling.act))
+                await self._put(Ruled(one.size, one.replace, one.reason, one.numbers, ruling.act, one.shares))
+                if one.shares:
+                    self._paces.forget()
 
     async def _ruling(self, engine: Engine, view: View) -> Ruling | None:
         """In a thread: it may be a user's code that runs there, which must not hold up the leader."""
@@ -100,8 +103,14 @@ class Governor:
         await self._put(Ruled(view.size, (), reason, {}, act=False))
         return None
 
-    def _straggler(self) -> Straggler | None:
-        return None if self._governing.stragglers == "off" else self._paces.verdict()
+    def _straggler(self) -> Straggler | Uneven | None:
+        match self._governing.stragglers:
+            case "off":
+                return None
+            case "share":
+                return self._paces.uneven(self._machine.record.shares)
+            case _:
+                return self._paces.verdict()
 
     def _at_rest(self) -> bool:
         """No change is under way, or waited for."""

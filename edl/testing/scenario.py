@@ -52,6 +52,10 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)
+    uneven = random.Random(f"shares {seed}")  # noqa: S311
+    if uneven.random() < 0.2 and not spec.by_sample:
+        for _ in range(2):
+            job.after(uneven.random() * within_s, job.share_out)
     return job
 
 

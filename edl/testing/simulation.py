@@ -293,6 +293,13 @@ class SimJob:
             for turn in range(1, 8):
                 self.after(turn * SESSION_S / 4, self._start_for_the_slow)
 
+    def share_out(self) -> None:
+        """The job's own policy wants some to take less of each batch."""
+        if self.durable.roster:
+            shares = {worker: self.random.choice((0.3, 0.6, 1.0)) for worker in self.durable.roster}
+            self.note(f"the batch is to be shared out as {shares}")
+            self._call(Ruled(self.durable.target, (), "uneven", {}, act=True, shares=shares))
+
     def _start_for_the_slow(self) -> None:
         if self.durable.state not in OVER:
             self.start_missing()

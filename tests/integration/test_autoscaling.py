@@ -8,6 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from edl.protocol.audit import Given
+from edl.runtime.audit import read
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py")
@@ -79,6 +82,32 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     assert sizes == [(2, 3), (3, 2)]  # it came first
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
+
+
+def test_a_straggler_takes_fewer_samples(edl, tmp_path):
+    policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "5", "--audit", "audit")
+    command = [sys.executable, SCRIPT, "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]
+    launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
+
+    def cut_anew() -> dict | None:
+        lines = edl("events", "g", "--json").stdout.splitlines()
+        return next((event for event in map(json.loads, lines) if event["kind"] == "recut"), None)
+
+    cut = edl.wait(cut_anew, "it takes fewer", timeout_s=120)
+    (told,) = decisions(edl)
+    assert told["act"] and sorted(told["shares"].values())[1] == 1.0 and 0.4 < min(told["shares"].values()) < 0.7
+    enough = cut["after_step"] + 20
+    edl.wait(lambda: json.loads(edl("status", "g", "--json").stdout)["step"] > enough, "some steps", timeout_s=60)
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)
+    taken = {
+        audit.worker: sum(map(len, line.ranges))
+        for audit in read(edl.cwd / "audit")
+        for line in audit.lines
+        if isinstance(line, Given) and line.step == enough - 5
+    }
+    assert sum(taken.values()) == 24
+    assert 6 <= taken[min(told["shares"], key=told["shares"].__getitem__)] <= 10
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from edl.policy.engine import Engine, Pacing, Ruling
-from edl.policy.stragglers import Straggler
+from edl.policy.stragglers import Straggler, Uneven
 from edl.policy.view import Decision, View
 
 
@@ -89,3 +89,20 @@ def test_a_straggler_is_seen_to_before_the_size_is() -> None:
 
 def test_who_has_no_opinion_changes_nothing() -> None:
     assert not any(looks(Engine(Wants(None), Pacing(every=1, looks=1, cooldown_s=0)), *range(1, 10)))
+
+
+def test_a_straggler_that_is_only_told_of_keeps_nothing_else_from_being_decided() -> None:
+    slow = Straggler("w1", 0.5, "compute", "w1 is slow")
+    engine = Engine(Wants(3), Pacing(every=1, looks=1, cooldown_s=0.0), only_tell=True)
+    first = engine.look(view(1), slow)
+    assert first is not None and first.decision.replace == ("w1",) and not first.act
+    second = engine.look(view(2), slow)
+    assert second is not None and second.decision.size == 3 and second.act
+
+
+def test_an_uneven_ring_is_shared_out_anew() -> None:
+    engine = Engine(None, Pacing(every=1, looks=2, cooldown_s=0.0))
+    uneven = Uneven({"w0": 1.0, "w1": 0.5}, 0.5, "w1 is slow")
+    assert engine.look(view(1), uneven) is None
+    found = engine.look(view(2), uneven)
+    assert found is not None and found.act and found.decision.shares == uneven.shares and not found.decision.replace
