@@ -13,6 +13,7 @@ import asyncio
 import os
 import sys
 import time
+from collections.abc import Sequence
 
 import msgspec
 
@@ -107,6 +108,12 @@ class Worker:
     def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
         assert not wait
         return self.feed.there_after(after)
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        return self.feed.hand_out(lease, step)
+
+    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
+        return self.feed.renewed(leases, wait=wait)
 
     def rehearsing(self) -> bool:
         return False

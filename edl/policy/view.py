@@ -59,8 +59,8 @@ class Decision(msgspec.Struct, frozen=True):
     size: int
     reason: str
     replace: tuple[str, ...] = ()  # workers for each of which another one shall come
-    shares: dict[str, float] = {}  # of the batch, by worker, in any unit: those who are not named take 1.0
     numbers: dict[str, float] = {}  # that the reason rests on
+    shares: dict[str, float] = {}  # of the batch, by worker, in any unit: those who are not named take 1.0
 
 
 class Policy(Protocol):

@@ -74,11 +74,10 @@ def test_a_straggler_is_replaced(edl, tmp_path):
         return status["size"] == status["target"] == 2 and slow_one not in there
 
     edl.wait(replaced, "another one is there in its place", timeout_s=120)
-    sizes = [
-        (event["from"], event["to"])
-        for event in map(json.loads, edl("events", "g", "--json").stdout.splitlines())
-        if event["kind"] == "scaled"
-    ]
+    told = edl("events", "g", "--json")
+    assert told.returncode == 0, told.stderr
+    events = [json.loads(line) for line in told.stdout.splitlines()]
+    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
     assert sizes == [(2, 3), (3, 2)]  # it came first
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
