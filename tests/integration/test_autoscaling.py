@@ -74,11 +74,13 @@ def test_a_straggler_is_replaced(edl, tmp_path):
         return status["size"] == status["target"] == 2 and slow_one not in there
 
     edl.wait(replaced, "another one is there in its place", timeout_s=120)
-    told = edl("events", "g", "--json")
-    assert told.returncode == 0, told.stderr
-    events = [json.loads(line) for line in told.stdout.splitlines()]
-    sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
-    assert sizes == [(2, 3), (3, 2)]  # it came first
+
+    def sizes() -> list[tuple[int, int]]:
+        events = map(json.loads, edl("events", "g", "--json").stdout.splitlines())
+        return [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+
+    edl.wait(lambda: len(sizes()) == 2, "the launcher has kept the events")
+    assert sizes() == [(2, 3), (3, 2)]  # it came first
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
 
