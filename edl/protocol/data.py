@@ -16,7 +16,7 @@ class DataSpec(msgspec.Struct, frozen=True):
 
     total: int  # samples in one epoch
     epochs: int  # how many passes are wanted; may grow while the job runs, never shrink
-    batch: int  # samples that one worker takes in one full step
+    batch: int  # samples of a full step: of one worker, or as the job's batch policy has it
     shuffle: bool = False
     seed: int = 0
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples

@@ -88,7 +88,8 @@ class ShardGenerator:
     # ------------------------------------------------------------------------------------------- the script's side
 
     def batches(self, n: int) -> Iterator[Any]:
-        """One array of sample ids per step, or one list of records for files: `n`, fewer in an epoch's last step.
+        """One array of sample ids per step, or one list of records for files: `n`, or what the job's batch policy makes
+        of it for this worker; fewer in an epoch's last step.
 
         A worker for which no sample is left in a step gets one that does not count, so that it can take part.
         """
