@@ -7,6 +7,7 @@ its last recount for a reason to give up the host, and ends the job when no othe
 from __future__ import annotations
 
 import math
+from collections import Counter
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +18,7 @@ from edl.protocol.job import Member, Record, WorkerState
 
 ANSWERS_S = 5.0  # within which all tell of what the driver has answered them at once
 ENDING_S = 3.0  # that the process of a worker takes to end, after it has left the job
+EMPTY_S = 30.0  # after which nobody may come any more to a slot that the driver has counted
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +52,7 @@ class Recounts:
     def __init__(self) -> None:
         self._left_at = -math.inf
         self._answered_at: float | None = None
+        self._empty_since: tuple[int, float] | None = None  # after so many recounts
 
     def left(self, now: float) -> None:
         """Somebody is not a member any more."""
@@ -64,14 +67,24 @@ class Recounts:
         overdue = self._answered_at is not None and now - self._answered_at >= ANSWERS_S
         leaving = any(member.state is WorkerState.LEAVING for member in record.members)
         settled = not leaving and now - self._left_at >= ENDING_S
-        return follows(record, seen, overdue=overdue, settled=settled)
+        return follows(record, seen, overdue=overdue, settled=settled, deserted=self._deserted(record, seen, now))
+
+    def _deserted(self, record: Record, seen: Sightings, now: float) -> bool:
+        if not has_empty_slots(record, seen):
+            self._empty_since = None
+        elif self._empty_since is None or self._empty_since[0] != record.recounts:
+            self._empty_since = (record.recounts, now)
+        return self._empty_since is not None and now - self._empty_since[1] >= EMPTY_S
 
 
-def follows(record: Record, seen: Sightings, *, overdue: bool, settled: bool) -> Begin | Counted | Dismiss | None:
+def follows(
+    record: Record, seen: Sightings, *, overdue: bool, settled: bool, deserted: bool
+) -> Begin | Counted | Dismiss | None:
     """What to do now. `overdue`: the driver has answered some long ago. `settled`: whoever has left has ended by now.
+    `deserted`: a slot has been empty for long.
 
     For the driver knows its processes by their slots only: the end of one whose slot it has given anew would count as
-    that of the new one.
+    that of the new one. And it does nothing about one that did not start before all others ask.
     """
     words = {member.identity.id: _word(member, seen) for member in record.members}
     counting = record.recounted < record.recounts
@@ -86,7 +99,7 @@ def follows(record: Record, seen: Sightings, *, overdue: bool, settled: bool) ->
         return _counted(record, words, overdue=overdue)
     if any(member.state is WorkerState.DONE for member in record.members) or is_cornered(record):
         return None  # the job is about to end, or would be ended by this
-    if not settled or not (record.lost_slots or _are_news(record, words)):
+    if not settled or not (record.lost_slots or deserted or _are_news(record, words)):
         return None
     return Begin({m.identity.driver_slot: w.noticed for m in record.members if (w := words[m.identity.id]).noticed})
 
@@ -95,6 +108,18 @@ def is_cornered(record: Record) -> bool:
     """On each host of the job a slot has failed: the driver would find none to go on with."""
     hosts = {host_of(member.identity.driver_slot) for member in record.members}
     return bool(hosts) and hosts <= {host_of(slot) for slot in record.lost_slots}
+
+
+def has_empty_slots(record: Record, seen: Sightings) -> bool:
+    """The driver has counted more than there are, and would find a host to go on with if they all have failed."""
+    words = [(host_of(member.identity.driver_slot), _word(member, seen)) for member in record.members]
+    counts = [(host, word) for host, word in words if word.answered == record.recounts and word.size]
+    if record.recounted < record.recounts or not counts:
+        return False
+    here = Counter(host for host, word in words if not word.freed)
+    full = {host for host, word in counts if here[host] >= word.slots}
+    failed = {host_of(slot) for slot in record.lost_slots}
+    return here.total() < max(word.size for _, word in counts) and bool(full - failed)
 
 
 def known_to_live(record: Record, slot: str) -> dict[str, Any]:

@@ -22,6 +22,7 @@ class Count(msgspec.Struct, frozen=True):
 
     rank: int
     size: int
+    slots: int  # of them on the same host
 
 
 class Driver:
@@ -34,10 +35,10 @@ class Driver:
         """The slot's rank after the next recount. Raises PeerError when the driver is gone."""
         body = await self._request("GET", f"/rank_and_size/{slot}", b"", None)
         try:
-            rank, size = (int(number) for number in (body or b"").split(b",")[:2])
+            rank, size, _, slots = (int(number) for number in (body or b"").split(b",")[:4])
         except ValueError:
             raise PeerError(f"horovodrun's driver answers {body!r} instead of a rank") from None
-        return Count(rank, size)
+        return Count(rank, size, slots)
 
     async def is_there(self) -> bool:
         """False: its process has ended. Raises PeerError when its host is not reached, which says nothing of it."""

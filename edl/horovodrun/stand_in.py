@@ -72,7 +72,7 @@ class StandIn:
         self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
         self._driver = Driver(self._about.driver, self._about.port)
         self._notices = Notices(self._on_notice)
-        self._word = Word()
+        self._word = Word(size=self._about.size, slots=self._about.slots)
         self._asked = 0
         self._asking: asyncio.Task[None] | None = None
         self._daemons: set[Connection] = set()
@@ -244,7 +244,7 @@ class StandIn:
             self._tell(answered=self._asked)
             return
         self._asking = None
-        self._tell(answered=self._asked, freed=count.rank < 0, size=count.size)
+        self._tell(answered=self._asked, freed=count.rank < 0, size=count.size, slots=count.slots)
         if count.rank < 0:
             self._inbox.put_nowait(Freed())
 

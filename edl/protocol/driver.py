@@ -22,5 +22,6 @@ class Word(msgspec.Struct, frozen=True, tag="word"):
     answered: int = 0  # the newest recount that the driver has answered
     freed: bool = False  # by that answer: the slot is not one of its workers any more
     size: int = 0  # how many it counted
+    slots: int = 0  # and how many of them on this host
     gone: bool = False  # the stand-in itself is: in the driver's eyes the slot has failed
     leave: bool = False  # the driver gives up this host, or the user this worker

@@ -16,6 +16,7 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
     slot: int  # its number on that host
     rank: int  # at the start
     size: int
+    slots: int  # of them on the same host
     driver: str  # address of its rendezvous server
     port: int
     interface: str
@@ -40,6 +41,7 @@ def of(environ: Mapping[str, str]) -> Surroundings:
             slot=int(environ["HOROVOD_LOCAL_RANK"]),
             rank=int(environ["HOROVOD_RANK"]),
             size=int(environ["HOROVOD_SIZE"]),
+            slots=int(environ["HOROVOD_LOCAL_SIZE"]),
             driver=environ["HOROVOD_GLOO_RENDEZVOUS_ADDR"],
             port=int(environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]),
             interface=environ["HOROVOD_GLOO_IFACE"],

@@ -24,6 +24,7 @@ from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.state import EagerVariables, SessionVariables, Variables, broadcast_bytes, synchronize
+from edl.tensorflow.waiting import Waiting
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
 
@@ -59,6 +60,7 @@ class TensorFlowFramework:
         prepare_environment()
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
         self._share = TensorShare()
+        self._waiting = Waiting()
         self._rate = TensorRate()
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
@@ -69,7 +71,7 @@ class TensorFlowFramework:
         """Carries out `edl.tensorflow.Optimizer`."""
         if isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic)):
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
-        reducer = Reducer(trainer, self.ring, self._share, len(self._optimizers))
+        reducer = Reducer(trainer, self.ring, self._share, self._waiting, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
         elif v1_optimizer.is_v1(optimizer):
@@ -97,13 +99,14 @@ class TensorFlowFramework:
     def tape_reducer(self, trainer: StepPort) -> Reducer:
         """Of gradients that the script averages itself, before it gives them to an optimizer."""
         if self._tape_reducer is None:
-            self._tape_reducer = Reducer(trainer, self.ring, self._share, "tape")
+            self._tape_reducer = Reducer(trainer, self.ring, self._share, self._waiting, "tape")
         return self._tape_reducer
 
     def expect_traces(self) -> None:
         """Functions will be traced that reduce, though their first traces did not."""
         if tf.executing_eagerly():
             self._share.create()
+            self._waiting.create()
 
     def updates(self) -> tuple[int, ...] | None:
         """What each update changes, be it only the scale of a loss that was not finite. None: nobody can tell."""

@@ -31,6 +31,7 @@ from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.voidable import Voidable
+from edl.tensorflow.waiting import Waiting, when
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 
@@ -38,10 +39,13 @@ Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 class Reducer:
     """One per optimizer; `number` tells their collectives apart."""
 
-    def __init__(self, trainer: StepPort, ring: HorovodRing, share: TensorShare, number: int | str) -> None:
+    def __init__(
+        self, trainer: StepPort, ring: HorovodRing, share: TensorShare, waiting: Waiting, number: int | str
+    ) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
+        self._waiting = waiting
         self._prefix = f"edl_{number}"
 
     @property
@@ -97,12 +101,12 @@ class Reducer:
         # step's samples, so it is read after a gradient, which cannot be there before them.
         with tf.control_dependencies(list(_tensors(gradients[-1]))):
             weight = self._share.tensor(self._trainer.before_reduce)
-        return _behind_gate(
-            [
-                self._summed(gradient, weight, f"{self._prefix}_{position}")
-                for position, gradient in enumerate(gradients)
-            ]
-        )
+        ready = when(_all_tensors(gradients))
+        averaged = [
+            self._summed(gradient, weight, f"{self._prefix}_{position}") for position, gradient in enumerate(gradients)
+        ]
+        waited = self._waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
+        return _behind_gate(averaged, waited)
 
     def _summed(self, gradient: Gradient, weight: Any, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):
@@ -137,10 +141,14 @@ def _scaled(gradient: Gradient, weight: Any) -> Gradient:
     return tf.math.multiply_no_nan(gradient, tf.cast(weight, gradient.dtype))
 
 
-def _behind_gate(gradients: list[Gradient]) -> list[Gradient]:
-    """The same gradients, none before all are there."""
-    with tf.control_dependencies([tf.group(*(_tensors(gradient) for gradient in gradients))]):
+def _behind_gate(gradients: list[Gradient], waited: list[Any]) -> list[Gradient]:
+    """The same gradients, none before all are there, and what was `waited` for them is noted."""
+    with tf.control_dependencies([tf.group(*waited, *_all_tensors(gradients))]):
         return [tf.nest.map_structure(tf.identity, gradient, expand_composites=True) for gradient in gradients]
+
+
+def _all_tensors(gradients: list[Gradient]) -> list[Any]:
+    return [tensor for gradient in gradients for tensor in _tensors(gradient)]
 
 
 def _tensors(gradient: Gradient) -> list[Any]:

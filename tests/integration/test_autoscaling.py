@@ -85,6 +85,36 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     launcher.communicate(timeout=60)
 
 
+@pytest.mark.parametrize("way", ["function", "session"])
+def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
+    """There the others wait inside TensorFlow."""
+    job = str(Path(__file__).with_name("jobs") / "slow_graph.py")
+    launcher = edl.start(
+        "run",
+        "-np",
+        "2",
+        "--job",
+        "g",
+        "--stragglers",
+        "tell",
+        "--autoscale-every",
+        "5",
+        sys.executable,
+        job,
+        way,
+        "--slow-slot",
+        "1",
+    )
+    edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
+    told = decisions(edl)[0]
+    assert not told["act"] and "(compute)" in told["reason"] and 0.2 < told["pace"] < 0.8
+    status = json.loads(edl("status", "g", "--json").stdout)
+    (slow,) = (worker for worker in status["workers"] if worker["id"] in told["reason"])
+    assert b"EDL_SLOT=1" in Path(f"/proc/{slow['pid']}/environ").read_bytes().split(b"\0")
+    edl("stop", "g", timeout_s=60)
+    launcher.communicate(timeout=60)
+
+
 def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "5", "--audit", "audit")
     command = [sys.executable, SCRIPT, "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]

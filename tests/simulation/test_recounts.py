@@ -22,7 +22,7 @@ from edl.protocol.job import Identity, Member, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 SEEDS = 400
-ANSWERS_TURNS, ENDING_TURNS = 8, 16
+ANSWERS_TURNS, ENDING_TURNS, EMPTY_TURNS = 8, 16, 24
 HOSTS = ("a", "b", "c")
 
 
@@ -56,7 +56,7 @@ class Driver:
 
     def ask(self, one: StandIn) -> None:
         if recount.host_of(one.slot) in self.given_up:
-            one.answer(freed=True, size=0)
+            one.answer(freed=True, size=-1, slots=-1)
             return
         self._record(one.slot, "ready", one)
 
@@ -87,7 +87,10 @@ class Driver:
             self._assign()
         for slot, one in waiting:
             if one is not None and one.alive:
-                one.answer(freed=slot not in self.slots, size=len(self.slots))
+                one.answer(freed=slot not in self.slots, size=len(self.slots), slots=self._slots_beside(slot))
+
+    def _slots_beside(self, slot: str) -> int:
+        return sum(recount.host_of(other) == recount.host_of(slot) for other in self.slots)
 
 
 @dataclass
@@ -103,9 +106,9 @@ class StandIn:
     worker: str = ""
     boots: bool = True
 
-    def answer(self, *, freed: bool, size: int) -> None:
+    def answer(self, *, freed: bool, size: int, slots: int) -> None:
         self.asking = False
-        self.word = msgspec.structs.replace(self.word, answered=self.asked, freed=freed, size=size)
+        self.word = msgspec.structs.replace(self.word, answered=self.asked, freed=freed, size=size, slots=slots)
         if freed:
             self.post.handle(Freed(), 0.0)
 
@@ -129,7 +132,7 @@ class World:
         self.seen = Sightings()
         self.stand_ins: list[StandIn] = []
         self.number, self.clock = 0, 0.0
-        self.answered, self.calm = 0, 0
+        self.answered, self.calm, self.empty = 0, 0, 0
         self.over = False
         self.told = False  # the driver's notice, to a worker that lives
         self.start_all()
@@ -139,7 +142,9 @@ class World:
     def start_all(self) -> None:
         for slot in self.driver.started:
             there = max((one.asked for one in self.here()), default=0)  # in the driver's store
-            self.stand_ins.append(StandIn(slot, Post(restarts=100), asked=there))
+            beside = sum(recount.host_of(other) == recount.host_of(slot) for other in self.driver.slots)
+            word = Word(size=len(self.driver.slots), slots=beside)
+            self.stand_ins.append(StandIn(slot, Post(restarts=100), asked=there, word=word))
         self.driver.started.clear()
 
     def register(self, one: StandIn) -> None:
@@ -176,6 +181,12 @@ class World:
             one.alive = False
             self.driver.end(one.slot, "failure")
 
+    def fail_to_start(self, slot: str) -> None:
+        """Its process ends before it is a worker: only the driver hears of that."""
+        one = next(one for one in self.here() if one.slot == slot)
+        one.alive = False
+        self.driver.end(slot, "failure")
+
     def lead(self) -> None:
         """A turn of the leader's."""
         for member in self.record.members:
@@ -183,10 +194,16 @@ class World:
                 self.forget(member.identity.id, missed=True)
         self.calm += 1
         self.answered = self.answered + 1 if recount.has_answers(self.record, self.seen) else 0
+        self.empty = self.empty + 1 if recount.has_empty_slots(self.record, self.seen) else 0
         match recount.follows(
-            self.record, self.seen, overdue=self.answered > ANSWERS_TURNS, settled=self.calm > ENDING_TURNS
+            self.record,
+            self.seen,
+            overdue=self.answered > ANSWERS_TURNS,
+            settled=self.calm > ENDING_TURNS,
+            deserted=self.empty > EMPTY_TURNS,
         ):
             case recount.Begin(heeded):
+                self.empty = 0
                 self.change(recounts=self.record.recounts + 1, told_lost=self.record.lost_slots, heeded=heeded)
             case recount.Counted(size, freed, target, given_up, lost):
                 self.change(recounted=self.record.recounts, target=target, given_up=given_up, lost_slots=lost)
@@ -277,6 +294,13 @@ class World:
             hosts = {recount.host_of(one.slot) for one in self.here() if one.worker} - {"a"}
             if hosts and any(recount.host_of(one.slot) == "a" and one.worker for one in self.here()):
                 self.kill_host(self.dice.choice(sorted(hosts)))
+        else:
+            begun = {recount.host_of(one.slot) for one in self.here() if not one.boots}
+            fresh = [
+                one.slot for one in self.here() if one.boots and not one.worker and one.asked == self.record.recounts
+            ]
+            if slots := [slot for slot in fresh if recount.host_of(slot) not in {"a", *begun}]:
+                self.fail_to_start(self.dice.choice(slots))
 
     def settle(self) -> None:
         for _ in range(100):

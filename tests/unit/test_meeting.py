@@ -57,6 +57,7 @@ async def attend(board: Board, folder: Path, *hosts: int, first_s: float = 0.0) 
             slot=slot,
             rank=rank,
             size=len(hosts),
+            slots=hosts.count(host),
             driver=DRIVER,
             port=1,
             interface=str(host),
@@ -83,7 +84,7 @@ async def test_without_a_worker_at_the_driver_the_first_one_begins(founded: list
 async def test_a_newcomer_learns_how_often_the_driver_has_counted(tmp_path: Path):
     board, file = Board(), tmp_path / "secret"
     file.write_text("secret")
-    about = Surroundings(host="h1", slot=0, rank=0, size=1, driver=DRIVER, port=1, interface="1", elastic=True)
+    about = Surroundings(host="h1", slot=0, rank=0, size=1, slots=1, driver=DRIVER, port=1, interface="1", elastic=True)
     settings = Settings(job="j", secret_file=file, home=tmp_path)
     first, newcomer = (Meeting(about, settings, board, tmp_path) for _ in range(2))  # type: ignore[arg-type]
     await first.attend([], lambda _: None)
@@ -97,7 +98,7 @@ async def test_a_newcomer_learns_how_often_the_driver_has_counted(tmp_path: Path
 async def test_who_does_not_come_is_not_waited_for_without_end(founded: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr(meeting, "ALL_S", 0.1)
     board = Board()
-    about = Surroundings(host="h2", slot=0, rank=0, size=2, driver=DRIVER, port=1, interface="2", elastic=True)
+    about = Surroundings(host="h2", slot=0, rank=0, size=2, slots=1, driver=DRIVER, port=1, interface="2", elastic=True)
     file = tmp_path / "secret"
     file.write_text("secret")
     settings = Settings(job="j", secret_file=file, home=tmp_path)

@@ -128,6 +128,44 @@ def test_a_stand_in_that_is_killed_is_a_failure_in_the_drivers_eyes():
     assert job.orders("w0").recount == 1
 
 
+def test_nobody_comes_from_a_slot_that_the_driver_has_counted():
+    job = driven("a:0", "b:0")
+    job.word("w0", noticed=1.0)
+    for worker in ("w0", "w1"):
+        job.word(worker, answered=1, size=3, slots=1)
+    job.pass_time(0.0)
+    job.pass_time(29.0)
+    assert job.machine.record.recounts == 1
+    job.pass_time(1.0)
+    assert job.machine.record.recounts == 2
+    job.start("w2", "c:0")  # it was only late, and the driver waits for it
+    assert job.orders("w2").recount == 2
+    job.see("w2", Phase.BOOTING, generation=0)
+    for worker in ("w0", "w1", "w2"):
+        job.word(worker, answered=2, size=3, slots=1)
+    job.pass_time(100.0)
+    assert job.machine.record.recounts == 2
+
+
+def test_an_empty_slot_is_left_alone_where_its_failure_would_end_the_job():
+    job = driven("a:0", "a:1")
+    job.word("w0", noticed=1.0)
+    for worker in ("w0", "w1"):
+        job.word(worker, answered=1, size=3, slots=3)
+    job.pass_time(0.0)
+    job.pass_time(100.0)
+    assert job.machine.record.recounts == 1
+
+
+def test_a_slot_that_was_never_filled_at_the_start():
+    job = driven("a:0", "b:0")
+    for worker in ("w0", "w1"):
+        job.word(worker, size=3, slots=1)
+    job.pass_time(0.0)
+    job.pass_time(30.0)
+    assert job.machine.record.recounts == 1
+
+
 def test_no_recount_when_a_script_has_ended():
     job = driven("a:0", "a:1")
     job.see("w1", Phase.DONE, generation=1, step=5)
