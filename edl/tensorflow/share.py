@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from tensorflow.python.eager import context
 
 from edl.collectives.share import Share
 
@@ -26,7 +27,8 @@ class TensorShare(Share):
         super().set(weight)
         self._value = weight
         if self._variable is not None:
-            self._variable.assign(weight)
+            with context.eager_mode():  # the script may be inside of a graph of its own
+                self._variable.assign(weight)
 
     def tensor(self, before: Callable[[], None]) -> Any:
         """The weight as a scalar of the graph that is being built.
