@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 
 from edl.config import Settings
 from edl.core.batching import bites
-from edl.core.seat import NEVER, Enter
+from edl.core.seat import Enter
 from edl.errors import JobFailed, RingBroken, UsageError
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
@@ -34,11 +34,11 @@ from edl.runtime.feed import LeaseFeed
 from edl.runtime.figures import Figures
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
-from edl.runtime.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
+from edl.runtime.rate import AnySchedule, Rule
+from edl.runtime.rates import Rates
 from edl.runtime.shards import Held, ShardGenerator
 from edl.runtime.sitting import Sitting
 from edl.runtime.source import files_of
-from edl.runtime.tuner import RateTuner, of_all
 from edl.sources.port import Source
 from edl.transport.count import Count
 
@@ -67,9 +67,7 @@ class Trainer:
         self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
-        self._rate: FollowingRate | None = None
-        self._schedule: ScheduledRate | None = None
-        self._tuner: RateTuner | None = None
+        self._rates = Rates(framework, self._seat, self._feed, self._extras)
         self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
@@ -259,10 +257,8 @@ class Trainer:
         Call it before the first mini-batch, on all workers alike. The script's own schedule goes on unchanged, and what
         it reads is without the factor.
         """
-        self._check_once("edl.scale_rate()", self._rate)
-        self._rate = FollowingRate(rule, base_batch, steps)
-        self._extras._add({"edl.rate": self._rate})
-        self._framework.scale_rates()
+        self._started()
+        self._rates.scale(rule, base_batch, steps)
 
     def schedule_rate(self, schedule: AnySchedule, epochs: int | None = None) -> None:
         """Multiply learning rates by a schedule of the samples trained: the same at any size and batch.
@@ -276,18 +272,8 @@ class Trainer:
         Call it before the first mini-batch, on all workers alike. It goes with `scale_rate`, and with the script's own
         schedule: all are multiplied, and what the script reads is without edl's.
         """
-        self._check_once("edl.schedule_rate()", self._schedule)
-        self._schedule = ScheduledRate(schedule, epochs)
-        self._tuner = schedule if isinstance(schedule, RateTuner) else None
-        self._extras._add({"edl.schedule": self._schedule})
-        self._framework.scale_rates()
-        self._seat.rate_until = 0  # no step is a usual one
-        self._seat.refresh()
-
-    def _check_once(self, call: str, before: object) -> None:
         self._started()
-        if before is not None or self._seat.opened is not None:
-            raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
+        self._rates.schedule(schedule, epochs)
 
     def bites(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
         """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
@@ -323,8 +309,8 @@ class Trainer:
         seat, opened = self._seat, self._seat.opened
         if opened is not None and (differences := spec.differences(opened)):
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
-        if opened is None and self._schedule is not None:
-            self._schedule.begin(spec)
+        if opened is None:
+            self._rates.begin(spec)
         if opened is None and not self._rehearsing:
             seat.even_until = seat.step  # from here on steps may be uneven
             seat.refresh()
@@ -332,7 +318,7 @@ class Trainer:
             seat.audit.opened(spec)
         seat.opened = spec
         if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
-            self._follow_rate()
+            self._rates.follow()
         self._feed.want(spec.epochs)
         if self._rehearsing:
             seat.link.send(say.RehearsalBegan())
@@ -419,35 +405,6 @@ class Trainer:
             except RingBroken as error:
                 self.void(error)
 
-    def _follow_rate(self) -> None:
-        """Before each step in which learning rates are multiplied by something else than before."""
-        rate, schedule, seat = self._rate, self._schedule, self._seat
-        if rate is None and schedule is None:
-            return
-        if seat.opened is None:
-            if schedule is not None:
-                raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
-            return
-        coming, batch = seat.step + 1, self._feed.batch or seat.size * seat.opened.batch
-        factor = 1.0 if rate is None else rate.at(coming, batch)
-        if schedule is not None:
-            factor *= schedule.at(batch)
-        self._framework.set_rate(factor)
-        settled = schedule is None and rate is not None and rate.is_settled(coming)
-        seat.rate_until = NEVER if settled else coming
-        seat.refresh()
-
-    def _tune_rate(self) -> None:
-        """Now and then, between two steps: all workers are here, with the same state."""
-        tuner, step = self._tuner, self._seat.step
-        if tuner is None or not tuner.is_due(step):
-            return
-        losses = tuner.losses()
-        try:
-            tuner.tune(step, of_all(self._framework.ring, losses))
-        except RingBroken as error:
-            self.void(error)
-
     def waited(self, nanoseconds: int) -> None:
         """For peers. What a trainer does else is its own work."""
         self._seat.link.page.add_waited(nanoseconds)
@@ -500,35 +457,38 @@ class Trainer:
             self._check_samples(samples)
         if seat.void is not None or not seat.generation:
             return self._end_uncommitted_batch()
-        if self._schedule is not None:
-            self._schedule.count(self._feed.samples(seat.step + 1))
+        self._rates.count()
         seat.count.step += 1
         seat.audit.committed(seat.generation, seat.step)
         if seat.step >= seat.link.page.attention_step:
             old = seat.size
             seat.attend(self._timeout_s)
             self._tell_resized(old)
-        self._tune_rate()
-        self._follow_rate()
-        self.begin_batch()
+        self._prepare_step()
         if seat.step >= seat.even_until:
             seat.weigh_if_known(seat.step + 1)
         return True
+
+    def _prepare_step(self) -> None:
+        """What the coming one needs before the script may begin it."""
+        try:
+            self._rates.tune()
+        except RingBroken as error:
+            self.void(error)
+        self._rates.follow()
+        self.begin_batch()
 
     def _end_uncommitted_batch(self) -> bool:
         seat, old, before, error = self._seat, self._seat.size, self._seat.step, self._seat.void
         if seat.generation == 0:
             seat.rehearsed = True
-            if self._tuner is not None:
-                self._tuner.losses()  # whatever this compiles, nobody waits for it later (I4)
+            self._rates.rehearse()
             seat.link.send(say.Rehearsed())
         else:
             logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
             seat.say_broken(str(error))
         seat.change_ring(self._timeout_s)
-        self._tune_rate()
-        self._follow_rate()
-        self.begin_batch()
+        self._prepare_step()
         rehearsed, self._rehearsing = self._rehearsing, False
         self._tell_resized(old)
         if rehearsed:
