@@ -25,6 +25,10 @@ QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100
 BOOT_S = 180.0
 END_S = 240.0
+AFTER_THE_SWITCH = {
+    "torch_resize.py": r"2 -> 1 workers: rate 0\.1\d* -> 0\.05",
+    "torch_rates.py": r"size 3 batch 24 here",  # 72 at most, in three parts
+}
 LOSS = {"torch_language_model.py": 2.6}  # at most, in the end; others tell an accuracy
 
 
@@ -74,7 +78,7 @@ def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
         assert "its survivors paused for" in said
     out = done(job)
     if others:
-        assert re.search(r"2 -> 1 workers: rate 0\.1\d* -> 0\.05", out), out
+        assert re.search(AFTER_THE_SWITCH[name], out), out
     if name in LOSS:
         first_loss, *_, last_loss = found_by(out, "loss")
         assert last_loss < min(first_loss, LOSS[name]), out
