@@ -1,7 +1,7 @@
 """Which generation should follow: a pure decision from what was decided and what was seen.
 
 Owns: who would be in it, and whether it is needed. Does not own: after which step, its data, its number, nor that it
-becomes the plan (`edl.core.job`).
+becomes the plan (`edl.core.switching`).
 
 One next generation at a time: what comes up while one is planned waits for the one after, merged.
 """

@@ -6,7 +6,6 @@ its last recount for a reason to give up the host, and ends the job when no othe
 
 from __future__ import annotations
 
-import math
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any
@@ -50,23 +49,18 @@ class Recounts:
     """What one leader has seen of when things happened."""
 
     def __init__(self) -> None:
-        self._left_at = -math.inf
         self._answered_at: float | None = None
         self._empty_since: tuple[int, float] | None = None  # after so many recounts
 
-    def left(self, now: float) -> None:
-        """Somebody is not a member any more."""
-        self._left_at = now
-
-    def follows(self, record: Record, seen: Sightings, now: float) -> Begin | Counted | Dismiss | None:
-        """What to do now."""
+    def follows(self, record: Record, seen: Sightings, left_at: float, now: float) -> Begin | Counted | Dismiss | None:
+        """What to do now. `left_at`: when somebody ceased to be a member last."""
         if not has_answers(record, seen):
             self._answered_at = None
         elif self._answered_at is None:
             self._answered_at = now
         overdue = self._answered_at is not None and now - self._answered_at >= ANSWERS_S
         leaving = any(member.state is WorkerState.LEAVING for member in record.members)
-        settled = not leaving and now - self._left_at >= ENDING_S
+        settled = not leaving and now - left_at >= ENDING_S
         return follows(record, seen, overdue=overdue, settled=settled, deserted=self._deserted(record, seen, now))
 
     def _deserted(self, record: Record, seen: Sightings, now: float) -> bool:

@@ -9,9 +9,11 @@ from edl.protocol.job import WorkerState
 
 
 class Spans:
-    """The times that workers have spent in their states."""
+    """The times that workers have spent in their states, and since when a change of size is under way."""
 
     def __init__(self) -> None:
+        self.asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
+        self.planned_at: float | None = None  # the newest switch
         self._at: dict[str, tuple[WorkerState, float]] = {}
         self._spent: dict[tuple[str, WorkerState], float] = {}
 
@@ -32,3 +34,8 @@ class Spans:
         present, since = self._at.get(worker, (None, now))
         spent = now - since if present is state else self._spent.get((worker, state))
         return None if spent is None else round(1000 * spent)
+
+
+def since_ms(began: float | None, now: float) -> int | None:
+    """How long ago that was. None: nobody here has seen it."""
+    return None if began is None else round(1000 * (now - began))

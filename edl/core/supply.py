@@ -1,7 +1,8 @@
 """The data of a job through its generations: which ledger is in force, and how far it is leased.
 
 Owns: the ledger that goes with the present generation, the one that a plan would bring, and which of both counts when
-a plan comes to nothing. Does not own: who trains what (`edl.core.ledger`), nor what becomes durable (`edl.core.job`).
+a plan comes to nothing. Does not own: who trains what (`edl.core.ledger`), nor when how much is leased
+(`edl.core.leasing`).
 """
 
 from __future__ import annotations

@@ -26,6 +26,9 @@ class JobState(StrEnum):
     FAILED = "failed"
 
 
+OVER = (JobState.FINISHED, JobState.FAILED)
+
+
 class WorkerState(StrEnum):
     """Where a worker is on its way through the job; `edl.core.members` has the transitions."""
 

@@ -24,13 +24,13 @@ from edl.coordination.election import Leader, read_leader
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.core.horizon import Horizon
-from edl.core.job import OVER, JobMachine
+from edl.core.job import JobMachine
 from edl.core.report import status_of
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
-from edl.protocol.job import JobState, Record, Status
+from edl.protocol.job import OVER, JobState, Record, Status
 from edl.protocol.messages import Ack
 from edl.runtime.access import shared_secret, with_secret
 from edl.transport.errors import Unauthentic

@@ -1,7 +1,7 @@
 """The leader's own say in the size of its job: measures, asks the job's policy, and hands on what it rules.
 
 Owns: how often it looks, the views that policies are shown, and that a user's policy that raises or hangs harms nobody.
-Does not own: the arithmetic (`edl.policy`), nor carrying a decision out (`edl.core.job`).
+Does not own: the arithmetic (`edl.policy`), nor carrying a decision out (`edl.core.sizing`).
 """
 
 from __future__ import annotations

@@ -40,7 +40,7 @@ from edl.core.inputs import (
     TookOver,
     Vanished,
 )
-from edl.core.job import OVER, JobMachine, new_record
+from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import NEVER, Patience
 from edl.core.report import status_of
@@ -48,7 +48,7 @@ from edl.errors import Fenced, StoreUnavailable
 from edl.events import Kind
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
-from edl.protocol.job import Record
+from edl.protocol.job import OVER, Record
 from edl.runtime.governor import Governor
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -102,7 +102,7 @@ class Leader:
         self._machine: JobMachine | None = None
         self._governor: Governor | None = None
         self._book: OrderBook | None = None
-        self._draft: OrderBook | None = None
+        self._next_book: OrderBook | None = None
         self._kept: Record | None = None  # as it stands in the coordinator
         self._published = asyncio.Event()
         self._at_rest = asyncio.Event()
@@ -188,7 +188,7 @@ class Leader:
         told = [command for command in commands if isinstance(command, Tell)]
         changed = self._kept is None or record.version != self._kept.version
         if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
-            self._draft = OrderBook(record, self._reign.term, None, self._book)
+            self._next_book = OrderBook(record, self._reign.term, None, self._book)
         if changed or told:
             await self._patiently(lambda: self._keep(record, told))
             self._kept = record
@@ -260,7 +260,7 @@ class Leader:
     def _publish(self, record: Record, *, pressing: bool) -> None:
         """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
         address = None if self._ring is None else (self._about.address, self._ring[2])
-        self._book = OrderBook(record, self._reign.term, address, self._draft)
+        self._book = OrderBook(record, self._reign.term, address, self._next_book)
         if pressing:
             self._published.set()
             self._published = asyncio.Event()

@@ -9,11 +9,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.inputs import Input, Reported
-from edl.core.job import OVER, JobMachine
+from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders
-from edl.protocol.job import JobState, Record, WorkerState
+from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.testing.worker import Doing, SimWorker, lease_at
 
 if TYPE_CHECKING:

@@ -18,14 +18,14 @@ from typing import Any
 
 from edl.core.horizon import Horizon
 from edl.core.inputs import Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
-from edl.core.job import OVER, JobMachine, new_record
+from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
 from edl.core.seat import Enter, Leave, Stop, are_newer, attention_step, next_move
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, Governing
-from edl.protocol.job import JobState, Record, WorkerState
+from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned

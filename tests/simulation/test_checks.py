@@ -9,7 +9,22 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core import agreement, job, ledger, orders, patience, planning, recut, seat, supply
+from edl.core import (
+    agreement,
+    draft,
+    job,
+    ledger,
+    orders,
+    patience,
+    planning,
+    recut,
+    scaling,
+    seat,
+    sightings,
+    sizing,
+    supply,
+    switching,
+)
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
@@ -26,17 +41,17 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in planning.GOING)
-    transitions = job.moved
+    transitions = draft.moved
 
     def moved(member, cause):  # the table of states would notice first
-        booting = member.state in patience.BOOTING and cause is job.Cause.PLANNED
+        booting = member.state in patience.BOOTING and cause is draft.Cause.PLANNED
         return (
-            planning.Member(member.identity, job.WorkerState.SWITCHING, member.number)
+            planning.Member(member.identity, draft.WorkerState.SWITCHING, member.number)
             if booting
             else transitions(member, cause)
         )
 
-    patch.setattr(job, "moved", moved)
+    patch.setattr(draft, "moved", moved)
 
 
 def publishes_before_it_writes(patch: pytest.MonkeyPatch) -> None:
@@ -111,31 +126,32 @@ def waits_for_those_that_hang(patch: pytest.MonkeyPatch) -> None:
 
 
 def loses_requests_during_a_switch(patch: pytest.MonkeyPatch) -> None:
-    take = job.JobMachine._take
+    take = sizing.Sizing._take
 
-    def forgetful(self: job.JobMachine, asked, change) -> None:
-        if self.record.plan is None:
+    def forgetful(self: sizing.Sizing, asked, change) -> None:
+        if self._draft.record.plan is None:
             take(self, asked, change)
 
-    patch.setattr(job.JobMachine, "_take", forgetful)
+    patch.setattr(sizing.Sizing, "_take", forgetful)
 
 
 def admits_more_than_the_maximum(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(job.scaling, "staying", lambda _record: [])
+    patch.setattr(scaling, "staying", lambda _record: [])
 
 
 def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
-    plan = job.JobMachine._plan
+    plan = switching.Switching._plan
 
-    def again(self: job.JobMachine, roster, after_step, now) -> None:
-        self._change(planned=max(self.record.generation, self.record.planned - 1))
-        plan(self, roster, after_step, now)
+    def again(self: switching.Switching, roster, after_step) -> None:
+        record = self._draft.record
+        self._draft.change(planned=max(record.generation, record.planned - 1))
+        plan(self, roster, after_step)
 
-    patch.setattr(job.JobMachine, "_plan", again)
+    patch.setattr(switching.Switching, "_plan", again)
 
 
 def lets_a_missed_switch_stand(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(job.Sightings, "misses", lambda _seen, _worker, _generation: False)
+    patch.setattr(sightings.Sightings, "misses", lambda _seen, _worker, _generation: False)
 
 
 def leaves_leased_what_nobody_can_have_begun(patch: pytest.MonkeyPatch) -> None:
@@ -168,9 +184,9 @@ def cuts_before_all_have_told(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_lifts_a_mark(patch: pytest.MonkeyPatch) -> None:
-    change, follows = job.JobMachine._change, recut.follows
+    change, follows = draft.Draft.change, recut.follows
 
-    def keep(self: job.JobMachine, **changes) -> None:
+    def keep(self: draft.Draft, **changes) -> None:
         if "plan" in changes and changes.get("recut", "") is None:
             del changes["recut"]
         change(self, **changes)
@@ -179,7 +195,7 @@ def never_lifts_a_mark(patch: pytest.MonkeyPatch) -> None:
         found = follows(*given)
         return None if isinstance(found, recut.Lift) else found
 
-    patch.setattr(job.JobMachine, "_change", keep)
+    patch.setattr(draft.Draft, "change", keep)
     patch.setattr(recut, "follows", unlifted)
 
 

@@ -335,7 +335,7 @@ def test_a_second_request_during_a_scaling_is_not_lost() -> None:
 def test_only_the_last_report_of_a_step_is_followed_by_a_look_at_all_members(monkeypatch):
     job, looks = running(3), []
     advance = job.machine._advance
-    monkeypatch.setattr(job.machine, "_advance", lambda now: (looks.append(now), advance(now)))
+    monkeypatch.setattr(job.machine, "_advance", lambda: (looks.append(job.now), advance()))
     for step in (1, 2, 5):
         for worker in ("w2", "w0", "w1"):
             assert job.machine.ledger.step < step

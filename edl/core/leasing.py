@@ -1,0 +1,161 @@
+"""How far the data of a job is trained, and how far it is leased, as its workers go on.
+
+Owns: when a step is stable, when more is leased, what a change of generation does to the data, after which step it can
+be. Does not own: the ledgers of the generations (`edl.core.supply`), how many seconds to be ahead (`edl.core.horizon`),
+when leases are cut anew (`edl.core.recut`).
+"""
+
+from __future__ import annotations
+
+from edl.core import recut
+from edl.core.draft import Draft
+from edl.core.horizon import Horizon
+from edl.core.seat import NEVER
+from edl.errors import UsageError
+from edl.events import Kind
+from edl.protocol.data import DataSpec
+from edl.protocol.governing import Recut
+from edl.protocol.job import JobState, Plan, WorkerState
+from edl.protocol.ledger import LedgerSnapshot
+
+WORD_S = 0.2  # that orders take to reach every trainer, usually
+
+
+class Leasing:
+    """The data, by what is seen of the workers. `horizon`: how far it is leased ahead of them."""
+
+    def __init__(self, draft: Draft, horizon: Horizon) -> None:
+        self._draft = draft
+        self._horizon = horizon
+        self._enough_until = 0  # while nobody has applied this step, no more need be leased
+        self._slowest: set[str] = set()  # of the ring: who is not beyond the newest stable step
+
+    def open(self, worker: str, spec: DataSpec) -> None:
+        """`worker` says what it trains on."""
+        draft = self._draft
+        try:
+            if draft.supply.open(worker, spec, draft.record.roster, draft.newest()[0]):
+                draft.keep_ledger()
+        except UsageError as error:
+            draft.end(JobState.FAILED, str(error))
+
+    def matters(self, worker: str, step: int) -> bool:
+        """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""
+        if self._draft.supply.ledger is None:
+            return False
+        frees = False
+        if worker in self._slowest and step > self._draft.supply.step:
+            self._slowest.discard(worker)
+            frees = not self._slowest
+        return frees or step >= self._enough_until
+
+    # ------------------------------------------------------------------------------------ from one ring to another
+
+    def switch_step(self) -> int | None:
+        """None: nothing is left to be trained by another generation."""
+        draft, ledger = self._draft, self._draft.supply.ledger
+        newest, at = draft.newest()
+        step = self._mark()
+        if ledger is None:
+            return step
+        if step > ledger.covered_step and draft.supply.reach(step):
+            draft.keep_ledger()
+        if step < (end := ledger.wanted_step):
+            return step
+        # The data that is wanted ends before that. Whoever has trained all of it waits for more, where no word reaches
+        # it, or has ended; so the word must be there before. Else the switch waits, for more epochs or for the end.
+        left_s = (end - newest) * self._step_time_s() - (draft.now - at)
+        return end if left_s > WORD_S else None
+
+    def planned(self, roster: tuple[str, ...], after_step: int | None) -> LedgerSnapshot | None:
+        """The data of a ring that is planned."""
+        return self._draft.supply.planned(roster, after_step, self._lease_steps())
+
+    def enter(self, plan: Plan) -> int:
+        """Bring the data to the generation that takes over; return the step that it takes over after."""
+        draft = self._draft
+        source = max(draft.seen.leases_of(worker) for worker in plan.roster)
+        planned = source == plan.generation and plan.after_step is not None
+        step = plan.after_step if planned else min(draft.seen.step(worker) for worker in plan.roster)
+        assert step is not None
+        self._tell_ended(draft.supply.enter(plan, step, source, draft.record.superseded, self._lease_steps()))
+        draft.keep_ledger()
+        return step
+
+    # --------------------------------------------------------------------------------------------- step after step
+
+    def commit_stable(self) -> None:
+        """Only what all living members of the ring have applied moves samples to trained (I5).
+
+        Not worth a write of its own: a new leader learns the step from the workers. From those who were done before its
+        time it does not, as they are gone; but whoever is done has applied all steps.
+        """
+        draft, record = self._draft, self._draft.record
+        left = [worker for worker in record.roster if worker in draft.members]
+        told = [worker for worker in left if draft.seen.get(worker) or draft.state(worker) is not WorkerState.DONE]
+        plan, stable = record.plan, draft.seen.stable_step(told)
+        if stable is None:
+            return
+        if record.superseded or (plan is not None and plan.after_step is not None):
+            # The leases of a plan are told before it is in force; so some may be in its ring and go by them already.
+            if any(draft.state(worker) is not WorkerState.DONE for worker in left):
+                return
+            plans = (*record.superseded, *([plan] if plan else []))
+            draft.supply.go_by(max(draft.seen.leases_of(worker) for worker in told), plans)
+        if ended := draft.supply.commit(stable):
+            self._tell_ended(ended)
+            draft.keep_ledger()
+
+    def go_on_cutting(self) -> None:
+        """The batches that go with this roster, in what was leased before it."""
+        draft, ledger = self._draft, self._draft.supply.ledger
+        match recut.follows(draft.record, ledger, draft.seen, self._mark):
+            case recut.SetMark(step):
+                number = draft.record.recuts + 1
+                draft.change(recut=Recut(number, step), recuts=number)
+            case recut.Lift():
+                draft.change(recut=None)
+            case recut.Cut(step):
+                assert ledger is not None
+                ledger.recut(step)
+                draft.supply.reach(max(step, draft.newest()[0] + self._lease_steps()))
+                draft.keep_ledger(recut=None)
+                draft.tell(Kind.RECUT, after_step=step, batch=ledger.batch, workers=len(draft.record.roster))
+            case None:
+                pass
+
+    def grant(self) -> None:
+        """Lease as far ahead as it takes, and see whose step matters next."""
+        self._lease_ahead()
+        self._slowest = self._draft.seen.up_to(self._draft.supply.step, self._draft.record.roster)
+
+    def _lease_ahead(self) -> None:
+        draft, ledger, plan = self._draft, self._draft.supply.ledger, self._draft.record.plan
+        if ledger is None or not draft.record.roster:
+            return
+        (newest, at), ahead, covered = draft.newest(), self._lease_steps(), ledger.covered_step
+        fewest = self._horizon.fewest_steps(self._step_time_s())
+        until, least = newest + ahead, newest + fewest
+        if plan is not None and plan.after_step is not None:
+            until = least = plan.after_step  # what comes after was leased with the plan
+        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
+        if covered <= least and draft.supply.reach(until):
+            left_s = (covered - newest) * self._step_time_s() - (draft.now - at)
+            draft.keep_ledger(pressing=self._horizon.presses(left_s))
+        # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
+        self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
+
+    def _tell_ended(self, epochs: tuple[int, ...]) -> None:
+        for epoch in epochs:
+            self._draft.tell(Kind.EPOCH_ENDED, epoch=epoch)
+
+    def _mark(self) -> int:
+        """A step that the word arrives before."""
+        newest, at = self._draft.newest()
+        return self._horizon.switch_step(newest, self._draft.now - at, self._step_time_s())
+
+    def _step_time_s(self) -> float:
+        return self._draft.seen.step_time_s(self._draft.record.roster)
+
+    def _lease_steps(self) -> int:
+        return self._horizon.lease_steps(self._step_time_s())

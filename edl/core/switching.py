@@ -1,0 +1,197 @@
+"""From one generation to the next: the plan, from when it is made until its ring stands or it comes to nothing.
+
+Owns: that a plan is made, superseded, put off and completed, its number, and how long the job waits for workers to make
+one of. Does not own: whether one is needed and who is in it (`edl.core.planning`), after which step, and its data
+(`edl.core.leasing`).
+"""
+
+from __future__ import annotations
+
+from edl.core.draft import Draft
+from edl.core.horizon import Horizon
+from edl.core.inputs import CloseRing, HostRing
+from edl.core.leasing import Leasing
+from edl.core.members import Cause
+from edl.core.orders import newcomers
+from edl.core.patience import NEVER
+from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, fails_unexplained, missing
+from edl.core.sizing import Sizing
+from edl.core.spans import since_ms
+from edl.events import Kind
+from edl.protocol.job import JobState, Plan, WorkerState
+
+
+class Switching:
+    """The plan of the next generation. `boot_s`: how long others are waited for where too few are left."""
+
+    def __init__(self, draft: Draft, sizing: Sizing, leasing: Leasing, horizon: Horizon, boot_s: float) -> None:
+        self._draft = draft
+        self._sizing = sizing
+        self._leasing = leasing
+        self._horizon = horizon
+        self._boot_s = boot_s
+        self.shortage = ""  # why the next generation waits for workers to come
+        self._short_at = 0.0  # since when
+        self.wake_at = NEVER  # something is to be decided then, though nothing else happens
+        self._broken_at: float | None = None  # when the present ring was first seen to have failed
+        self._missed_at: float | None = None  # when the first was seen to miss the planned switch
+
+    def is_due(self) -> bool:
+        """Time alone may decide something."""
+        return self._draft.now >= self.wake_at or self._missed_at is not None or bool(self.shortage)
+
+    # --------------------------------------------------------------------------------------------- its ring stands
+
+    def complete(self) -> None:
+        """The planned generation is the present one, once all of it sit in its ring."""
+        draft, plan = self._draft, self._draft.record.plan
+        if plan is None or not all(draft.seen.sits(worker, plan.generation) for worker in plan.roster):
+            return
+        old, first = draft.record.roster, draft.record.generation == 0
+        step = self._leasing.enter(plan)
+        draft.change(
+            generation=plan.generation,
+            began_step=step,
+            roster=plan.roster,
+            plan=None,
+            superseded=(),
+            state=JobState.RUNNING,
+        )
+        draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
+        draft.commands.append(CloseRing(plan.generation))
+        if first:
+            self._sizing.settle()
+        else:
+            self._tell_scaled(plan, old)
+
+    def _tell_scaled(self, plan: Plan, old: tuple[str, ...]) -> None:
+        draft, spans = self._draft, self._draft.spans
+        sighted = [draft.seen.observation(worker) for worker in plan.roster if worker in old]
+        pauses = [observation.pause for observation in sighted if observation and observation.pause]
+        worst = max(pauses, key=lambda pause: pause.total, default=None)
+        parts = (
+            {}
+            if worst is None
+            else {f"{name}_ms": round(getattr(worst, name), 1) for name in ("leave", "enter", "state")}
+        )
+        draft.tell(
+            Kind.SCALED,
+            **{"from": len(old), "to": len(plan.roster)},
+            pause_ms=None if worst is None else round(worst.total, 1),
+            forced=plan.after_step is None,
+            **parts,
+            switching_ms=since_ms(spans.planned_at, draft.now),
+            asked_ms=since_ms(spans.asked_at, draft.now),
+        )
+        if len(plan.roster) == draft.record.target:
+            spans.asked_at = None
+
+    # ------------------------------------------------------------------------------------------ the next is needed
+
+    def follow(self) -> None:
+        """Do what `edl.core.planning` decides."""
+        draft = self._draft
+        situation = Situation(draft.record, draft.members, draft.seen, self._is_torn())
+        if self._may_hear_why(situation):
+            return
+        decision = decide(situation)
+        if not isinstance(decision, TooFew):
+            self.shortage = ""
+        match decision:
+            case Follow(roster, forced):
+                step = self._leasing.switch_step() if draft.record.generation else 0
+                if forced or step is not None:
+                    self._plan(roster, None if forced else step)
+            case WaitAnew():
+                self._wait_anew()
+            case PutOff():
+                self._put_off()
+            case TooFew(reason):
+                self._wait_for_more(reason)
+            case GiveUp(reason):
+                draft.end(JobState.FAILED, f"{reason}{draft.last_loss}")
+            case None:
+                pass
+
+    def _may_hear_why(self, situation: Situation) -> bool:
+        """Whoever is gone from the ring will be known in a moment: a plan with that one in it would fail, too."""
+        if not fails_unexplained(situation):
+            self._broken_at, self.wake_at = None, NEVER
+            return False
+        now = self._draft.now
+        self._broken_at = now if self._broken_at is None else self._broken_at
+        due = self._broken_at + self._horizon.loss_s
+        self.wake_at = due if now < due else NEVER
+        return now < due
+
+    def _is_torn(self) -> bool:
+        draft = self._draft
+        if not missing(Situation(draft.record, draft.members, draft.seen)):
+            self._missed_at = None
+            return False
+        self._missed_at = draft.now if self._missed_at is None else self._missed_at
+        return draft.now - self._missed_at >= self._horizon.torn_s
+
+    def _wait_for_more(self, reason: str) -> None:
+        """As long as a boot may take. Not kept: a new leader begins to wait anew."""
+        draft = self._draft
+        if draft.record.plan is not None:
+            self._wait_anew()
+        if not self.shortage:
+            self._short_at = draft.now
+            draft.tell(Kind.TOO_FEW_WORKERS, reason=reason)
+        self.shortage = f"{reason}{draft.last_loss}"
+        if draft.now - self._short_at >= self._boot_s:
+            draft.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{draft.last_loss}")
+
+    def _plan(self, roster: tuple[str, ...], after_step: int | None) -> None:
+        draft = self._draft
+        generation = draft.record.planned + 1
+        if draft.record.plan is not None:
+            self._drop(draft.record.plan, roster)
+        staying = [worker for worker in roster if draft.state(worker) is not WorkerState.LEAVING]
+        draft.move_all(staying, Cause.PLANNED)
+        plan = Plan(generation, roster, after_step, self._leasing.planned(roster, after_step), draft.now)
+        state = JobState.STARTING if draft.record.generation == 0 else JobState.SCALING
+        draft.change(plan=plan, planned=generation, state=state, recut=None)
+        draft.spans.planned_at = draft.now
+        draft.commands.append(HostRing(generation, roster))
+        draft.tell(
+            Kind.SWITCH_SCHEDULED,
+            next_generation=generation,
+            after_step=after_step,
+            size=len(roster),
+            newcomers=newcomers(draft.record, plan),
+        )
+
+    # ----------------------------------------------------------------------------------------- it comes to nothing
+
+    def _put_off(self) -> None:
+        """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
+        draft, plan = self._draft, self._draft.record.plan
+        assert plan is not None
+        draft.tell(Kind.SWITCH_PUT_OFF, next_generation=plan.generation, after_step=plan.after_step)
+        self._close(plan, draft.record.roster)
+        draft.move_all(self._on_their_way(draft.record.roster), Cause.PUT_OFF)
+        draft.change(plan=None, state=JobState.RUNNING)
+
+    def _wait_anew(self) -> None:
+        plan = self._draft.record.plan
+        assert plan is not None
+        self._drop(plan, roster=())
+        self._draft.change(plan=None)
+
+    def _drop(self, plan: Plan, roster: tuple[str, ...]) -> None:
+        """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
+        self._close(plan, roster)
+        if plan.ledger is not None:
+            self._draft.change(superseded=(*self._draft.record.superseded, plan))
+
+    def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
+        self._draft.commands.append(CloseRing(plan.generation))
+        cause = Cause.UNPLANNED if self._draft.record.generation else Cause.UNPLANNED_FIRST
+        following = set(roster)
+        self._draft.move_all((worker for worker in self._on_their_way(plan.roster) if worker not in following), cause)
+
+    def _on_their_way(self, roster: tuple[str, ...]) -> list[str]:
+        return [worker for worker in roster if self._draft.state(worker) is WorkerState.SWITCHING]
