@@ -97,14 +97,15 @@ def policies(seeds: int, chosen: tuple[str, ...]) -> list[dict[str, Any]]:
 def ramp(seeds: int, _: tuple[str, ...]) -> list[dict[str, Any]]:
     rows = []
     for name, steps in (("at once", 0), ("8 steps", 8)):
-        rises = []
+        rises, changes = [], []
         for seed in range(seeds):
-            rate = ("--rate", "linear", "--base-batch", "16", "--lr", "0.1", "--ramp", str(steps))
+            rate = ("--rate", "linear", "--base-batch", "16", "--lr", "0.05", "--ramp", str(steps))
             losses = run("fixed-local", 16, seed, 1, (4,), "--epochs", "12", "--step-s", "0.02", *rate)["losses"]
-            change = next(at for at, (_, workers, _) in enumerate(losses) if workers == 4)
+            change = next(at for at, (_, workers, _) in enumerate(losses) if workers > 1)
             before = statistics.fmean(loss for _, _, loss in losses[change - 10 : change])
             rises.append(max(loss for _, _, loss in losses[change : change + AFTER_STEPS]) - before)
-        rows.append({"rate": name, "rise": rises})
+            changes.append(losses[change][0])
+        rows.append({"rate": name, "rise": rises, "after_step": changes})
         _tell(rows[-1])
     return rows
 

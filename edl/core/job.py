@@ -41,6 +41,7 @@ from edl.core.patience import Patience, Wait, Waits
 from edl.core.sightings import only_stepped, overtaken
 from edl.core.sizing import Sizing
 from edl.core.switching import Switching
+from edl.errors import InvalidTransition
 from edl.events import Kind
 from edl.protocol.job import OVER, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import Observation, Phase
@@ -87,6 +88,13 @@ class JobMachine:
     def handle(self, happened: Input, now: float) -> list[Command]:
         """Take one input at time `now`; return what is to be done once `record` is durable."""
         self._history.append(happened)
+        try:
+            return self._handle(happened, now)
+        except InvalidTransition as error:
+            error.add_note("the job's newest inputs:" + "".join(f"\n  {one!r}" for one in self._history))
+            raise
+
+    def _handle(self, happened: Input, now: float) -> list[Command]:
         self._draft.begin(now)
         self._waits.pass_time(now)
         news = True

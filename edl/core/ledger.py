@@ -10,10 +10,11 @@ committed step says of every lease how far it is trained; nobody has to report i
 
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
+Where these did not suffice, so that it would stand by while the others train what is left, `recut` takes back what is
+beyond a step that no pipeline has read past, and the next `grant` shares it out.
 
-How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is, until
-`recut` takes back what is beyond a step that no pipeline has read past; a newcomer's share beside such leases is empty,
-so that the batch of all does not grow in between.
+How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is until the
+same `recut`; a newcomer's share beside such leases is empty, so that the batch of all does not grow in between.
 
 Three ways to cut the samples into rounds, by the spec:
 
@@ -33,7 +34,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import pairwise
+from itertools import chain, pairwise
 
 import msgspec
 
@@ -106,8 +107,8 @@ class Ledger:
 
     @property
     def outdated_until(self) -> int:
-        """Up to this step somebody holds a lease in a batch that is not its own any more; 0 when nothing is left to be
-        done about that.
+        """Up to this step somebody holds a lease in a batch that is not its own any more, or has too few samples beside
+        the others'; 0 when nothing is left to be done about that.
         """
         return self._outdated_until
 
@@ -221,7 +222,7 @@ class Ledger:
         self._history.append(("resize", batches))
         for member, batch in zip(self._members.values(), batches, strict=True):
             member.batch = batch
-        self._outdated_until = max(self._outdated(), default=0)
+        self._outdated_until = self._last_outdated()
 
     def recut(self, step: int) -> None:
         """Nobody was handed samples of steps after `step`: what is leased of them is unassigned again, so that the next
@@ -333,12 +334,21 @@ class Ledger:
         """What is derived from the leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
         self._totals = self._trained_at = None
-        self._outdated_until = max(self._outdated(), default=0)
+        self._outdated_until = self._last_outdated()
+
+    def _last_outdated(self) -> int:
+        return max(chain(self._outdated(), self._starved()), default=0)
 
     def _outdated(self) -> Iterator[int]:
         """Where leases end that are in a batch of before."""
         for member in self._members.values():
             yield from (lease.until_step for lease in member.leases if lease.batch != member.batch)
+
+    def _starved(self) -> Iterator[int]:
+        """Where leases end that the samples did not suffice for: of a whole round, only the last step may be short."""
+        for lease in () if self._spec.by_sample else self._all_leases():
+            if len(lease) < (lease.steps - 1) * lease.batch:
+                yield lease.until_step
 
     def _last_steps(self) -> dict[int, int]:
         """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
@@ -380,10 +390,10 @@ class Ledger:
             form = Lease(0, after_step, steps, 0, (), beside.epoch, beside.final)
             if beside.until_step in outdated:
                 self._give(newcomers, [0] * len(newcomers), form, batch=0)
-                self._outdated_until = max(self._outdated_until, beside.until_step)
             else:
                 counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
                 self._give(newcomers, counts, form)
+        self._outdated_until = self._last_outdated()
 
     def _grant_round(self, steps: int) -> bool:
         members, epoch = tuple(self._members.values()), self._next_epoch()

@@ -15,13 +15,12 @@ import msgspec
 from edl.errors import EdlError, JobFailed, TimedOut, UsageError
 from edl.policy.efficiency import scaling_efficiency
 from edl.protocol.figures import Rate
-from edl.protocol.job import JobState, Status
+from edl.protocol.job import OVER, JobState, Status
 from edl.runtime.client import JobClient
 
 LOOK_S: Final = 0.5
 BATCHES: Final = 100  # measured at each size
 TIMEOUT_S: Final = 600.0
-OVER = (JobState.FINISHED, JobState.FAILED)
 
 
 class Row(msgspec.Struct, frozen=True):

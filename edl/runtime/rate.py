@@ -35,27 +35,37 @@ class FollowingRate:
         self._base = base_batch
         self._steps = steps
         self._ramp: Ramp | None = None  # none before the first step: there is no momentum to go easy on yet
+        self._made = 0  # samples of the newest full step
+
+    def count(self, samples: int) -> None:
+        """A full step was made with so many, of all workers. None at all, where these had left, changes nothing."""
+        self._made = samples or self._made
 
     def at(self, step: int, batch: int) -> float:
-        """The factor in `step`, for which the global batch is `batch`. Ask in the order of steps."""
-        wanted = float(factor(self._rule, batch / self._base))
+        """The factor in `step`. Ask in the order of steps.
+
+        The global batch should be `batch`. But newcomers may have no samples yet: what counts is the newest full step.
+        """
+        k = (self._made or batch) / self._base
+        wanted = float(factor(self._rule, k))
         if not wanted > 0:
-            raise UsageError(f"scale_rate: the rule gives {wanted} for k={batch / self._base:g}; it must be positive")
+            raise UsageError(f"scale_rate: the rule gives {wanted} for k={k:g}; it must be positive")
         if self._ramp is None:
             self._ramp = Ramp(wanted, wanted, step, self._steps)
         elif wanted != self._ramp.after:
             self._ramp = self._ramp.turned(wanted, step - 1)
         return self._ramp.at(step)
 
-    def is_settled(self, step: int) -> bool:
-        """From `step` on nothing changes, as long as the batch does not."""
-        return self._ramp is not None and step - self._ramp.began >= self._ramp.steps
+    def is_settled(self, step: int, batch: int) -> bool:
+        """From `step` on nothing changes, as long as `batch` does not."""
+        return self._made == batch and self._ramp is not None and step - self._ramp.began >= self._ramp.steps
 
     def state_dict(self) -> dict[str, Any]:
-        return {} if self._ramp is None else msgspec.structs.asdict(self._ramp)
+        return {"made": self._made, "ramp": None if self._ramp is None else msgspec.structs.asdict(self._ramp)}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self._ramp = Ramp(**state) if state else None
+        self._made = state["made"]
+        self._ramp = None if state["ramp"] is None else Ramp(**state["ramp"])
 
 
 class ScheduledRate:

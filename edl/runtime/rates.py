@@ -61,8 +61,11 @@ class Rates:
 
     def count(self) -> None:
         """The mini-batch being worked on is committed."""
+        step = self._seat.step + 1
         if self._scheduled is not None:
-            self._scheduled.count(self._feed.samples(self._seat.step + 1))
+            self._scheduled.count(self._feed.samples(step))
+        if self._following is not None and not self._feed.ends_pass(step):
+            self._following.count(self._feed.samples(step))
 
     def rehearse(self) -> None:
         """Whatever a trial of rates compiles, nobody waits for it later (I4)."""
@@ -88,6 +91,6 @@ class Rates:
         if scheduled is not None:
             factor *= scheduled.at(batch)
         self._framework.set_rate(factor)
-        settled = scheduled is None and following is not None and following.is_settled(coming)
+        settled = scheduled is None and following is not None and following.is_settled(coming, batch)
         seat.rate_until = NEVER if settled else coming
         seat.refresh()

@@ -32,12 +32,11 @@ from types import TracebackType
 from edl import client
 from edl.errors import EdlError, UsageError
 from edl.launch.records import find
-from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.job import OVER, Status, WorkerState, WorkerStatus
 
 LOOK_S = 0.02
 MEANWHILE_S = 0.5
 SERVER = b"org.apache.zookeeper"
-OVER = (JobState.FINISHED, JobState.FAILED)
 SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 

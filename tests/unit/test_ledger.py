@@ -485,3 +485,39 @@ def test_pieces_that_touch_the_frontier_are_part_of_it_again():
     assert [pool.count(epoch) for epoch in (-1, 0, 1, 2)] == [0, 2, 12, 12]
     assert pool.take(3) == (Range(0, 2, 4), Range(1, 0, 1))
     assert pool.first_epoch == 1
+
+
+# --------------------------------------------------------------------------------- newcomers where little is left
+
+
+def test_a_newcomer_that_finds_all_leased_gets_its_share_when_leases_are_cut_anew():
+    ledger = ledger_of(101, "a", batch=4)
+    ledger.grant(100)
+    assert ledger.covered_step == 26
+    ledger.commit(2)
+    ledger.enter(("a", "b"), 2)
+    ledger.grant(3)
+    assert samples(ledger.leases("b")) == []
+    assert ledger.outdated_until == 26
+    assert Ledger.restore(ledger.snapshot()).outdated_until == 26
+    ledger.recut(5)
+    ledger.grant(100)
+    assert ledger.outdated_until == 0
+    assert run_out(ledger) == [4, 4, 4, *[8] * 10, 1]
+
+
+def test_a_newcomer_that_finds_nearly_enough_is_left_alone():
+    ledger = ledger_of(80, "a", batch=4)
+    ledger.grant(10)
+    ledger.enter(("a", "b"), 0)
+    ledger.grant(10)
+    assert ledger.outdated_until == 0
+    assert run_out(ledger) == [8] * 10
+
+
+def test_no_lease_is_cut_anew_where_the_script_cuts_batches_itself():
+    ledger = ledger_of(100, "a", batch=4, by_sample=True)
+    ledger.grant(100)
+    ledger.enter(("a", "b"), 0)
+    ledger.grant(1)
+    assert ledger.outdated_until == 0

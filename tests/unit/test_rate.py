@@ -24,15 +24,29 @@ def test_the_first_factor_is_there_at_once() -> None:
 def test_a_change_takes_some_steps_and_turns_where_it_is() -> None:
     rate = FollowingRate("linear", 64, steps=4)
     assert [rate.at(step, 64) for step in (1, 2, 3)] == [1.0] * 3
-    assert not rate.is_settled(3)
+    assert not rate.is_settled(3, 64)
     assert [rate.at(step, 128) for step in (4, 5)] == [1.25, 1.5]
     assert [rate.at(step, 64) for step in (6, 7, 8, 9, 10)] == [1.375, 1.25, 1.125, 1.0, 1.0]
-    assert rate.is_settled(9)
+    rate.count(64)
+    assert rate.is_settled(9, 64)
+    assert not rate.is_settled(9, 128)  # it will be another one soon
+
+
+def test_what_counts_is_the_batch_that_is_made() -> None:
+    rate = FollowingRate("linear", 64, steps=0)
+    assert rate.at(1, 64) == 1.0
+    rate.count(64)
+    assert rate.at(2, 256) == 1.0  # there are four workers now, and samples for one
+    rate.count(256)
+    assert rate.at(3, 256) == 4.0
+    rate.count(0)  # of a step whose workers had left
+    assert rate.at(4, 256) == 4.0
 
 
 def test_a_newcomer_joins_where_the_others_are() -> None:
     one, newcomer = FollowingRate("linear", 64), FollowingRate("linear", 64)
     one.at(1, 64)
+    one.count(128)
     one.at(2, 128)
     newcomer.at(1, 32)  # its rehearsal, alone
     newcomer.load_state_dict(one.state_dict())

@@ -22,10 +22,11 @@ class Worker:
 
     def __init__(self) -> None:
         self.set: list[float] = []
+        self.made, self.ends_pass = 16, False
         self.seat = SimpleNamespace(step=0, size=2, opened=None, rate_until=NEVER, refresh=lambda: None)
         self.ring = SimpleNamespace(place=None)
         framework: Any = SimpleNamespace(ring=self.ring, scale_rates=lambda: None, set_rate=self.set.append)
-        feed: Any = SimpleNamespace(batch=16, samples=lambda step: 16)
+        feed: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         seat: Any = self.seat
         self.rates = Rates(framework, seat, feed, Extras())
 
@@ -58,6 +59,28 @@ def test_once_nothing_changes_any_more_no_step_is_looked_at() -> None:
     for _ in range(8):
         worker.train()
     assert (worker.set[-1], worker.seat.rate_until) == (2.0, NEVER)
+
+
+def test_each_step_is_looked_at_until_it_is_as_large_as_it_should_be() -> None:
+    worker = Worker()
+    worker.rates.scale("linear", 16, steps=0)
+    worker.made = 4  # the others have no samples yet
+    worker.open()
+    worker.train()
+    assert (worker.set, worker.seat.rate_until) == ([1.0, 0.25], 2)
+    worker.made = 16
+    worker.train()
+    assert (worker.set[-1], worker.seat.rate_until) == (1.0, NEVER)
+
+
+def test_the_last_step_of_an_epoch_changes_nothing() -> None:
+    worker = Worker()
+    worker.rates.scale("linear", 16, steps=0)
+    worker.open()
+    worker.train()
+    worker.made, worker.ends_pass = 3, True
+    worker.train()
+    assert worker.set == [1.0] * 3
 
 
 def test_without_any_nothing_is_set() -> None:
