@@ -346,7 +346,7 @@ class Ledger:
 
     def _starved(self) -> Iterator[int]:
         """Where leases end that the samples did not suffice for: of a whole round, only the last step may be short."""
-        for lease in () if self._spec.by_sample else self._all_leases():
+        for lease in self._all_leases():
             if len(lease) < (lease.steps - 1) * lease.batch:
                 yield lease.until_step
 

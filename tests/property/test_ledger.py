@@ -183,7 +183,6 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def grant(self, horizon):
         self.grant_until(self.ledger.step + horizon)
 
-    @precondition(lambda self: not self.ledger.spec.by_sample)
     @rule(data=st.data(), horizon=st.integers(0, 25))
     def recut(self, data, horizon):
         """Batches that hold now are put in force from a step on that nobody was handed samples beyond."""

@@ -515,9 +515,13 @@ def test_a_newcomer_that_finds_nearly_enough_is_left_alone():
     assert run_out(ledger) == [8] * 10
 
 
-def test_no_lease_is_cut_anew_where_the_script_cuts_batches_itself():
-    ledger = ledger_of(100, "a", batch=4, by_sample=True)
+def test_a_newcomer_whose_script_cuts_batches_itself_gets_whole_ones_too():
+    ledger = ledger_of(101, "a", batch=4, by_sample=True)
     ledger.grant(100)
-    ledger.enter(("a", "b"), 0)
-    ledger.grant(1)
-    assert ledger.outdated_until == 0
+    ledger.commit(2)
+    ledger.enter(("a", "b"), 2)
+    ledger.grant(3)
+    assert ledger.outdated_until == 25
+    ledger.recut(5)
+    ledger.grant(100)
+    assert run_out(ledger) == [4, 4, 4, *[8] * 10, 1]
