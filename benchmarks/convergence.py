@@ -4,8 +4,9 @@
 
     policies  accuracy and loss at the end of a run with six changes of size (2, 4, 1, 3, 2, 4, 2 workers), beside one
               of two workers all the time: mean, and the spread from the least to the greatest
-    ramp      the batch becomes four times as large early in training (one worker, then four), and the learning rate
-              with it, at once or in a line of eight steps: by how much the loss rises above what it was at the change
+    ramp      the batch becomes four times as large early in training (one worker, after 150 steps four), and the
+              learning rate with it, at once or in a line of eight steps: by how much the loss rises above what it was
+              before, within 60 steps
 
 Exit code 1 if a policy's mean accuracy is more than three points below that of fixed size, or a change did not happen.
 """
@@ -27,7 +28,8 @@ SIZES = (4, 1, 3, 2, 4, 2)
 BATCH = 64  # of two workers together
 LEEWAY = 0.03
 PATIENCE_S = 300.0
-AFTER_STEPS = 40
+AFTER_STEPS = 60
+HOLD_AT = "150"
 POLICIES: dict[str, tuple[str, int, tuple[str, ...]]] = {  # policy, n of batches(n), more arguments of the worker
     "fixed size": ("fixed-local", BATCH // 2, ()),
     "fixed-local, rate as it is": ("fixed-local", BATCH // 2, ()),
@@ -99,8 +101,19 @@ def ramp(seeds: int, _: tuple[str, ...]) -> list[dict[str, Any]]:
     for name, steps in (("at once", 0), ("8 steps", 8)):
         rises, changes = [], []
         for seed in range(seeds):
-            rate = ("--rate", "linear", "--base-batch", "16", "--lr", "0.05", "--ramp", str(steps))
-            losses = run("fixed-local", 16, seed, 1, (4,), "--epochs", "12", "--step-s", "0.02", *rate)["losses"]
+            rate = (
+                "--rate",
+                "linear",
+                "--base-batch",
+                "16",
+                "--lr",
+                "0.05",
+                "--hold-at",
+                HOLD_AT,
+                "--ramp",
+                str(steps),
+            )
+            losses = run("fixed-local", 16, seed, 1, (4,), "--epochs", "6", "--step-s", "0.02", *rate)["losses"]
             change = next(at for at, (_, workers, _) in enumerate(losses) if workers > 1)
             before = statistics.fmean(loss for _, _, loss in losses[change - 10 : change])
             rises.append(max(loss for _, _, loss in losses[change : change + AFTER_STEPS]) - before)
@@ -120,6 +133,9 @@ def show(found: dict[str, Any]) -> None:
         print(f"{row['policy']:<28} {figures}, {statistics.fmean(row['steps']):.0f} steps")
     for row in found.get("ramp", []):
         print(f"batch x 4, rate x 4 {row['rate']:<8}: the loss rises by {_spread(row['rise'])}")
+    if rows := found.get("ramp"):
+        less = sum(slowly < at_once for at_once, slowly in zip(*(row["rise"] for row in rows), strict=True))
+        print(f"  by less in eight steps with {less} of {len(rows[0]['rise'])} seeds")
 
 
 def _spread(values: list[float]) -> str:

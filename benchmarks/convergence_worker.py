@@ -25,9 +25,11 @@ parser.add_argument("--lr", type=float, default=0.05)
 parser.add_argument("--rate", default="none", help="rule of edl.scale_rate")
 parser.add_argument("--base-batch", type=int, default=64)
 parser.add_argument("--ramp", type=int, default=8, help="steps")
+parser.add_argument("--hold-at", type=int, default=0, help="from this step on go slowly, until others have come")
 parser.add_argument("--step-s", type=float, default=0.01, help="least time of a step")
 options = parser.parse_args()
 
+HELD_S = 0.5  # a step, while others are waited for
 HELD_OUT = 297  # of all samples, for the accuracy
 
 rows = np.loadtxt(Path(__file__).parents[1] / "data" / "digits" / "digits.csv.gz", delimiter=",", dtype=np.float32)
@@ -53,7 +55,8 @@ for ids in shards.batches(options.batch):
         with torch.no_grad():
             loss = torch.nn.functional.cross_entropy(model(images[train]), labels[train]).item()
         losses.append((edl.step(), edl.size(), loss))
-    time.sleep(max(0.0, options.step_s - (time.perf_counter() - began)))
+    held = edl.size() == 1 and 0 < options.hold_at <= edl.step()
+    time.sleep(max(0.0, (HELD_S if held else options.step_s) - (time.perf_counter() - began)))
     optimizer.step()
     edl.notify_batch_end()
 if edl.rank() == 0:
