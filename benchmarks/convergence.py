@@ -67,7 +67,15 @@ def run(policy: str, batch: int, seed: int, workers: int, sizes: tuple[int, ...]
         if job.returncode or not all(done):
             raise SystemExit(f"{policy}, seed {seed}: {done}\n{(folder / 'output.log').read_text()[-3000:]}")
         found: dict[str, Any] = json.loads((folder / "result.json").read_text())
+        found["recut"] = _recut_after(environ)
         return found
+
+
+def _recut_after(environ: dict[str, str]) -> int:
+    """The step after which all workers had their share; 0 if they had it from the beginning."""
+    told = subprocess.run([EDL, "events", "c", "--json"], env=environ, capture_output=True, text=True, check=True)
+    events = map(json.loads, told.stdout.splitlines())
+    return max((event["after_step"] for event in events if event["kind"] == "recut"), default=0)
 
 
 def _changed(environ: dict[str, str], job: subprocess.Popen[bytes], size: int) -> bool:
@@ -107,14 +115,15 @@ def ramp(seeds: int, _: tuple[str, ...]) -> list[dict[str, Any]]:
                 "--base-batch",
                 "16",
                 "--lr",
-                "0.05",
+                "0.02",
                 "--hold-at",
                 HOLD_AT,
                 "--ramp",
                 str(steps),
             )
-            losses = run("fixed-local", 16, seed, 1, (4,), "--epochs", "6", "--step-s", "0.02", *rate)["losses"]
-            change = next(at for at, (_, workers, _) in enumerate(losses) if workers > 1)
+            found = run("fixed-local", 16, seed, 1, (4,), "--epochs", "6", "--step-s", "0.02", *rate)
+            losses = found["losses"]
+            change = next(at for at, (step, workers, _) in enumerate(losses) if workers > 1 and step > found["recut"])
             before = statistics.fmean(loss for _, _, loss in losses[change - 10 : change])
             rises.append(max(loss for _, _, loss in losses[change : change + AFTER_STEPS]) - before)
             changes.append(losses[change][0])

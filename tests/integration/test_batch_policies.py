@@ -99,3 +99,22 @@ def test_a_maximum_and_a_function(edl: Any, tmp_path: Any, rule: str, sizes: tup
     job.expect_exactly_once()
     found, short = batches(job), final_steps(job)
     assert {size for step, size in found.items() if step not in short} == set(sizes)
+
+
+@pytest.mark.parametrize("way", [["torch_elastic.py", "--batch", "6"], ["tensorflow_elastic.py", "--way", "graph"]])
+def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(edl: Any, tmp_path: Any, way: list[str]) -> None:
+    """Without any policy, and also where the script cuts batches itself."""
+    job = Job(edl, tmp_path / "out", 1, epochs=40, script=way)
+    job.wait_size(1)
+    job.wait_steps(10)
+    assert edl("scale", "s", "2", "--wait", timeout_s=90).returncode == 0
+    change = edl.wait(lambda: recut_for(job, 2), "leases that are cut anew", timeout_s=30)
+    job.wait_steps(20)
+    job.finish()
+    job.expect_exactly_once()
+    job.expect_equal_models()
+    found, short = batches(job), final_steps(job)
+    assert change["after_step"] - began(job)[-1] < 60  # of 50 ms, where leases reach for 25 s
+    after = {size for step, size in found.items() if step > change["after_step"] and step not in short}
+    assert after == {change["batch"]}
+    assert change["batch"] == 2 * max(size for step, size in found.items() if step <= began(job)[-1])
