@@ -18,6 +18,7 @@ from edl.protocol.job import Member, Record, WorkerState
 ANSWERS_S = 5.0  # within which all tell of what the driver has answered them at once
 ENDING_S = 3.0  # that the process of a worker takes to end, after it has left the job
 EMPTY_S = 30.0  # after which nobody may come any more to a slot that the driver has counted
+MOST_EMPTY_S = 3600.0  # twice as long after each count that has not filled it, up to this
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,7 @@ class Recounts:
     def __init__(self) -> None:
         self._answered_at: float | None = None
         self._empty_since: tuple[int, float] | None = None  # after so many recounts
+        self._empty_s = EMPTY_S
 
     def follows(self, record: Record, seen: Sightings, left_at: float, now: float) -> Begin | Counted | Dismiss | None:
         """What to do now. `left_at`: when somebody ceased to be a member last."""
@@ -64,11 +66,17 @@ class Recounts:
         return follows(record, seen, overdue=overdue, settled=settled, deserted=self._deserted(record, seen, now))
 
     def _deserted(self, record: Record, seen: Sightings, now: float) -> bool:
+        if record.recounted < record.recounts:
+            return False
         if not has_empty_slots(record, seen):
-            self._empty_since = None
-        elif self._empty_since is None or self._empty_since[0] != record.recounts:
+            self._empty_since, self._empty_s = None, EMPTY_S
+            return False
+        if self._empty_since is None:
             self._empty_since = (record.recounts, now)
-        return self._empty_since is not None and now - self._empty_since[1] >= EMPTY_S
+        elif self._empty_since[0] != record.recounts:  # its worker has crashed too often, perhaps: it stays empty
+            self._empty_since = (record.recounts, now)
+            self._empty_s = min(2 * self._empty_s, MOST_EMPTY_S)
+        return now - self._empty_since[1] >= self._empty_s
 
 
 def follows(

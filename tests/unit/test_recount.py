@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from machine_job import SPEC, Job
 
 from edl.core.inputs import Acknowledge, Refuse, Registered, ScaleAsked, ScaleInAsked, TimePassed, Vanished
@@ -145,6 +147,23 @@ def test_nobody_comes_from_a_slot_that_the_driver_has_counted():
         job.word(worker, answered=2, size=3, slots=1)
     job.pass_time(100.0)
     assert job.machine.record.recounts == 2
+
+
+def test_a_slot_that_stays_empty_is_asked_after_ever_more_seldom():
+    job = driven("a:0", "b:0")
+    begun = []
+    for second in range(1000):
+        before = job.machine.record.recounts
+        job.pass_time(1.0)
+        if (number := job.machine.record.recounts) > before:
+            begun.append(second)
+            for worker in ("w0", "w1"):
+                job.word(worker, answered=number, size=3, slots=1)
+        elif not number:
+            for worker in ("w0", "w1"):
+                job.word(worker, size=3, slots=1)
+    waits = [later - earlier for earlier, later in pairwise(begun)]
+    assert all(abs(wait - wanted) < 5 for wait, wanted in zip(waits, (60, 120, 240, 480), strict=True)), waits
 
 
 def test_an_empty_slot_is_left_alone_where_its_failure_would_end_the_job():
