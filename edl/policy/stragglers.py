@@ -11,16 +11,19 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Final
 
 import msgspec
 
+Dealt = Callable[[Mapping[str, float]], Mapping[str, int]]
+
 ALPHA: Final = 0.1  # of the moving average, for one batch
 SLOW: Final = 0.8  # of the median
 FEWEST: Final = 2  # workers that can be compared at all
+WORTH: Final = 0.95  # of the time of a step: what it must be at most with other shares, so that these are worth it
 
 
 class Spent(msgspec.Struct, frozen=True):
@@ -89,8 +92,10 @@ class Paces:
         worker = min(late, key=lambda worker: (self._paces[worker], worker), default=None)
         return None if worker is None else self._explained(worker)
 
-    def uneven(self, shares: Mapping[str, float]) -> Uneven | None:
-        """Somebody has been slow, or idle for lack of samples, for long enough with these shares of the batch."""
+    def uneven(self, shares: Mapping[str, float], dealt: Dealt) -> Uneven | None:
+        """Somebody has been slow, or idle for lack of samples, for long enough with these shares of the batch; and with
+        others, in whole samples, a step would take less time. `dealt`: the samples of each worker with such shares.
+        """
         odd = {**self._fast_for, **self._slow_for}
         worker = max(odd, key=lambda worker: (odd[worker], worker), default=None)
         if worker is None or odd[worker] < self.batches or len(self._paces) < FEWEST:
@@ -99,7 +104,14 @@ class Paces:
         most = max(able.values())
         pace = self._paces[worker]
         reason = f"{worker} works at {pace:.2f} of the median pace with its share of the batch"
-        return Uneven({one: round(share / most, 3) for one, share in able.items()}, pace, reason)
+        better = {one: round(share / most, 3) for one, share in able.items()}
+        return Uneven(better, pace, reason) if self._is_worth(dealt(shares), dealt(better)) else None
+
+    def _is_worth(self, now: Mapping[str, int], then: Mapping[str, int]) -> bool:
+        """A worker's time goes with its samples."""
+        longest = max(1 / pace for pace in self._paces.values())
+        coming = max(then[one] / (max(1, now[one]) * pace) for one, pace in self._paces.items())
+        return coming <= WORTH * longest
 
     def forget(self) -> None:
         """The ring or the shares have changed: what was slow may not be so any more."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 
 from edl.clock import Clock
+from edl.core.batching import weighted_shares
 from edl.core.inputs import Input, Measured, Ruled
 from edl.core.job import JobMachine
 from edl.core.meter import Meter
@@ -108,9 +109,15 @@ class Governor:
             case "off":
                 return None
             case "share":
-                return self._paces.uneven(self._machine.record.shares)
+                return self._paces.uneven(self._machine.record.shares, self._dealt)
             case _:
                 return self._paces.verdict()
+
+    def _dealt(self, shares: Mapping[str, float]) -> dict[str, int]:
+        """The samples that workers take of a step with such shares of the batch."""
+        roster, ledger = self._machine.record.roster, self._machine.ledger
+        batch = 0 if ledger is None else ledger.batch
+        return dict(zip(roster, weighted_shares(batch, [shares.get(one, 1.0) for one in roster]), strict=True))
 
     def _at_rest(self) -> bool:
         """No change is under way, or waited for."""

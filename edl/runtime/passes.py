@@ -152,7 +152,8 @@ class Pass:
         if self._audit.on:
             self._audit.given(lease, step, ids)
         if ids.size == 0:
-            # Scripts that cut batches themselves must get what fills one, unless the end of the pass cuts it short.
-            count = self._spec.batch if self._spec.by_sample and not ends_pass else 1
-            ids = first_ids(self._spec, lease.epoch, count)
+            # What fills a batch, as the others have: a script that cuts batches itself must get that, and one that goes
+            # through a batch in parts may have collectives of its own in each. The end of the pass is short for all.
+            full = self._spec.batch if self._spec.by_sample else lease.batch
+            ids = first_ids(self._spec, lease.epoch, 1 if ends_pass else max(1, full))
         return Batch(ids, ends_pass)

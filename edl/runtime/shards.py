@@ -91,7 +91,7 @@ class ShardGenerator:
         """One array of sample ids per step, or one list of records for files: `n`, or what the job's batch policy makes
         of it for this worker; fewer in an epoch's last step.
 
-        A worker for which no sample is left in a step gets one that does not count, so that it can take part.
+        A worker for which no sample is left in a step gets some that do not count, so that it can take part.
         """
         self._check_process()
         return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))

@@ -7,7 +7,7 @@ import random
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from edl.core import batching
@@ -177,20 +177,26 @@ def test_noise_makes_nobody_a_straggler() -> None:
     for _ in range(500):
         paces.take(ring([0.1 * noise.uniform(0.85, 1.15) for _ in range(4)]), 10)
         assert paces.verdict() is None
-        assert paces.uneven({}) is None
+        assert paces.uneven({}, lambda shares: dict.fromkeys(("w0", "w1", "w2", "w3"), 100)) is None
 
 
+@example([0.1953125, 0.19921875, 0.19921875, 0.021484375, 0.021484375], 60)
 @given(st.lists(st.floats(0.02, 0.2), min_size=3, max_size=6), st.integers(60, 400))
 def test_shares_by_pace_let_all_be_done_at_the_same_time(sample_s, batch) -> None:
     """Seconds for each sample; a job that follows them comes to rest, within the rounding of a sample."""
     paces, shares = Paces(), {}
+    workers = [f"w{n}" for n in range(len(sample_s))]
+
+    def dealt(shares) -> dict[str, int]:
+        taken = batching.weighted_shares(batch, [shares.get(worker, 1.0) for worker in workers])
+        return dict(zip(workers, taken, strict=True))
+
     for _ in range(6):
-        taken = batching.weighted_shares(batch, [shares.get(f"w{n}", 1.0) for n in range(len(sample_s))])
-        busy = [share * seconds for share, seconds in zip(taken, sample_s, strict=True)]
+        busy = [share * seconds for share, seconds in zip(dealt(shares).values(), sample_s, strict=True)]
         paces.forget()
         for _ in range(30):
             paces.take(ring(busy), 10)
-        found = paces.uneven(shares)
+        found = paces.uneven(shares, dealt)
         if found is None:
             break
         shares = found.shares

@@ -209,11 +209,17 @@ class ListFeed(SoloFeed):
         self.committed += 1
 
 
-def test_a_step_without_samples_gets_one_that_does_not_count():
+def test_a_step_without_samples_gets_some_that_do_not_count():
     feed = ListFeed(Lease(1, 0, 3, 4, (Range(0, 8, 14),)))
     shards = ShardGenerator(20, feed, epochs=1)
-    assert [ids.tolist() for ids in shards.batches(4)] == [[8, 9, 10, 11], [12, 13], [0]]
+    assert [ids.tolist() for ids in shards.batches(4)] == [[8, 9, 10, 11], [12, 13], [0, 1, 2, 3]]
     assert [shards.share(step) for step in (1, 2, 3)] == [4, 2, 0]
+
+
+def test_at_the_end_of_a_pass_one_is_enough():
+    feed = ListFeed(Lease(1, 0, 2, 4, (Range(0, 8, 12),), final=True))
+    shards = ShardGenerator(20, feed, epochs=1)
+    assert [ids.tolist() for ids in shards.batches(4)] == [[8, 9, 10, 11], [0]]
 
 
 def test_by_sample_a_step_without_samples_fills_a_batch_unless_it_is_the_last():

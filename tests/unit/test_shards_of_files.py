@@ -105,9 +105,9 @@ class ListFeed(SoloFeed):
         self.committed += 1
 
 
-def test_a_step_without_samples_gets_a_record_that_does_not_count(path):
+def test_a_step_without_samples_gets_records_that_do_not_count(path):
     shards, feed = shards_of(path, ListFeed(Lease(1, 0, 3, 4, (Range(0, 4, 9),))))
-    assert train(shards.batches(4), feed) == [[4, 5, 6, 7], [8], [0]]
+    assert train(shards.batches(4), feed) == [[4, 5, 6, 7], [8], [0, 1, 2, 3]]
 
 
 def test_workers_that_see_other_files_are_refused(path):
