@@ -101,10 +101,14 @@ def test_a_maximum_and_a_function(edl: Any, tmp_path: Any, rule: str, sizes: tup
     assert {size for step, size in found.items() if step not in short} == set(sizes)
 
 
-@pytest.mark.parametrize("way", [["torch_elastic.py", "--batch", "6"], ["tensorflow_elastic.py", "--way", "graph"]])
-def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(edl: Any, tmp_path: Any, way: list[str]) -> None:
+@pytest.mark.parametrize(
+    ("way", "epochs"), [(["torch_elastic.py", "--batch", "6"], 40), (["tensorflow_elastic.py", "--way", "graph"], 100)]
+)
+def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(
+    edl: Any, tmp_path: Any, way: list[str], epochs: int
+) -> None:
     """Without any policy, and also where the script cuts batches itself."""
-    job = Job(edl, tmp_path / "out", 1, epochs=40, script=way)
+    job = Job(edl, tmp_path / "out", 1, epochs=epochs, script=way, EDL_SESSION_TIMEOUT="30")  # leases of 75 s
     job.wait_size(1)
     job.wait_steps(10)
     assert edl("scale", "s", "2", "--wait", timeout_s=90).returncode == 0
@@ -114,7 +118,7 @@ def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(edl: Any, tmp_
     job.expect_exactly_once()
     job.expect_equal_models()
     found, short = batches(job), final_steps(job)
-    assert change["after_step"] - began(job)[-1] < 60  # of 50 ms, where leases reach for 25 s
+    assert change["after_step"] - began(job)[-1] < 60  # of 50 ms
     after = {size for step, size in found.items() if step > change["after_step"] and step not in short}
     assert after == {change["batch"]}
     assert change["batch"] == 2 * max(size for step, size in found.items() if step <= began(job)[-1])
