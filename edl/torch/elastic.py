@@ -60,6 +60,8 @@ class TorchState(State):
                 self.__dict__[name] = value
             elif has_state(value):
                 parts[name] = value
+                if isinstance(value, ElasticSampler):
+                    parts[f"{name}.place"] = value._place
             elif name in {"model", "optimizer"}:
                 if value is not None:
                     raise UsageError(f"TorchState({name}=...) is a {type(value).__name__}: give what torch calls so")
@@ -67,6 +69,27 @@ class TorchState(State):
             else:
                 values[name] = value
         super().__init__(_run, values, parts)
+
+
+class _Place:
+    """Which of the job's passes over the data a sampler is at; a script that resumes counts epochs from elsewhere."""
+
+    def __init__(self) -> None:
+        self.number = 0
+        self.begun = False
+        self.over = False  # it has come to its end, and nothing was rolled back since
+
+    def go_on(self) -> None:
+        """To the next pass."""
+        self.number += 1
+        self.begun = self.over = False
+
+    def state_dict(self) -> dict[str, int]:
+        return {"number": self.number, "begun": int(self.begun), "over": int(self.over)}
+
+    def load_state_dict(self, state_dict: dict[str, int]) -> None:
+        self.number = state_dict["number"]
+        self.begun, self.over = bool(state_dict["begun"]), bool(state_dict["over"])
 
 
 class ElasticSampler(data.Sampler[int]):
@@ -89,29 +112,25 @@ class ElasticSampler(data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self._number = 0  # of the job's pass over the data; a script that resumes counts epochs from elsewhere
-        self._begun = False  # that pass
+        self._place = _Place()
         self._shards: ShardGenerator | None = None
 
     def set_epoch(self, epoch: int) -> None:
         """The next iteration is another epoch. Call it at the end of each, or before each."""
-        if epoch != self.epoch and self._begun:
-            self._number += 1
-            self._begun = False
+        if epoch != self.epoch and self._place.begun:
+            self._place.go_on()
         self.epoch = epoch
 
     def record_batch(self, batch_idx: int, batch_size: int) -> None:
         """Nothing to do: edl knows what is trained. Kept for scripts written for Horovod."""
 
     def state_dict(self) -> dict[str, int]:
-        """Which epoch it is at; which of its samples are trained is edl's to know."""
-        return {"epoch": self.epoch, "number": self._number, "begun": int(self._begun)}
+        """Which epoch it is at; which of its samples are trained is edl's to know, and travels by itself."""
+        return {"epoch": self.epoch}
 
     def load_state_dict(self, state_dict: dict[str, int]) -> None:
-        """Of `state_dict()`, here or in another worker of the same job; of another job, only the `epoch` counts."""
+        """Of `state_dict()`, or of Horovod's; an epoch begins anew, whatever `processed_indices` it was left with."""
         self.epoch = state_dict["epoch"]
-        self._number = state_dict.get("number", self._number)
-        self._begun = bool(state_dict.get("begun", self._begun))
 
     def __len__(self) -> int:
         """Samples of this worker in a whole epoch, at the present size."""
@@ -127,17 +146,21 @@ class ElasticSampler(data.Sampler[int]):
 
     def _runs(self, batch_size: int) -> Iterator[Iterator[Any]]:
         """Batches of training."""
-        trains = ElasticSampler._that_trains = ElasticSampler._that_trains or self
-        if trains is not self:
+        if ElasticSampler._that_trains is None:
+            ElasticSampler._that_trains = self
+        if ElasticSampler._that_trains is not self:
             raise UsageError(
                 "ElasticSampler: a second one is iterated with gradients recorded, and a job trains on one source; "
                 "to evaluate, iterate under `with torch.no_grad():`"
             )
         if self._shards is None:
             self._shards = trainer.elastic_shard_generator(len(self.dataset), shuffle=self.shuffle, seed=self.seed)
-        self._number = max(self._number, self._shards.epochs_done)  # iterated again without set_epoch()
-        self._begun = True
-        return self._shards.runs(batch_size, self._number)
+        place = self._place
+        if place.over:  # iterated again without set_epoch()
+            place.go_on()
+        place.begun = True
+        yield from self._shards.runs(batch_size, place.number)
+        place.over = True
 
     def _share(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """To evaluate on."""

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in a test
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0

@@ -79,13 +79,17 @@ class Job:
 
     def finish(self) -> list[dict]:
         """Let the job end well, after the next few epochs unless it has a number of them; its events."""
+        hold = self.until.with_suffix(".hold")
         if self.epochs is None:
-            # Nobody may have begun the last one when the word comes; and who leads, if anybody does, may not know all.
+            # Nobody may have begun the last one when the word comes, so they pause for as long as it takes. Who leads,
+            # if anybody does, may not know all.
+            hold.touch()
             begun = (line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, Given))
             self.epochs = max(self.status()["epoch"], *begun) + 3
         draft = self.until.with_suffix(".new")
         draft.write_text(str(self.epochs))
         draft.rename(self.until)
+        hold.unlink(missing_ok=True)
         out, err = self.launcher.communicate(timeout=150)
         assert self.launcher.returncode == 0, out + err
         self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them

@@ -72,6 +72,21 @@ def test_torch(edl: Any, tmp_path: Any, way: str) -> None:
     check(edl, job)
 
 
+def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, tmp_path: Any) -> None:
+    """The script counts epochs by itself, so each must be given to it once, an empty one where all was trained."""
+    job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", "horovod"], EDL_MAX_RESTARTS="1")
+    job.wait_size(2)
+    victim = next(worker for worker in job.status()["workers"] if worker["rank"] == 1)
+    edl.wait((job.out / f"evaluating-{victim['pid']}").exists, "the victim evaluates", timeout_s=60)
+    os.kill(victim["pid"], signal.SIGKILL)
+    edl.wait(lambda: victim["id"] not in ids(job), "its loss is known", timeout_s=60)
+    job.wait_size(2)
+    job.wait_steps(3)
+    job.finish()
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 @pytest.mark.parametrize("way", ["eager", "function", "fit", "graph", "horovod"])
 def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
     """A newcomer is warm before anyone waits for it, too: all that is traced was in its rehearsal."""

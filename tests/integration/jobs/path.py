@@ -4,6 +4,7 @@ import argparse
 import hashlib
 import json
 import os
+import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,13 @@ def epochs_wanted(options: argparse.Namespace) -> int:
     if options.epochs is not None:
         return options.epochs
     return int(options.until.read_text()) if options.until.exists() else 2**31
+
+
+def pause(options: argparse.Namespace) -> None:
+    """A step at leisure; no step while whoever ends the job decides after how many epochs."""
+    while options.until.with_suffix(".hold").exists():
+        time.sleep(0.01)
+    time.sleep(0.0 if options.until.exists() else options.step_time)
 
 
 def digest(arrays: Iterable[Any]) -> str:

@@ -1,7 +1,6 @@
 """One model in each of TensorFlow's ways of training, by workers that come and go."""
 
 import os
-import time
 import zlib
 from typing import Any
 
@@ -43,7 +42,7 @@ def note(ids: Any) -> Any:
 
 
 def before_end() -> None:
-    time.sleep(0.0 if options.until.exists() else options.step_time)
+    path.pause(options)
     extra.batches += 1
 
 
@@ -178,7 +177,7 @@ def horovod() -> list[Any]:
                 loss = train_step(rows, wanted)
                 state.losses.append(float(hvd.allreduce(loss, name="loss")))
                 del state.losses[:-3]
-                time.sleep(0.0 if options.until.exists() else options.step_time)
+                path.pause(options)
                 state.batch += 1
                 state.commit()
 

@@ -3,13 +3,13 @@
 import argparse
 import json
 import os
-import time
 import zlib
 from pathlib import Path
 from typing import Any
 
 import mortal
 import numpy as np
+import path
 import task
 import torch
 
@@ -61,12 +61,6 @@ checks: list[int] = []  # of the ids of committed batches, as the script had the
 edl.on_resize(lambda old, new: resizes.append((old, new)))
 
 
-def epochs_wanted() -> int:
-    if options.epochs is not None:
-        return options.epochs
-    return int(options.until.read_text()) if options.until.exists() else 2**31
-
-
 def train(ids: Any) -> None:
     rank, step = edl.rank(), edl.step()
     optimizer.zero_grad()
@@ -74,7 +68,7 @@ def train(ids: Any) -> None:
     torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
     optimizer.step()
     mortal.in_step("applied", rank, step)
-    time.sleep(0.0 if options.until.exists() else options.step_time)
+    path.pause(options)
     extra.batches += 1
     if edl.rehearsing():
         mortal.before_rehearsed()
@@ -91,7 +85,7 @@ else:
         dataset, options.batch, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
     )
     shards = loader.shards
-while shards.epochs_done < epochs_wanted():
+while shards.epochs_done < path.epochs_wanted(options):
     for batch in shards.batches(options.batch) if options.loaders is None else loader:
         train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 

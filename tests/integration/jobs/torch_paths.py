@@ -1,7 +1,6 @@
 """Ways of training with PyTorch, by workers that come and go."""
 
 import os
-import time
 from collections.abc import Iterable
 from typing import Any
 
@@ -27,10 +26,6 @@ class Samples(torch.utils.data.Dataset[Any]):
 
     def __getitem__(self, number: int) -> tuple[int, torch.Tensor, torch.Tensor]:
         return number, inputs[number], targets[number]
-
-
-def pause() -> None:
-    time.sleep(0.0 if options.until.exists() else options.step_time)
 
 
 def tensors(*holders: Any) -> Iterable[Any]:
@@ -73,7 +68,7 @@ def groups() -> list[Any]:
             optimizer.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
-            pause()
+            path.pause(options)
             extra.batches += 1
             scheduler.step()
             edl.notify_batch_end()
@@ -141,7 +136,7 @@ def amp() -> list[Any]:
             torch.nn.utils.clip_grad_norm_(model.last.parameters(), 1.0)
             scaler.step(optimizer)
             scaler.update()
-            pause()
+            path.pause(options)
             extra.batches += 1
             edl.notify_batch_end()
     assert tuner.at(1.0) != 1.0, "it has found the rate to be exactly right"
@@ -175,7 +170,7 @@ def horovod() -> list[Any]:
             state.losses.append(hvd.allreduce(loss.detach(), name="loss").item())
             del state.losses[:-3]
             optimizer.step()
-            pause()
+            path.pause(options)
             state.batch += 1
             sampler.record_batch(state.batch, BATCH)
             if state.batch % 2:  # the loader is where the others end
@@ -183,8 +178,12 @@ def horovod() -> list[Any]:
 
     @torch.no_grad()
     def evaluate() -> None:
+        evaluating = options.out / f"evaluating-{os.getpid()}"
+        evaluating.touch()
         for numbers in test_loader:
+            path.pause(options)
             hvd.allreduce(model(inputs[numbers]).mean(), name="evaluated")
+        evaluating.unlink()
 
     @hvd.elastic.run
     def full_train(state: Any) -> None:

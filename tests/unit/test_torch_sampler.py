@@ -1,0 +1,100 @@
+"""Which pass over the data an `ElasticSampler` asks for, whoever comes, goes or dies in between."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from edl.torch import elastic
+
+
+class Shards:
+    """Three batches in each pass."""
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+
+    def runs(self, batch: int, number: int) -> Iterator[Iterator[int]]:
+        self.asked.append(number)
+        yield iter([0, 1])
+        yield iter([2])
+
+
+@pytest.fixture
+def shards(monkeypatch: pytest.MonkeyPatch) -> Shards:
+    shards = Shards()
+    monkeypatch.setattr(elastic.trainer, "elastic_shard_generator", lambda *_, **__: shards)
+    monkeypatch.setattr(elastic.ElasticSampler, "_that_trains", None)
+    return shards
+
+
+@pytest.fixture
+def sampler() -> elastic.ElasticSampler:
+    return elastic.ElasticSampler(range(12))
+
+
+def train(sampler: elastic.ElasticSampler) -> dict[str, Any]:
+    """A pass; what the sampler's values were when the last mini-batch ended."""
+    kept: dict[str, Any] = {}
+    for run in sampler._runs(4):
+        for _ in run:
+            kept = sampler._place.state_dict()
+    return kept
+
+
+def test_each_epoch_is_another_pass(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    for epoch in range(3):
+        train(sampler)
+        sampler.set_epoch(epoch + 1)
+    for epoch in range(3, 5):  # or said before each
+        sampler.set_epoch(epoch)
+        train(sampler)
+    assert shards.asked == [0, 1, 2, 3, 4]
+
+
+def test_so_it_is_where_nobody_says_which_epoch_it_is(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    for _ in range(3):
+        train(sampler)
+    sampler.set_epoch(3)
+    train(sampler)
+    assert shards.asked == [0, 1, 2, 3]
+
+
+def test_a_resumed_script_counts_epochs_from_elsewhere(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    before = elastic.ElasticSampler(range(12))
+    before.set_epoch(7)
+    sampler.load_state_dict(before.state_dict())
+    assert sampler.epoch == 7
+    for epoch in (7, 8):
+        sampler.set_epoch(epoch)
+        train(sampler)
+    assert shards.asked == [0, 1]
+
+
+def test_a_pass_that_was_left_is_asked_for_again(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    train(sampler)
+    for _ in sampler._runs(4):
+        break
+    train(sampler)
+    assert shards.asked == [0, 1, 1]
+
+
+def test_so_is_one_whose_end_was_rolled_back(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    """As when a worker dies while the epoch is evaluated: the script has not counted it."""
+    sampler._place.load_state_dict(train(sampler))
+    train(sampler)
+    sampler.set_epoch(1)
+    train(sampler)
+    assert shards.asked == [0, 0, 1]
+
+
+def test_a_newcomer_asks_for_the_pass_that_the_others_ask_for(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+    newcomer = elastic.ElasticSampler(range(12))
+    train(sampler)
+    newcomer._place.load_state_dict(sampler._place.state_dict())  # none of them has said that it is another epoch
+    train(sampler)
+    elastic.ElasticSampler._that_trains = None  # it is another process
+    train(newcomer)
+    assert shards.asked == [0, 1, 1]
