@@ -106,7 +106,6 @@ class TensorFlowFramework:
         """Functions will be traced that reduce, though their first traces did not."""
         if tf.executing_eagerly():
             self._share.create()
-            self._waiting.create()
 
     def updates(self) -> tuple[int, ...] | None:
         """What each update changes, be it only the scale of a loss that was not finite. None: nobody can tell."""

@@ -9,6 +9,7 @@ waiting.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -16,18 +17,18 @@ import tensorflow as tf
 
 TELL_S = 0.1  # a call of Python takes 0.2 ms, so it comes once for so much waiting, on workers that have nothing to do
 
+_numbers = itertools.count()
+
 
 class Waiting:
-    """Traced functions add it up in a variable; a graph of TensorFlow 1 can have none, and tells of each step."""
+    """Graphs add it up in a table, which lives where they run.
+
+    Not in a variable: a function that was traced before may not make one, and in a graph of TensorFlow 1 the script
+    would have to initialize it.
+    """
 
     def __init__(self) -> None:
-        self._pending: Any = None  # seconds that nobody was told of yet
-
-    def create(self) -> None:
-        """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
-        if self._pending is None:
-            with tf.init_scope():
-                self._pending = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="edl_waiting")
+        self._name = f"edl_waiting_{next(_numbers)}"
 
     def since(self, began: Any, averaged: Sequence[Any], tell: Callable[[int], None]) -> list[Any]:
         """Take the time from `began` until all of `averaged` are there.
@@ -35,17 +36,16 @@ class Waiting:
         A traced function does it by the way. Somebody must depend on what this returns in a graph of TensorFlow 1.
         """
         passed = when(averaged) - began
-        if not tf.compat.v1.executing_eagerly_outside_functions():
-            return [_told(passed, tell)]
-        self.create()
-        pending = tf.convert_to_tensor(self._pending.assign_add(passed))
-
-        def told() -> Any:
-            with tf.control_dependencies([_told(pending, tell)]):
-                return self._pending.assign(0.0, read_value=False)
-
-        tf.cond(pending >= TELL_S, lambda: tf.group(told()), tf.no_op)
-        return []
+        with tf.device("/CPU:0"):
+            table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float64, shared_name=self._name)
+            key = tf.zeros((), tf.int64)
+            untold = passed + tf.raw_ops.LookupTableFindV2(
+                table_handle=table, keys=key, default_value=tf.zeros((), tf.float64)
+            )
+            enough = untold >= TELL_S
+            rest = tf.where(enough, tf.zeros_like(untold), untold)
+            kept = tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=key, values=rest)
+            return [kept, tf.cond(enough, lambda: tf.group(_told(untold, tell)), tf.no_op)]
 
 
 def when(tensors: Sequence[Any]) -> Any:

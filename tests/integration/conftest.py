@@ -12,7 +12,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
+
+from edl import client
+from edl.errors import EdlError
 
 pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in a test
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
@@ -58,6 +62,23 @@ class Edl:
         done = self(*arguments, "--json")
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout)
+
+    def status(self, job: str) -> dict[str, Any]:
+        """As `edl status --json` shows it, without a process for each look."""
+        try:
+            with client.Job(job) as found:
+                status: dict[str, Any] = msgspec.to_builtins(found.status())
+                return status
+        except EdlError:  # not started yet
+            return {"state": "none", "size": 0, "target": 0, "step": 0, "workers": []}
+
+    def events(self, job: str) -> list[dict[str, Any]]:
+        """As `edl events --json` shows them."""
+        try:
+            with client.Job(job) as found:
+                return [event.flat() for event in found.events()]
+        except EdlError:
+            return []
 
     def processes(self) -> dict[int, str]:
         """All living processes that came from here: pid to command line."""

@@ -8,11 +8,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import msgspec
-
-from edl import client
 from edl.core.audit import account
-from edl.errors import EdlError
 from edl.protocol.audit import Given
 from edl.runtime.audit import read
 
@@ -49,16 +45,10 @@ class Job:
         return self.edl.start("run", "-np", str(workers), "--job", "s", *self.command, **self.environ, **environ)
 
     def status(self) -> dict:
-        """As `edl status --json` shows it, without a process for each look."""
-        try:
-            with client.Job("s") as job:
-                return msgspec.to_builtins(job.status())
-        except EdlError:  # not started yet
-            return {"state": "none", "size": 0, "step": 0}
+        return self.edl.status("s")
 
     def events(self) -> list[dict]:
-        with client.Job("s") as job:
-            return [event.flat() for event in job.events()]
+        return self.edl.events("s")
 
     def join(self, **environ: str) -> subprocess.Popen[bytes]:
         environ = {**self.edl.environ, **self.environ, "EDL_JOB": "s", **environ}

@@ -18,9 +18,7 @@ KNEE = {"1": 0.2, "2": 0.2, "3": 0.5}  # two workers do twice as much as one, th
 
 
 def decisions(edl) -> list[dict]:
-    done = edl("events", "g", "--json")
-    events = [json.loads(line) for line in done.stdout.splitlines()] if done.returncode == 0 else []
-    return [event for event in events if event["kind"] == "decision"]
+    return [event for event in edl.events("g") if event["kind"] == "decision"]
 
 
 def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
@@ -34,7 +32,7 @@ def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
     assert told[-1]["efficiency"] <= 0.1
     assert "adds" in told[-1]["reason"]
 
-    status = json.loads(edl("status", "g", "--json").stdout)
+    status = edl.status("g")
     assert (status["size"], status["target"]) == (2, 2)
     assert [rate["size"] for rate in status["rates"]] == [1, 2, 3]
     assert told[-1]["reason"] in edl("status", "g").stdout
@@ -46,14 +44,16 @@ def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
 
 def test_a_profile_measures_each_size(edl, tmp_path):
     launcher = edl.start("run", "-np", "2", "--job", "g", sys.executable, SCRIPT, "--step-s", json.dumps(KNEE))
-    edl.wait(lambda: edl("status", "g", "--json").stdout.count('"state":"training"') == 2, "two train", timeout_s=90)
+    edl.wait(
+        lambda: [one["state"] for one in edl.status("g")["workers"]] == ["training"] * 2, "two train", timeout_s=90
+    )
     done = edl("profile", "g", "--min", "1", "--max", "2", "--batches", "5", "--json", timeout_s=120)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["size"] for row in rows] == [1, 2]
     assert rows[1]["samples_s"] > rows[0]["samples_s"]
     assert rows[1]["marginal"] > 0.1
-    assert json.loads(edl("status", "g", "--json").stdout)["target"] == 2  # as before
+    assert edl.status("g")["target"] == 2  # as before
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
 
@@ -69,15 +69,14 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     assert told["act"] and "(compute)" in told["reason"] and told["pace"] < 0.8
 
     def replaced() -> bool:
-        status = json.loads(edl("status", "g", "--json").stdout)
+        status = edl.status("g")
         there = {worker["id"] for worker in status["workers"] if worker["rank"] is not None}
         return status["size"] == status["target"] == 2 and slow_one not in there
 
     edl.wait(replaced, "another one is there in its place", timeout_s=120)
 
     def sizes() -> list[tuple[int, int]]:
-        events = map(json.loads, edl("events", "g", "--json").stdout.splitlines())
-        return [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
+        return [(event["from"], event["to"]) for event in edl.events("g") if event["kind"] == "scaled"]
 
     edl.wait(lambda: len(sizes()) == 2, "the launcher has kept the events")
     assert sizes() == [(2, 3), (3, 2)]  # it came first
@@ -108,7 +107,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
     told = decisions(edl)[0]
     assert not told["act"] and "(compute)" in told["reason"] and 0.2 < told["pace"] < 0.8
-    status = json.loads(edl("status", "g", "--json").stdout)
+    status = edl.status("g")
     (slow,) = (worker for worker in status["workers"] if worker["id"] in told["reason"])
     assert b"EDL_SLOT=1" in Path(f"/proc/{slow['pid']}/environ").read_bytes().split(b"\0")
     edl("stop", "g", timeout_s=60)
@@ -121,14 +120,13 @@ def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
 
     def cut_anew() -> dict | None:
-        lines = edl("events", "g", "--json").stdout.splitlines()
-        return next((event for event in map(json.loads, lines) if event["kind"] == "recut"), None)
+        return next((event for event in edl.events("g") if event["kind"] == "recut"), None)
 
     cut = edl.wait(cut_anew, "it takes fewer", timeout_s=120)
     (told,) = decisions(edl)
     assert told["act"] and sorted(told["shares"].values())[1] == 1.0 and 0.4 < min(told["shares"].values()) < 0.7
     enough = cut["after_step"] + 20
-    edl.wait(lambda: json.loads(edl("status", "g", "--json").stdout)["step"] > enough, "some steps", timeout_s=60)
+    edl.wait(lambda: edl.status("g")["step"] > enough, "some steps", timeout_s=60)
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
     taken = {

@@ -67,7 +67,7 @@ def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, 
 
 
 def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
-    job = HorovodrunJob(edl, tmp_path / "out", 2, epochs=15)
+    job = HorovodrunJob(edl, tmp_path / "out", 2, epochs=8)
     job.wait_size(2)
     job.wait_steps(5)
     job.launcher.kill()

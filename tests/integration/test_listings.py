@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import subprocess
@@ -10,9 +9,6 @@ import sys
 from pathlib import Path
 
 import pytest
-
-from edl import client
-from edl.errors import EdlError
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -26,6 +22,7 @@ NOT_TYPED = {
 }
 TRAINS = ("notify_batch_end()", "KerasCallback()")  # a whole script has one of them, and `edl.init()`
 KINDS = re.compile(r"^[\d:.]+ +(\w+) ", re.MULTILINE)  # in lines of `edl events`
+SOMETIMES = {"worker_warming"}  # unless the rehearsal is over before the leader has heard that it began
 BOOT_S = 180.0
 END_S = 240.0
 
@@ -62,7 +59,7 @@ class Reader:
             self._type(block)
             self.typed += 1
         elif language == "text":
-            for kind in set(KINDS.findall(block)):
+            for kind in set(KINDS.findall(block)) - SOMETIMES:
                 assert kind in self._said, f"the README shows {kind} where there is only:\n{self._said}"
 
     def _type(self, block: str) -> None:
@@ -84,16 +81,11 @@ class Reader:
         return all(command in NOT_TYPED for command in commands)
 
     def _job(self, size: int, step: int = 0) -> bool:
-        try:
-            with client.Job("digits") as job:
-                status = job.status()
-        except EdlError:  # not started yet
-            return False
-        return status.size >= size and status.step > step
+        status = self._edl.status("digits")
+        return bool(status["size"] >= size and status["step"] > step)
 
     def _goes_on(self) -> bool:
-        events = [json.loads(line) for line in self._edl("events", "digits", "--json").stdout.splitlines()]
-        return any(event["kind"] == "scaled" and event["forced"] for event in events)
+        return any(event["kind"] == "scaled" and event["forced"] for event in self._edl.events("digits"))
 
     def close_shells(self) -> None:
         for shell in self._shells:

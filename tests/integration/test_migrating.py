@@ -8,9 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from edl import client
-from edl.errors import EdlError
-
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
 ROOT = Path(__file__).parents[2]
@@ -29,14 +26,11 @@ def test_it_grows_and_shrinks_without_a_stop(edl, script):
     launcher = edl.start("run", *size, *command(script, "--epochs", "10000", "--step-time", "0.05"), **QUIET)
 
     def trains() -> dict[str, int]:
-        try:
-            with client.Job("m") as job:
-                status = job.status()
-        except EdlError:  # not started yet
+        status = edl.status("m")
+        if status["step"] <= 3:
             return {}
-        if status.step <= 3:
-            return {}
-        return {worker.id: worker.pid for worker in status.workers if worker.rank is not None}  # who leaves has none
+        trainers = (one for one in status["workers"] if one["rank"] is not None)  # who leaves has none
+        return {one["id"]: one["pid"] for one in trainers}
 
     first = edl.wait(trains, "two workers that train", timeout_s=90)
     for wanted in ("3", "2"):

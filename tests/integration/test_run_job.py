@@ -28,7 +28,7 @@ def training(edl):
 
     def trains():
         assert launcher.poll() is None, launcher.communicate()
-        status = edl.json("status", "x")
+        status = edl.status("x")
         return status if status["state"] == "running" and status["step"] > 5 else None
 
     return launcher, edl.wait(trains, "training", timeout_s=120)

@@ -1,4 +1,4 @@
-"""The short form of benchmarks/soak.py: a minute of random faults of all kinds."""
+"""The short form of benchmarks/soak.py: random faults of all kinds."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
 ROOT = Path(__file__).parents[2]
 
 
-def test_a_minute_of_faults_costs_no_sample_and_leaves_nothing(edl):
-    options = ["--seconds", "60", "--frameworks", "torch", "--seed", "3", "--no-fixed", "--json"]
+def test_faults_cost_no_sample_and_leave_nothing(edl):
+    options = ["--seconds", "35", "--frameworks", "torch", "--seed", "3", "--no-fixed", "--json"]
     benchmark = [sys.executable, "-m", "benchmarks.soak", *options]
     done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

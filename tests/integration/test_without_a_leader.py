@@ -55,7 +55,7 @@ def test_no_step_waits_for_the_next_leader(edl, tmp_path, epochs):
 
 
 def test_a_leader_may_vanish_while_a_newcomer_warms_up(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="1")
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5", EDL_MAX_RESTARTS="1", EDL_TEST_REHEARSAL_S="1")
     leader = leader_of(job.wait_size(2))
     assert edl("scale", "s", "3").returncode == 0
     edl.wait(lambda: "worker_warming" in kinds(job), "the newcomer warms up", timeout_s=60)

@@ -3,6 +3,7 @@
 import os
 import signal
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,8 @@ def die() -> None:
 
 
 def before_rehearsed() -> None:
-    """To be called at the end of the rehearsal's mini-batch."""
+    """To be called at the end of the rehearsal's mini-batch. It may be made long, for whoever wants to see it."""
+    time.sleep(float(os.environ.get("EDL_TEST_REHEARSAL_S", "0")))
     if MOMENT == "rehearsing":
         die()
     if MOMENT == "ready":
