@@ -1,4 +1,4 @@
-"""What has happened to a job, as flat events: from what its launcher keeps of it, else from the coordinator."""
+"""What has happened to a job, as flat events: from what its launcher keeps of it, and from the coordinator."""
 
 from __future__ import annotations
 
@@ -8,18 +8,25 @@ from typing import Any
 
 import msgspec
 
+from edl.errors import EdlError
 from edl.launch.records import Folder
 from edl.launch.whereabouts import Whereabouts
 from edl.runtime.client import JobClient
 
 POLL_S = 0.25
+NEWEST_S = 2.0  # for a coordinator to tell what the launcher, who looks every second, has not kept yet
 
 
 async def story(where: Whereabouts, *, follow: bool) -> AsyncIterator[dict[str, Any]]:
     """All events, oldest first; with `follow` those to come too, until the job is over."""
     if where.folder is not None:
+        kept = 0
         async for event in _recorded(where.folder, follow):
             yield event
+            kept += 1
+        if kept and not follow and where.record is not None and where.record.alive:
+            for event in await _newer(where, kept):
+                yield event
         return
     async with where.client() as client:
         async for event in _told(client, follow):
@@ -43,6 +50,15 @@ async def _recorded(folder: Folder, follow: bool) -> AsyncIterator[dict[str, Any
         if last:
             return
         await asyncio.sleep(POLL_S)
+
+
+async def _newer(where: Whereabouts, kept: int) -> list[dict[str, Any]]:
+    """Those after so many; none where nobody can be asked."""
+    try:
+        async with asyncio.timeout(NEWEST_S), where.client() as client:
+            return [event.flat() for event in (await client.events(kept))[1]]
+    except (EdlError, TimeoutError):
+        return []
 
 
 async def _told(client: JobClient, follow: bool) -> AsyncIterator[dict[str, Any]]:
