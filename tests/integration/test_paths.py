@@ -73,7 +73,8 @@ def check(edl: Any, job: Job) -> None:
     assert sizes[0] == (2, 3) and sizes[-1] == (3, 2)
     assert [event["kind"] for event in events].count("worker_lost") == KILLS
     voided = Counter(event["worker"] for event in events if event["kind"] == "batch_voided")
-    assert max(voided.values(), default=0) <= KILLS, "each survivor one, and nobody else"
+    broken = sum(event["kind"] == "scaled" and event["forced"] for event in events)  # late words of a switch, too
+    assert max(voided.values(), default=0) <= broken, "one in each ring that broke"
     assert len(job.results()) == 2
     job.expect_equal_models()
     expect_equal_after_every_switch(job)
