@@ -78,7 +78,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     def sizes() -> list[tuple[int, int]]:
         return [(event["from"], event["to"]) for event in edl.events("g") if event["kind"] == "scaled"]
 
-    edl.wait(lambda: len(sizes()) == 2, "the launcher has kept the events")
+    edl.wait(lambda: len(sizes()) == 2, "both switches are told of")
     assert sizes() == [(2, 3), (3, 2)]  # it came first
     edl("stop", "g", timeout_s=60)
     launcher.communicate(timeout=60)
