@@ -32,7 +32,9 @@ from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job
 from benchmarks.hostile_inputs import COORDINATOR, KINDS, RENDEZVOUS, Attacker, Kind, Target, Verdict
 from benchmarks.hostile_ports import descriptors, listening, memory, targets
 from edl.core.audit import account
+from edl.protocol.job import Identity
 from edl.runtime.audit import read
+from edl.runtime.network import LOOPBACK
 
 AT_ONCE = 48
 LOG_BYTES = 4096  # may be added to the daemons' logs, however many inputs there are
@@ -123,6 +125,12 @@ def status_of(job: Job) -> dict[str, Any]:
     return found
 
 
+def workers_of(status: dict[str, Any]) -> list[Identity]:
+    """As their daemons present them, so that a registration that is taken changes nothing."""
+    fields = ("id", "host", "pid", "daemon_pid")
+    return [Identity(address=LOOPBACK, **{name: one[name] for name in fields}) for one in status["workers"]]
+
+
 def step_times(folder: Path, since: float, until: float) -> list[float]:
     """Of all workers, from the end of one step to that of the next."""
     times: list[float] = []
@@ -189,10 +197,12 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     job = Job("torch", folder, 3 if options.switches else 2, 0.02, "--note-steps")
     job.wait_training()
     status = status_of(job)
-    attacker = Attacker((folder / "home/jobs" / NAME / "secret").read_bytes(), NAME, status["term"], source)
+    secret = (folder / "home/jobs" / NAME / "secret").read_bytes()
+    attacker = Attacker(secret, NAME, status["term"], workers_of(status), source)
     if options.switches:
         await switch(job, attacker, status, options.switches, outcomes)
         status = status_of(job)
+        attacker.workers = workers_of(status)
     quiet = await wait_quiet_steps(folder, time.monotonic())
     found = await targets(folder / "home", status)
     pids = [worker["daemon_pid"] for worker in status["workers"]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from random import Random
 from typing import NamedTuple
 
@@ -17,7 +17,8 @@ import msgspec
 
 from benchmarks import hostile_wire as wire
 from edl.protocol import messages as say
-from edl.transport.envelope import MAX_BYTES, Request
+from edl.protocol.job import Identity
+from edl.transport.envelope import MAX_BYTES, VERSION, Request
 from edl.transport.errors import Refused
 from edl.transport.service import Speaker
 
@@ -51,15 +52,15 @@ class Verdict(NamedTuple):
 class Attacker:
     """What a stranger holds: connections, another secret, and what was recorded of an honest client's messages."""
 
-    def __init__(self, secret: bytes, job: str, term: int, source: Random) -> None:
+    def __init__(self, secret: bytes, job: str, term: int, workers: Sequence[Identity], source: Random) -> None:
         self.source = source
         self.term = term
-        self.honest = Speaker(secret, job, "client")
-        self.other_job = Speaker(secret, job + "-2", "client")
-        self.other_secret = Speaker(source.randbytes(32), job, "client")
+        self.workers = workers
+        self._secret, self._other_secret, self._job = secret, source.randbytes(32), job
+        self._speakers: dict[tuple[Target, bytes, str], Speaker] = {}
         self.answered_s: list[float] = []  # how long honest calls took, those that were recorded
         self.sent_elsewhere = 0  # to daemons that do not lead
-        self._recorded: dict[Target, tuple[bytes, int]] = {}
+        self._recorded: dict[tuple[Target, type], tuple[bytes, int]] = {}
         self._channels: dict[Target, list[grpc.aio.Channel]] = {}
 
     async def call(self, target: Target, message: bytes, method: str = wire.METHOD, **options: object) -> bytes:
@@ -72,19 +73,33 @@ class Attacker:
         answer: bytes = await channel.unary_unary(method)(message, timeout=ANSWER_S, **options)
         return answer
 
-    async def recorded(self, target: Target) -> bytes:
-        """A message that an honest client has sent there; a leader has taken it."""
-        message, left = self._recorded.get(target, (b"", 0))
+    def honest(self, target: Target) -> Speaker:
+        return self._speaker(target, self._secret, self._job)
+
+    def of_another_job(self, target: Target) -> Speaker:
+        return self._speaker(target, self._secret, self._job + "-2")
+
+    def with_another_secret(self, target: Target) -> Speaker:
+        return self._speaker(target, self._other_secret, self._job)
+
+    def _speaker(self, target: Target, secret: bytes, job: str) -> Speaker:
+        if (target, secret, job) not in self._speakers:
+            self._speakers[target, secret, job] = Speaker(secret, job, "client", f"{target.host}:{target.port}")
+        return self._speakers[target, secret, job]
+
+    async def recorded(self, target: Target, said: say.Request) -> bytes:
+        """A message that an honest client or daemon has sent there; a leader has taken it."""
+        message, left = self._recorded.get((target, type(said)), (b"", 0))
         if not left:
-            message, left = self.honest.seal(say.AskStatus(), 0, 0), CAPTURED
+            message, left = self.honest(target).seal(said, self.term), CAPTURED
             began = time.monotonic()
             answer = await self.call(target, message)
             if target.role == LEADER:
-                self.honest.open(answer, message, say.Told)
+                self.honest(target).open(answer, message, say.Reply)
                 self.answered_s.append(time.monotonic() - began)
             else:
                 self.sent_elsewhere += 1
-        self._recorded[target] = message, left - 1
+        self._recorded[target, type(said)] = message, left - 1
         return message
 
     async def close(self) -> None:
@@ -201,18 +216,19 @@ async def long_heads(attacker: Attacker, target: Target) -> Verdict:
 # ---------------------------------------------------------------------------------------------------------- messages
 
 
-def real(attacker: Attacker) -> bytes:
+def real(attacker: Attacker, target: Target) -> bytes:
     """A message that was never sent, and would be taken."""
-    return attacker.honest.seal(say.AskScale(attacker.source.randint(1, 9), "stranger"), 0, 0)
+    wish = say.AskScale(attacker.source.randint(1, 9), "stranger")
+    return attacker.honest(target).seal(wish, attacker.term)
 
 
 async def cut_off(attacker: Attacker, target: Target) -> Verdict:
-    message = real(attacker)
+    message = real(attacker, target)
     return await called(attacker, target, message[: attacker.source.randrange(len(message))])
 
 
 async def bits_flipped(attacker: Attacker, target: Target) -> Verdict:
-    message = bytearray(real(attacker))
+    message = bytearray(real(attacker, target))
     for bit in attacker.source.sample(range(8 * len(message)), attacker.source.randint(1, 4)):
         message[bit // 8] ^= 1 << bit % 8
     return await called(attacker, target, bytes(message))
@@ -227,30 +243,45 @@ async def unsealed(attacker: Attacker, target: Target) -> Verdict:
             b"\xdd\xff\xff\xff\xff",  # an array of so many items
             b"\xc6\xff\xff\xff\xff",  # so many bytes
             b"\x81\xa1a" * source.randint(1, DEEP),
-            msgspec.msgpack.encode(Request("s", 1, 1, "w", b"", 2**63, b"")),
+            msgspec.msgpack.encode(Request("s", 1, "1", "w", b"", 2**63, b"")),
         )
     )
-    head = source.choice((b"", b"\x01" + source.randbytes(32), b"\x01" + bytes(32)))
+    head = source.choice((b"", *(bytes([VERSION]) + seal for seal in (source.randbytes(32), bytes(32)))))
     return await called(attacker, target, head + bomb)
 
 
 async def another_secret(attacker: Attacker, target: Target) -> Verdict:
-    return await called(attacker, target, attacker.other_secret.seal(say.AskStop("stranger"), 0, 0))
+    speaker = attacker.with_another_secret(target)
+    return await called(attacker, target, speaker.seal(say.AskStop("stranger"), attacker.term))
 
 
 async def another_job(attacker: Attacker, target: Target) -> Verdict:
-    message = attacker.other_job.seal(say.AskStop("stranger"), 0, 0)
-    return await told(attacker, target, message, attacker.other_job)
+    speaker = attacker.of_another_job(target)
+    return await told(attacker, target, speaker.seal(say.AskStop("stranger"), attacker.term), speaker)
 
 
 async def another_term(attacker: Attacker, target: Target) -> Verdict:
     term = attacker.source.choice((0, attacker.term - 1, attacker.term + 1, attacker.source.randrange(9, 2**31)))
-    message = attacker.honest.seal(say.Await(0, 0, 0.0), term, 0)
-    return await told(attacker, target, message, attacker.honest)
+    said = attacker.source.choice((say.Await(0, 0, 0.0), say.AskStop("stranger"), say.AskScale(1, "stranger")))
+    return await told(attacker, target, attacker.honest(target).seal(said, term), attacker.honest(target))
+
+
+async def to_another(attacker: Attacker, target: Target) -> Verdict:
+    """What was said to another daemon, or to an earlier run of a job of this name and secret."""
+    elsewhere = Target(target.role, target.host, attacker.source.choice((target.port - 1, target.port + 1)))
+    message = attacker.honest(elsewhere).seal(say.AskStop("stranger"), attacker.term)
+    return await told(attacker, target, message, attacker.honest(target))
 
 
 async def replayed(attacker: Attacker, target: Target) -> Verdict:
-    return await told(attacker, target, await attacker.recorded(target), attacker.honest)
+    message = await attacker.recorded(target, say.AskStatus())
+    return await told(attacker, target, message, attacker.honest(target))
+
+
+async def replayed_registration(attacker: Attacker, target: Target) -> Verdict:
+    register = say.Register(attacker.source.choice(attacker.workers), 9, 1, 0)
+    message = await attacker.recorded(target, register)
+    return await told(attacker, target, message, attacker.honest(target))
 
 
 async def too_large(attacker: Attacker, target: Target) -> Verdict:
@@ -265,7 +296,7 @@ async def compressed(attacker: Attacker, target: Target) -> Verdict:
 
 async def unknown_method(attacker: Attacker, target: Target) -> Verdict:
     name = attacker.source.choice(("/edl.Job/Stop", "/edl.Job/call", "/grpc.health.v1.Health/Check", "/x/y"))
-    return await called(attacker, target, real(attacker), method=name)
+    return await called(attacker, target, real(attacker, target), method=name)
 
 
 class Kind(NamedTuple):
@@ -278,7 +309,7 @@ class Kind(NamedTuple):
 
 
 KINDS = (
-    Kind("random bytes", RPC, 0.14, garbage),
+    Kind("random bytes", RPC, 0.11, garbage),
     Kind("HTTP/2 preface, then random bytes", RPC, 0.06, preface_and_garbage),
     Kind("HTTP/2 frames of random kinds", RPC, 0.05, random_frames),
     Kind("half-open connections", RPC, 0.001, half_open),
@@ -287,12 +318,14 @@ KINDS = (
     Kind("calls that declare up to 4 GiB", RPC, 0.02, declared_length),
     Kind("unknown methods", RPC, 0.06, unknown_method),
     Kind("sealed messages, cut off", RPC, 0.12, cut_off),
-    Kind("sealed messages, bits flipped", RPC, 0.14, bits_flipped),
+    Kind("sealed messages, bits flipped", RPC, 0.12, bits_flipped),
     Kind("unsealed msgpack bombs", RPC, 0.06, unsealed),
     Kind("sealed with another secret", RPC, 0.10, another_secret),
     Kind("sealed, of another job", RPC, 0.05, another_job),
     Kind("sealed, of another term", RPC, 0.05, another_term),
-    Kind("sealed, replayed", RPC, 0.06, replayed),
+    Kind("sealed, to another daemon", RPC, 0.03, to_another),
+    Kind("sealed, replayed", RPC, 0.05, replayed),
+    Kind("sealed, a registration replayed", RPC, 0.03, replayed_registration),
     Kind("larger than a message may be", RPC, 0.0003, too_large),
     Kind("compressed bombs", RPC, 0.0003, compressed),
     Kind("random bytes", (RENDEZVOUS,), 0.02, garbage),

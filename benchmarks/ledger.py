@@ -92,9 +92,7 @@ async def ask(about: SetUp, until: float, worker: str) -> list[float]:
     took = []
     while time.monotonic() < until:
         began = time.monotonic()
-        reply = await client.call(
-            messages.Await(0, 0, 0.0), messages.Reply, term=leader.term, generation=1, deadline_s=10.0
-        )
+        reply = await client.call(messages.Await(0, 0, 0.0), messages.Reply, term=leader.term, deadline_s=10.0)
         took.append(time.monotonic() - began)
         assert reply.orders.shares[0].leases
         await asyncio.sleep(ASK_EVERY_S)

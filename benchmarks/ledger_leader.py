@@ -24,7 +24,6 @@ from edl.core.job import JobMachine
 from edl.protocol import keeping, messages, tree
 from edl.protocol.job import Record
 from edl.runtime.access import with_secret
-from edl.runtime.daemon import TERMLESS
 from edl.runtime.garbage import collect_regularly, collect_seldom
 from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
@@ -140,7 +139,6 @@ class Seat:
             self._answer,
             request_types=messages.Request,
             refusals=self._refusals,
-            termless=TERMLESS,
         )
         self.leader: TimedLeader | None = None
         self._reign: asyncio.Task[None] | None = None

@@ -246,7 +246,7 @@ class JobClient:
         if leader is None:
             raise PeerError(f"job {self._job} has no leader yet")
         caller = await self._connected(leader)
-        reply: say.Reply = await caller.call(body, say.Reply, term=leader.term, generation=0, deadline_s=deadline_s)
+        reply: say.Reply = await caller.call(body, say.Reply, term=leader.term, deadline_s=deadline_s)
         return reply
 
     async def _connected(self, leader: Leader) -> Caller:

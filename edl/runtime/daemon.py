@@ -57,14 +57,6 @@ from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
 
-TERMLESS = (
-    messages.AskStatus,
-    messages.AskScale,
-    messages.AskScaleOut,
-    messages.AskScaleIn,
-    messages.AskStop,
-)
-
 
 class Daemon:
     """One worker's daemon, from its trainer's init() to the end of what it has to say."""
@@ -140,7 +132,6 @@ class Daemon:
             self._answer,
             request_types=messages.Request,
             refusals=self._refusals,
-            termless=TERMLESS,
         )
         port = await server.start(address)
         candidate = Candidate(

@@ -162,8 +162,8 @@ class Membership:
                 self._on_orders(reply.orders)
 
     async def _call(self, client: Client, term: int, body: say.Request, hold_s: float = 0.0) -> say.Reply:
-        generation, deadline_s = self._observer.generation, hold_s + self._about.session_timeout_s / 2
-        reply: say.Reply = await client.call(body, say.Reply, term=term, generation=generation, deadline_s=deadline_s)
+        deadline_s = hold_s + self._about.session_timeout_s / 2
+        reply: say.Reply = await client.call(body, say.Reply, term=term, deadline_s=deadline_s)
         return reply
 
 

@@ -1,11 +1,13 @@
-"""The sealed form of a message: who says it, in which job, term and generation, and proof that it was said so (I10).
+"""The sealed form of a message: who says it to whom, in which job and term, and proof that it was said so (I10).
 
     request on the wire:  version (1 byte) | MAC (32) | msgpack of Request
     reply on the wire:    version (1 byte) | MAC (32) | msgpack of Reply
 
 Both MACs are HMAC-SHA256 over the version and all that follows, under two keys derived from the job's secret, so that
-no request can pass for a reply. A reply's MAC also covers the MAC of its request, and no two requests are alike (boot
-id and number, see `edl.transport.replay`): a reply can neither be given to another request nor be given twice.
+no request can pass for a reply. A request names the address that it is sent to: what was recorded can be said to no
+other daemon, nor to another run of a job of that name and secret. A reply's MAC also covers the MAC of its request, and
+no two requests are alike (boot id and number, see `edl.transport.replay`): a reply can neither be given to another
+request nor be given twice.
 
 Owns: bytes. Does not own: who is refused (`edl.transport.service`), nor how bytes travel. Pure.
 """
@@ -19,7 +21,7 @@ import msgspec
 from edl.errors import ConfigError
 from edl.transport.errors import Reason, Refused, Unauthentic
 
-VERSION = 1
+VERSION = 2
 MAX_BYTES = 16 * 1024 * 1024
 SHORTEST_SECRET = 16
 
@@ -33,7 +35,7 @@ class Request(msgspec.Struct, frozen=True, array_like=True):
 
     job: str
     term: int
-    generation: int
+    to: str  # the address of the daemon that is called
     sender: str
     boot: bytes  # random per sending process
     number: int  # grows with each message of that process

@@ -17,6 +17,7 @@ class Reason(StrEnum):
     VERSION = "version"  # another version of the envelope
     MALFORMED = "malformed"  # well sealed, and not readable all the same: the peer runs another build
     JOB = "job"  # a message of another job
+    RECIPIENT = "recipient"  # a message to another daemon, or to another run of the job
     REPLAYED = "replayed"  # this very message was here before
     TERM = "term"  # of a reign that is over, or not yet known here
     GENERATION = "generation"  # of a roster that is not in force

@@ -68,7 +68,7 @@ class MemoryNetwork:
         return MemoryServer(self, service)
 
     def client(self, secret: bytes, job: str, sender: str, address: str) -> MemoryClient:
-        return MemoryClient(self, Speaker(secret, job, sender), sender, address)
+        return MemoryClient(self, Speaker(secret, job, sender, address), sender, address)
 
     def cut(self, *names: str) -> None:
         """Partition: nothing passes to or from these senders and addresses any more."""
@@ -141,7 +141,7 @@ class MemoryServer:
 
     async def start(self, host: str) -> int:
         port = next(self._network._ports)
-        self._address = f"{host}:{port}"
+        self._address = self._service.address = f"{host}:{port}"
         self._network._servers[self._address] = self
         return port
 
@@ -181,19 +181,13 @@ class MemoryClient:
         self._closed = False
 
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: type[R], *, term: int, generation: int, deadline_s: float
-    ) -> R: ...
+    async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: UnionType, *, term: int, generation: int, deadline_s: float
-    ) -> Any: ...
-    async def call(
-        self, body: msgspec.Struct, reply_type: Any, *, term: int, generation: int, deadline_s: float
-    ) -> Any:
+    async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
+    async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
         if self._closed:
             raise Unreachable(f"the client of {self._address} is closed")
-        request = self._speaker.seal(body, term, generation)
+        request = self._speaker.seal(body, term)
         try:
             async with asyncio.timeout(deadline_s):
                 reply = await self._carry(request)

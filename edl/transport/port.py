@@ -26,16 +26,10 @@ class Caller(Protocol):
     """The daemon's side, for one address."""
 
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: type[R], *, term: int, generation: int, deadline_s: float
-    ) -> R: ...
+    async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: UnionType, *, term: int, generation: int, deadline_s: float
-    ) -> Any: ...
-    async def call(
-        self, body: msgspec.Struct, reply_type: Any, *, term: int, generation: int, deadline_s: float
-    ) -> Any:
+    async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
+    async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
         """The reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
 
     async def close(self) -> None:

@@ -100,6 +100,7 @@ class Server(Service):
             port = int(server.add_insecure_port(_target(host, 0)))
         except RuntimeError as error:
             raise ConfigError(f"cannot listen on {host}: {error}") from error
+        self.address = _target(host, port)
         await server.start()
         self._server = server
         return port
@@ -137,24 +138,19 @@ class Client:
     """Calls one address. Opens its connection with the first call, and again when it was lost."""
 
     def __init__(self, secret: bytes, job: str, sender: str, address: str) -> None:
-        self._speaker = Speaker(secret, job, sender)
-        self._address = address
+        host, _, port = address.rpartition(":")
+        self._address = _target(host.strip("[]"), int(port))
+        self._speaker = Speaker(secret, job, sender, self._address)
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: type[R], *, term: int, generation: int, deadline_s: float
-    ) -> R: ...
+    async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload
-    async def call(
-        self, body: msgspec.Struct, reply_type: UnionType, *, term: int, generation: int, deadline_s: float
-    ) -> Any: ...
-    async def call(
-        self, body: msgspec.Struct, reply_type: Any, *, term: int, generation: int, deadline_s: float
-    ) -> Any:
+    async def call(self, body: msgspec.Struct, reply_type: UnionType, *, term: int, deadline_s: float) -> Any: ...
+    async def call(self, body: msgspec.Struct, reply_type: Any, *, term: int, deadline_s: float) -> Any:
         """The reply. Raises Unreachable, DeadlineExceeded, Refused, Unauthentic; all within `deadline_s`."""
-        request = self._speaker.seal(body, term, generation)
+        request = self._speaker.seal(body, term)
         try:
             reply = await self._connected()(request, timeout=deadline_s)
         except grpc.aio.AioRpcError as error:
@@ -175,8 +171,7 @@ class Client:
         if self._closed:
             raise Unreachable(f"the client of {self._address} is closed")
         if self._channel is None:  # not in the constructor: a channel belongs to the loop that is running
-            host, _, port = self._address.rpartition(":")
-            self._channel = grpc.aio.insecure_channel(_target(host.strip("[]"), int(port)), options=_CLIENT_OPTIONS)
+            self._channel = grpc.aio.insecure_channel(self._address, options=_CLIENT_OPTIONS)
         return self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
 
     def _fail(self, error: grpc.aio.AioRpcError) -> NoReturn:

@@ -1,7 +1,7 @@
 """What a server does with the bytes of a request, and a client with those of a reply, whatever carries them.
 
 Owns: the order of the checks, the counting of refusals, numbering. Does not own: sockets (`edl.transport.rpc`), nor
-whether a generation is stale: the handler knows, and raises `Refused(Reason.GENERATION)`.
+whether a message's generation is stale: it is part of what is said, and the handler knows (`Reason.GENERATION`).
 """
 
 from __future__ import annotations
@@ -33,7 +33,6 @@ class Call(msgspec.Struct, frozen=True):
 
     sender: str
     term: int  # 0: the sender does not know it
-    generation: int
     body: Any  # a member of the service's request types
 
 
@@ -58,6 +57,7 @@ class Service:
         termless: tuple[type, ...] = (),
     ) -> None:
         self.term = 0
+        self.address = ""  # where it listens, once it does: as callers write it
         self._seal = Seal(secret)
         self._job = job
         self._handler = handler
@@ -106,6 +106,8 @@ class Service:
     def _admit(self, request: Request) -> Call:
         if request.job != self._job:
             raise Refused(Reason.JOB, detail=f"this is job {self._job}")
+        if request.to != self.address:
+            raise Refused(Reason.RECIPIENT, detail=f"this is {self.address}")
         if not self._guard.admit(request.boot, request.number):
             raise Refused(Reason.REPLAYED)
         try:
@@ -115,23 +117,25 @@ class Service:
         asks_without_term = request.term == 0 and isinstance(body, self._termless)
         if not asks_without_term and (request.term == 0 or request.term != self.term):
             raise Refused(Reason.TERM)
-        return Call(request.sender, request.term, request.generation, body)
+        return Call(request.sender, request.term, body)
 
 
 class Speaker:
-    """The asking side of a job: seals requests, opens replies."""
+    """The asking side of a job: seals requests to the daemon at one address, opens its replies."""
 
-    def __init__(self, secret: bytes, job: str, sender: str) -> None:
+    def __init__(self, secret: bytes, job: str, sender: str, address: str) -> None:
         self._seal = Seal(secret)
         self._job = job
         self._sender = sender
+        self._address = address
         self._boot = secrets.token_bytes(16)
         self._numbers = count(1)
 
-    def seal(self, body: msgspec.Struct, term: int, generation: int) -> bytes:
+    def seal(self, body: msgspec.Struct, term: int) -> bytes:
         """Raises Refused for what no server would take."""
         payload = msgspec.msgpack.encode(body)
-        request = Request(self._job, term, generation, self._sender, self._boot, next(self._numbers), payload)
+        number = next(self._numbers)
+        request = Request(self._job, term, self._address, self._sender, self._boot, number, payload)
         wire = self._seal.seal_request(request)
         if len(wire) > MAX_BYTES:
             raise Refused(Reason.OVERSIZED, detail=f"{len(wire)} bytes of at most {MAX_BYTES}")

@@ -19,7 +19,6 @@ from edl.protocol import tree
 from edl.protocol.job import Identity, JobState
 from edl.protocol.messages import Ack, Observation, Phase
 from edl.runtime.client import JobClient, Retry, when_back
-from edl.runtime.daemon import TERMLESS
 from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
 from edl.transport.memory import Fate, MemoryNetwork, Parcel
@@ -37,9 +36,7 @@ class Daemon:
         self.worker = worker
         self.store = world.zookeeper.connect()
         self.refusals = Refusals()
-        self.server = world.network.server(
-            SECRET, JOB, self._answer, request_types=say.Request, refusals=self.refusals, termless=TERMLESS
-        )
+        self.server = world.network.server(SECRET, JOB, self._answer, request_types=say.Request, refusals=self.refusals)
         self._leader: Leader | None = None
         self._reigning: asyncio.Task[None] | None = None
         self._candidate: Candidate | None = None
@@ -100,7 +97,7 @@ class World:
         """As this worker's daemon."""
         leader = await self.leader()
         caller = self.network.client(SECRET, JOB, worker, leader.ident.rpartition(" ")[2])
-        return await caller.call(body, say.Reply, term=leader.term, generation=0, deadline_s=2.0)
+        return await caller.call(body, say.Reply, term=leader.term, deadline_s=2.0)
 
     async def leader(self):
         while True:

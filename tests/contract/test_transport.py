@@ -64,7 +64,6 @@ class Sum(msgspec.Struct, frozen=True, tag="sum"):
 class Said(msgspec.Struct, frozen=True, tag="said"):
     sender: str
     term: int
-    generation: int
 
 
 class Bytes(msgspec.Struct, frozen=True, tag="bytes"):
@@ -91,7 +90,7 @@ class Leader:
             case Add(left, right):
                 return Sum(left + right)
             case Greet():
-                return Said(call.sender, call.term, call.generation)
+                return Said(call.sender, call.term)
             case Hold():
                 return await self._hold()
             case Fail():
@@ -205,10 +204,8 @@ async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
         yield world
 
 
-async def ask(
-    client: Any, body: msgspec.Struct, *, term: int = TERM, generation: int = 3, deadline_s: float = 10
-) -> Any:
-    return await client.call(body, Reply, term=term, generation=generation, deadline_s=deadline_s)
+async def ask(client: Any, body: msgspec.Struct, *, term: int = TERM, deadline_s: float = 10) -> Any:
+    return await client.call(body, Reply, term=term, deadline_s=deadline_s)
 
 
 # ------------------------------------------------------------------------------------------------------ it works
@@ -219,11 +216,11 @@ async def test_a_call_is_answered(world: World) -> None:
 
 
 async def test_a_reply_of_one_type_is_returned_as_that_type(world: World) -> None:
-    assert await world.client().call(Add(2, 3), Sum, term=TERM, generation=0, deadline_s=10) == Sum(5)
+    assert await world.client().call(Add(2, 3), Sum, term=TERM, deadline_s=10) == Sum(5)
 
 
 async def test_the_handler_learns_who_says_it_and_when(world: World) -> None:
-    assert await ask(world.client("w9"), Greet(), generation=4) == Said("w9", TERM, 4)
+    assert await ask(world.client("w9"), Greet()) == Said("w9", TERM)
 
 
 async def test_calls_held_by_the_handler_hold_up_nobody(world: World) -> None:
@@ -250,7 +247,7 @@ async def test_a_stale_or_future_term_is_refused_with_the_present_one(world: Wor
 
 async def test_without_a_term_only_some_may_be_asked(world: World) -> None:
     client = world.client()
-    assert await ask(client, Greet(), term=0) == Said("w1", 0, 3)
+    assert await ask(client, Greet(), term=0) == Said("w1", 0)
     with pytest.raises(Refused) as caught:
         await ask(client, Add(1, 1), term=0)
     assert (caught.value.reason, caught.value.term) == (Reason.TERM, TERM)
@@ -289,6 +286,23 @@ async def test_a_message_of_another_job_is_refused(world: World) -> None:
     assert world.refusals.snapshot() == {"job": 1}
 
 
+async def test_a_message_to_another_daemon_is_refused(world: World) -> None:
+    """A recorded request can be played to no other daemon, nor to another run of the job, though the secret fits."""
+    other = world.make_server(world.leader)
+    address = f"127.0.0.1:{await other.start('127.0.0.1')}"
+    other.term = TERM
+    try:
+        wire = Speaker(SECRET, JOB, "w1", world.address).seal(Add(1, 1), TERM)
+        answer = await world.carrier.raw(address, wire)
+        with pytest.raises(Refused) as caught:
+            Speaker(SECRET, JOB, "w1", address).open(answer, wire, Reply)
+    finally:
+        await other.stop()
+    assert caught.value.reason is Reason.RECIPIENT
+    assert world.leader.taken == []
+    assert world.refusals.snapshot() == {"recipient": 1}
+
+
 async def test_an_unknown_message_is_refused(world: World) -> None:
     with pytest.raises(Refused) as caught:
         await ask(world.client(), Unheard())
@@ -298,7 +312,7 @@ async def test_an_unknown_message_is_refused(world: World) -> None:
 
 async def test_a_reply_that_the_caller_does_not_expect_is_not_taken(world: World) -> None:
     with pytest.raises(Refused) as caught:
-        await world.client().call(Add(1, 1), Said, term=TERM, generation=0, deadline_s=10)
+        await world.client().call(Add(1, 1), Said, term=TERM, deadline_s=10)
     assert caught.value.reason is Reason.UNKNOWN_MESSAGE
 
 
@@ -315,10 +329,10 @@ async def test_a_secret_too_short_to_protect_anything_is_a_mistake(world: World)
 
 
 async def test_a_message_taken_once_is_not_taken_again(world: World) -> None:
-    wire = Speaker(SECRET, JOB, "w1").seal(Add(1, 1), TERM, 0)
+    wire = Speaker(SECRET, JOB, "w1", world.address).seal(Add(1, 1), TERM)
     first = await world.carrier.raw(world.address, wire)
     again = await world.carrier.raw(world.address, wire)
-    speaker = Speaker(SECRET, JOB, "w1")
+    speaker = Speaker(SECRET, JOB, "w1", world.address)
     assert speaker.open(first, wire, Reply) == Sum(2)
     with pytest.raises(Refused) as caught:
         speaker.open(again, wire, Reply)
@@ -329,14 +343,14 @@ async def test_a_message_taken_once_is_not_taken_again(world: World) -> None:
 
 @pytest.mark.parametrize("position", [1, 20, 33, -1])
 async def test_a_changed_byte_is_unauthentic(world: World, position: int) -> None:
-    wire = bytearray(Speaker(SECRET, JOB, "w1").seal(Add(1, 1), TERM, 0))
+    wire = bytearray(Speaker(SECRET, JOB, "w1", world.address).seal(Add(1, 1), TERM))
     wire[position] ^= 1
     assert await world.carrier.raw(world.address, bytes(wire)) == b"UNAUTHENTICATED"
     assert world.refusals.snapshot() == {"unauthentic": 1}
 
 
 async def test_another_version_of_the_envelope_is_refused(world: World) -> None:
-    wire = Speaker(SECRET, JOB, "w1").seal(Add(1, 1), TERM, 0)
+    wire = Speaker(SECRET, JOB, "w1", world.address).seal(Add(1, 1), TERM)
     answer = await world.carrier.raw(world.address, bytes([envelope.VERSION + 1]) + wire[1:])
     assert answer == b"FAILED_PRECONDITION"
     assert world.refusals.snapshot() == {"version": 1}

@@ -67,7 +67,7 @@ def make_counting_server() -> tuple[Server, Refusals]:
 
 
 async def ping(client: Client, deadline_s: float = 10) -> Any:
-    return await client.call(Ping(), Ping, term=1, generation=0, deadline_s=deadline_s)
+    return await client.call(Ping(), Ping, term=1, deadline_s=deadline_s)
 
 
 @pytest.fixture
@@ -196,7 +196,7 @@ async def test_a_thousand_workers_that_all_call_at_once_are_all_answered():
     server = make_server()
     address = f"127.0.0.1:{await server.start('127.0.0.1')}"
     clients = [Client(SECRET, "job", f"w{number}", address) for number in range(40)]
-    calls = [client.call(Ping(), Ping, term=1, generation=0, deadline_s=60) for client in clients for _ in range(60)]
+    calls = [client.call(Ping(), Ping, term=1, deadline_s=60) for client in clients for _ in range(60)]
     try:
         assert await asyncio.gather(*calls) == [Ping()] * len(calls)  # gRPC's own bound cancels some beyond 1,000
     finally:

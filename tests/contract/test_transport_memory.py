@@ -47,7 +47,7 @@ async def hall() -> Hall:
 
 
 async def call(client: MemoryClient, number: int = 0, deadline_s: float = 5) -> Any:
-    return await client.call(Count(number), Count, term=1, generation=0, deadline_s=deadline_s)
+    return await client.call(Count(number), Count, term=1, deadline_s=deadline_s)
 
 
 def to(fate: Fate, *, reply: bool) -> Callable[[Parcel], Fate]:

@@ -20,6 +20,8 @@ def test_what_a_stranger_sends_is_refused_and_counted_and_the_job_goes_on(edl):
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert result["inputs"] >= 3000
-    assert {"unauthentic", "version", "job", "term", "replayed", "unknown_method"} <= set(result["counted"])
+    assert {"unauthentic", "version", "job", "term", "recipient", "replayed", "unknown_method"} <= set(
+        result["counted"]
+    )
     assert any(reason.startswith("rendezvous_") for reason in result["counted"])
     assert result["steps_during"] > 0

@@ -15,7 +15,7 @@ SEAL = Seal(b"a secret of the job")
 OTHER = Seal(b"a secret of another job")
 
 numbers = st.integers(0, 2**63 - 1)
-requests = st.builds(Request, st.text(), numbers, numbers, st.text(), st.binary(), numbers, st.binary())
+requests = st.builds(Request, st.text(), numbers, st.text(), st.text(), st.binary(), numbers, st.binary())
 replies = st.builds(Reply, st.text(), numbers, st.none() | st.sampled_from(Reason), st.text(), st.binary())
 
 

@@ -11,7 +11,7 @@ from edl.transport.refusals import Refusals
 from edl.transport.replay import ReplayGuard
 
 SEAL = Seal(b"a secret of the job")
-REQUEST = Request("job", 1, 2, "w1", b"boot", 3, b"body")
+REQUEST = Request("job", 1, "10.0.0.1:4", "w1", b"boot", 3, b"body")
 
 
 def test_a_short_secret_is_a_mistake() -> None:

@@ -44,7 +44,7 @@ class Reigned:
         self._reigning = asyncio.ensure_future(self._leader.run())
         for worker in ("w0", "w1"):
             register = say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), 2, 1, 0)
-            await self._leader.answer(Call(worker, 1, 0, register))
+            await self._leader.answer(Call(worker, 1, register))
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -58,7 +58,7 @@ class Reigned:
             self._began.set_result(reign)
 
     async def members(self) -> set[str]:
-        told = await self._leader.answer(Call("w0", 1, 0, say.AskStatus()))
+        told = await self._leader.answer(Call("w0", 1, say.AskStatus()))
         assert isinstance(told, say.Told)
         return {worker.id for worker in told.status.workers}
 
@@ -68,7 +68,7 @@ class Reigned:
 
     async def hear_w1(self) -> None:
         """Its daemon asks for orders."""
-        await self._leader.answer(Call("w1", 1, 0, say.Await(0, 0, 0.0)))
+        await self._leader.answer(Call("w1", 1, say.Await(0, 0, 0.0)))
 
     def remembers(self, worker: str) -> bool:
         return worker in self._leader._heard
