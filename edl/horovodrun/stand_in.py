@@ -25,7 +25,6 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination.settings import Coordinator
 from edl.errors import EdlError, PeerError
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.hearing import Hearing
@@ -50,6 +49,7 @@ from edl.launch.output import LinePrefixer, Printer, forward_file
 from edl.launch.records import OVER
 from edl.protocol.driver import Ask, Word
 from edl.runtime import surroundings
+from edl.runtime.access import coordinator_of
 from edl.runtime.network import address_of
 from edl.runtime.processes import watch_exit
 from edl.transport.pipe import Connection, PipeServer
@@ -114,6 +114,10 @@ class StandIn:
 
     async def _prepare(self, meeting: Meeting, server: PipeServer, folder: Path) -> dict[str, str]:
         """What the trainer needs in its environment. Raises EdlError."""
+        # Where the job has a coordinator of its own, credentials in the environment belong to another one.
+        own = self._settings.coordinator is None
+        foreign = {name: "" for name in os.environ if own and name.startswith("EDL_COORDINATOR_")}
+        os.environ.update(foreign)
         settings = await meeting.attend(list(self._argv), self._printer.say)
         self._asked = meeting.recounts
         await server.start()
@@ -130,7 +134,7 @@ class StandIn:
         )
         for outlet, name in zip(self._outlets, ("out", "err"), strict=True):
             outlet.spare = settings.job_home / "logs" / f"{self._about.host}.{self._about.slot}.{name}"
-        return settings.to_environment()
+        return {**foreign, **settings.to_environment()}
 
     async def _last_status(self) -> int:
         """Nothing is to be done any more but to hear how the trainer ends."""
@@ -200,7 +204,8 @@ class StandIn:
         from edl.runtime.client import JobClient  # half a second of imports, for the end only
 
         settings = self._settings
-        coordinator = Coordinator(settings.coordinator or "")
+        coordinator = coordinator_of(settings)  # let in as the daemons are
+        assert coordinator is not None
         while self._post.looks:
             try:
                 async with JobClient(coordinator, settings.job or "", settings.secret()) as client:

@@ -1,0 +1,50 @@
+"""A stand-in's look at its job after its trainer's end, without processes."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from edl.coordination.settings import Coordinator
+from edl.errors import ConfigError
+from edl.horovodrun import stand_in as module
+from edl.horovodrun.post import JobUnknown, TrainerEnded
+from edl.horovodrun.stand_in import StandIn
+from edl.runtime import client
+from edl.runtime.access import coordinator_of
+
+TOLD = {
+    "HOROVOD_HOSTNAME": "localhost",
+    "HOROVOD_LOCAL_RANK": "0",
+    "HOROVOD_RANK": "0",
+    "HOROVOD_SIZE": "1",
+    "HOROVOD_LOCAL_SIZE": "1",
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": "1",
+    "HOROVOD_GLOO_IFACE": "lo",
+}
+
+
+@pytest.mark.parametrize("by", ["digest", "tls"])
+async def test_it_is_let_in_to_the_coordinator_as_its_daemon_is(by, monkeypatch, tmp_path):
+    authority = tmp_path / "ca.pem"
+    authority.touch()
+    given = {"digest": {"EDL_COORDINATOR_AUTH": "edl:password"}, "tls": {"EDL_COORDINATOR_TLS_CA": str(authority)}}
+    for name, value in {**TOLD, **given[by], "EDL_COORDINATOR": "zk:2181", "EDL_JOB": "j"}.items():
+        monkeypatch.setenv(name, value)
+    asked: list[Coordinator] = []
+
+    def refusing(coordinator: Coordinator, *_: object) -> None:
+        asked.append(coordinator)
+        raise ConfigError("not let in")
+
+    monkeypatch.setattr(client, "JobClient", refusing)
+    monkeypatch.setattr(module, "LOOK_S", 0.0)
+    stand_in = StandIn([])
+    stand_in._post.handle(TrainerEnded(-9), 0.0)
+    looking = asyncio.ensure_future(stand_in._look())
+    assert isinstance(await stand_in._inbox.get(), JobUnknown)
+    looking.cancel()
+    assert asked[0] == coordinator_of(stand_in._settings)
+    assert asked[0].digest is not None or asked[0].tls is not None
