@@ -187,7 +187,7 @@ class JobMachine:
         self.seen.take(worker, observation, self._draft.now)
         if last is not None and only_stepped(observation, last) and not self._leasing.matters(worker, observation.step):
             return False
-        self._tell_voided(worker, last, observation)
+        self._tell_voided(worker, observation)
         self._follow(member, observation)
         return True
 
@@ -200,12 +200,16 @@ class JobMachine:
             self._draft.commands.append(Refuse(gone.reason, retry=True))
         return False
 
-    def _tell_voided(self, worker: str, before: Observation | None, now: Observation) -> None:
-        """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8)."""
-        again = before is not None and before.phase is Phase.BROKEN and before.generation == now.generation
-        if now.phase is Phase.BROKEN and now.generation == self.record.generation and not again:
+    def _tell_voided(self, worker: str, now: Observation) -> None:
+        """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8).
+
+        That it was told of is on record: the worker says so again to whoever leads next.
+        """
+        if now.phase is Phase.BROKEN and now.generation == self.record.generation != self.record.voided.get(worker):
             reason = (now.reason.splitlines() or [""])[0]
             self._draft.tell(Kind.BATCH_VOIDED, worker=worker, voided_step=now.step + 1, reason=reason)
+            present = {one: at for one, at in self.record.voided.items() if one in self._draft.members}
+            self._draft.change(voided={**present, worker: now.generation}, pressing=False)
 
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""

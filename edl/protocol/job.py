@@ -130,6 +130,7 @@ class Record(msgspec.Struct, frozen=True):
     recut: Recut | None = None
     recuts: int = 0  # ever begun
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
+    voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

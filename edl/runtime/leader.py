@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
 import msgspec
 
-from edl import events
 from edl.clock import Clock
 from edl.collectives.rendezvous import Rendezvous
 from edl.coordination.election import Reign
-from edl.coordination.store import Create, NodeExists, Op, Store, Write
+from edl.coordination.store import Store
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     Acknowledge,
@@ -40,15 +38,16 @@ from edl.core.inputs import (
     TookOver,
     Vanished,
 )
-from edl.core.job import JobMachine, new_record
+from edl.core.job import JobMachine
 from edl.core.orders import OrderBook
 from edl.core.patience import NEVER, Patience
 from edl.core.report import status_of
-from edl.errors import Fenced, StoreUnavailable
+from edl.errors import Fenced
 from edl.events import Kind
-from edl.protocol import keeping, tree
 from edl.protocol import messages as say
+from edl.protocol import tree
 from edl.protocol.job import OVER, Record
+from edl.runtime.chronicle import Chronicle, patiently
 from edl.runtime.governor import Governor
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -56,11 +55,8 @@ from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
 
-T = TypeVar("T")
-
 QUEUE_LENGTH = 10_000
 BATCH = 256
-RETRY_S = 0.1
 QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
 TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
 
@@ -97,16 +93,15 @@ class Leader:
         self._clock = clock
         self._refusals = refusals
         self._restored_at = restored_at
+        self._chronicle = Chronicle(about.job, store, reign, clock)
         self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._machine: JobMachine | None = None
         self._governor: Governor | None = None
         self._book: OrderBook | None = None
         self._next_book: OrderBook | None = None
-        self._kept: Record | None = None  # as it stands in the coordinator
         self._published = asyncio.Event()
         self._at_rest = asyncio.Event()
-        self._uncertain = False  # the answer to the last write was lost
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
         self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
@@ -131,13 +126,8 @@ class Leader:
     # ---------------------------------------------------------------------------------------------------- the owner
 
     async def _take_over(self) -> JobMachine:
-        node = await self._patiently(lambda: self._store.read(tree.record(self._about.job)))
-        alive = frozenset(await self._patiently(lambda: self._store.children(tree.workers(self._about.job))))
-        if node is None:
-            await self._patiently(self._found)
-            record = new_record(self._about.job, self._clock.wall())
-        else:
-            record = self._kept = keeping.decode(node.value)
+        record = await self._chronicle.open()
+        alive = frozenset(await patiently(lambda: self._store.children(tree.workers(self._about.job))))
         if self._doubt_s() > 0:
             alive |= {member.identity.id for member in record.members}  # the roll is called later
         machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
@@ -147,15 +137,6 @@ class Leader:
             follows = [Tell(Kind.LEADER_ELECTED, record.generation, machine.newest_step, elected), *follows]
         await self._settle(machine, follows)
         return machine
-
-    async def _found(self) -> None:
-        """The job's folders, and a record to be overwritten: later writes are all alike."""
-        for path in (tree.record(self._about.job), tree.events(self._about.job), tree.workers(self._about.job)):
-            try:
-                value = keeping.encode(new_record(self._about.job, self._clock.wall()))
-                await self._store.create(path, value if path == tree.record(self._about.job) else b"")
-            except NodeExists:  # an earlier try, or a worker that came first
-                continue
 
     async def _work(self, machine: JobMachine) -> None:
         """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
@@ -186,12 +167,12 @@ class Leader:
         """Durable first, then the rendezvous, then everybody may know."""
         record = machine.record
         told = [command for command in commands if isinstance(command, Tell)]
-        changed = self._kept is None or record.version != self._kept.version
+        kept = self._chronicle.record
+        changed = kept is None or record.version != kept.version
         if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
             self._next_book = OrderBook(record, self._reign.term, None, self._book)
         if changed or told:
-            await self._patiently(lambda: self._keep(record, told))
-            self._kept = record
+            await self._keep(record, told)
         for command in commands:
             match command:
                 case HostRing(generation, roster):
@@ -215,36 +196,7 @@ class Leader:
         await self._at_rest.wait()
 
     async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
-        path, value = tree.record(self._about.job), keeping.encode(record)
-        node = await self._store.read(path) if self._uncertain else None
-        if node is not None and node.value == value:
-            return  # the write whose answer was lost was carried out
-        self._uncertain = True
-        ops: list[Op] = [Write(path, value)]
-        ops += [Create(f"{tree.events(self._about.job)}/e-", self._event(tell), sequence=True) for tell in told]
-        await self._store.commit(ops, fence=self._reign.fence)
-        self._uncertain = False
-
-    def _event(self, tell: Tell) -> bytes:
-        event = events.Event(
-            ts=self._clock.wall(),
-            job=self._about.job,
-            kind=tell.kind,
-            term=self._reign.term,
-            generation=tell.generation,
-            step=tell.step,
-            details=tell.details,
-        )
-        logger.info("%s", event.to_json())
-        return events.encode(event)
-
-    async def _patiently(self, call: Callable[[], Awaitable[T]]) -> T:
-        """Until the coordinator answers, or the reign ends by cancellation: training goes on meanwhile (I11)."""
-        while True:
-            try:
-                return await call()
-            except StoreUnavailable:
-                await asyncio.sleep(RETRY_S)
+        await self._chronicle.keep(record, told)
 
     async def _host_ring(self, generation: int, roster: tuple[str, ...]) -> None:
         await self._close_ring()
@@ -283,7 +235,7 @@ class Leader:
         while True:
             await due.wait()
             due.clear()
-            alive = await self._patiently(lambda: self._store.children(tree.workers(self._about.job)))
+            alive = await patiently(lambda: self._store.children(tree.workers(self._about.job)))
             absent = [member.identity.id for member in machine.record.members if member.identity.id not in alive]
             for worker in absent:
                 if (doubt_s := max(self._doubt_s(), self._doubt_of_s(worker))) > 0:
@@ -356,7 +308,7 @@ class Leader:
         return say.Ordered(book.orders(worker))
 
     def _status(self) -> say.Reply:
-        if self._machine is None or self._kept is None:
+        if self._machine is None or self._chronicle.record is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
         meter = None if self._governor is None else self._governor.meter
         status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot(), meter)
