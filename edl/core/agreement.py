@@ -1,14 +1,17 @@
 """In which state a new ring begins: the newest committed step of its members, from whoever has it (I5).
 
-All members put one number into one small all-reduce that takes the highest. Owns: the form of that number. Does not
-own: the all-reduce, nor the copying (`edl.runtime.sitting`).
+Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
+Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
+(`edl.runtime.sitting`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import Final
 
+from edl.errors import JobFailed
 from edl.protocol.assignment import Assignment
 
 RANK_BITS: Final = 16
@@ -24,6 +27,45 @@ class Agreed:
     root: int
 
 
+@dataclass(frozen=True, slots=True)
+class Beginning:
+    """How a ring begins: after `step`, from the state of rank `root`; None where nobody has one yet."""
+
+    step: int
+    root: int | None
+    whole: bool = False  # somebody is new or behind: all of that state goes to all, else only what may differ anyway
+    unsure: bool = False  # a ring broke: what a void mini-batch may have changed on some may differ
+    current: bool = False  # this member has the state of `step` already
+
+
+def begin(
+    assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False
+) -> Generator[int, int, Beginning]:
+    """One member's part: it yields a number for the all-reduce, and is sent the highest of all. Raises JobFailed.
+
+    `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
+    void. All members yield equally often.
+    """
+    if assignment.place.generation == 1:  # nobody has trained. A collective would make TensorFlow ready for use, and a
+        return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
+    mine = vote(step, assignment.place.rank, has_state=has_state)
+    sure = not doubts(assignment, generation, step, has_state=has_state, voided=voided)
+    highest = yield mine if sure else DOUBT
+    if doubted := highest == DOUBT:
+        highest = yield mine
+    newest = agreed(highest)
+    if newest is None and step:
+        raise JobFailed("the model's state is lost: whoever had the newest one died while it was copied")
+    if newest is None:
+        return Beginning(0, None)  # nobody has trained yet: the first step begins from rank 0's model
+    current = has_state and step == newest.step
+    unsure = doubted or assignment.after_step is None  # not all may be at one step
+    whole = assignment.newcomers > 0
+    if unsure:
+        whole = (yield int(not current)) > 0
+    return Beginning(newest.step, newest.root, whole, unsure, current)
+
+
 def has_state(step: int, *, tainted: bool) -> bool:
     """A member's model is that of `step`. Before the first step nobody's is worth more than another's."""
     return step > 0 and not tainted
@@ -34,13 +76,15 @@ def vote(step: int, rank: int, *, has_state: bool) -> int:
     return ((step + 1) << RANK_BITS) + (RANKS - rank) if has_state else 0
 
 
-def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool) -> bool:
+def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
     """In a planned switch all survivors come with the state of its step, so that nobody need ask; but not this one.
 
-    It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied.
+    It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied. Or
+    the word reached it late: then the others left it alone in a mini-batch that is void, and that may have changed what
+    is not learned (a schedule has moved on, say).
     """
     planned = assignment.after_step is not None and assignment.after_step > 0
-    return planned and generation > 0 and not (has_state and step == assignment.after_step)
+    return planned and generation > 0 and not (has_state and step == assignment.after_step and not voided)
 
 
 def agreed(highest: int) -> Agreed | None:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import sys
 import threading
 import time
+from collections.abc import Generator
 
-from edl.core.agreement import DOUBT, agreed, doubts, has_state, vote
+from edl.core.agreement import Beginning, begin, has_state
 from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, given_up, next_move
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
@@ -176,30 +177,29 @@ class Sitting:
 
     def _agree_on_state(self, assignment: Assignment) -> int:
         """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken, JobFailed."""
-        if assignment.place.generation == 1:  # nobody has trained. A collective would make TensorFlow ready for use,
-            return 0  # and a script that pins its GPU after init(), as with Horovod, could no more
-        ring, place, able = self._framework.ring, assignment.place, has_state(self.step, tainted=self._tainted)
-        mine = vote(self.step, place.rank, has_state=able)
-        sure = not doubts(assignment, self.generation, self.step, has_state=able)
-        highest = ring.agree(mine if sure else DOUBT)
-        if doubted := highest == DOUBT:
-            highest = ring.agree(mine)
-        newest = agreed(highest)
-        if newest is None and self.step:
-            raise JobFailed("the model's state is lost: whoever had the newest one died while it was copied")
-        if newest is None:
-            return 0  # nobody has trained yet: the first step begins from rank 0's model
-        behind = assignment.newcomers > 0
-        unsure = doubted or assignment.after_step is None  # not all may be at one step
-        if unsure:
-            behind = ring.agree(int(not able or self.step < newest.step)) > 0
-        if behind:
-            self.synchronize(newest.root, place.rank, current=able and self.step == newest.step)
+        ring, rank, able = self._framework.ring, assignment.place.rank, has_state(self.step, tainted=self._tainted)
+        voided = self.void is not None
+        beginning = self._talk(begin(assignment, self.generation, self.step, has_state=able, voided=voided))
+        root = beginning.root
+        if root is None:
+            return beginning.step
+        if beginning.whole:
+            self.synchronize(root, rank, current=beginning.current)
         else:
-            self._framework.synchronize_rest(newest.root, only_statistics=not unsure)
-            if unsure:  # a void mini-batch may have changed them, on some
-                synchronize_extras(self._extras, ring, newest.root, is_root=place.rank == newest.root)
-        return newest.step
+            self._framework.synchronize_rest(root, only_statistics=not beginning.unsure)
+            if beginning.unsure:  # a void mini-batch may have changed them, on some
+                synchronize_extras(self._extras, ring, root, is_root=rank == root)
+        return beginning.step
+
+    def _talk(self, talk: Generator[int, int, Beginning]) -> Beginning:
+        """Each number is an all-reduce of its own."""
+        try:
+            number = next(talk)
+            while True:
+                number = talk.send(self._framework.ring.agree(number))
+        except StopIteration as over:
+            found: Beginning = over.value
+            return found
 
     def synchronize(self, root: int, rank: int, *, current: bool = False) -> None:
         """Give everybody the state of rank `root`. Raises RingBroken.

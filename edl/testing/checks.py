@@ -6,15 +6,18 @@ runs after every event: each check looks only at what the event could have chang
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
+from edl.core.agreement import Beginning
 from edl.core.inputs import Input, Reported
 from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
-from edl.errors import InvalidTransition
+from edl.errors import InvalidTransition, JobFailed
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Record, WorkerState
-from edl.testing.worker import Doing, SimWorker, lease_at
+from edl.testing.models import learn, mean, of_own, of_sample
+from edl.testing.worker import Doing, SimWorker, lease_at, total_told
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -36,6 +39,7 @@ class Checks:
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
         self._trained_in: dict[Sample, int] = {}
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
+        self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
 
@@ -147,19 +151,28 @@ class Checks:
         if worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
 
-    def formed(self, generation: int, members: list[SimWorker], step: int, asked: bool) -> None:
-        """A ring stands, and all in it have the state of `step`. `asked`: they made sure who has not."""
+    def formed(self, generation: int, members: list[SimWorker], found: Mapping[str, Beginning | JobFailed]) -> None:
+        """A ring stands, and each member has found how it begins, or that it cannot."""
         self._roster(generation, tuple(worker.id for worker in members))
-        old = [worker for worker in members if worker.generation]
-        steps = {worker.id: worker.step for worker in old if worker.has_state}
-        if steps and step != max(steps.values()):
-            self.violated("I5", f"generation {generation} begins after step {step} of {steps}")
-        if not asked and any(worker.step != step or worker.tainted for worker in old):
-            self.violated(
-                "I3", f"generation {generation} begins after step {step}, and nobody asked who has it: {steps}"
-            )
+        steps = {worker.id: worker.step for worker in members if worker.generation and worker.has_state}
+        begins = {one.step for one in found.values() if isinstance(one, Beginning)}
+        if steps and begins != {max(steps.values())}:
+            self.violated("I5", f"generation {generation} begins after step {begins} of {steps}")
         if steps and any(not worker.generation and not worker.rehearsed for worker in members):
             self.violated("I4", f"generation {generation} has members that were not ready")
+
+    def sat(self, worker: SimWorker) -> None:
+        """It begins in a new ring, with the model of whoever has the newest."""
+        if worker.step and worker.model.learned != self._learned[worker.step]:
+            self.violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
+
+    def applied(self, workers: list[SimWorker]) -> None:
+        """Some members of a ring have applied one step: it is as if one had trained all samples of all steps."""
+        if len({worker.model for worker in workers}) > 1:
+            models = {worker.id: worker.model for worker in workers}
+            self.violated("I5", f"after step {workers[0].step} models differ: {models}")
+        if workers:
+            self.sat(workers[0])
 
     def trained(self, ring: int, members: list[SimWorker], step: int, samples: list[Sample], done: bool) -> None:
         """A ring has been through an all-reduce. `done`: some have its result, else it is void."""
@@ -167,7 +180,7 @@ class Checks:
             at = {worker.id: (worker.generation, worker.step) for worker in members}
             self.violated("I3", f"ring {ring} takes step {step} and its members are at {at}")
         told = {total_told(worker, step) for worker in members}
-        if told != {len(samples)}:
+        if self.job.spec is not None and told != {len(samples)}:
             self.violated("I7", f"step {step} has {len(samples)} samples, and the workers were told {told}")
         if not done:
             return
@@ -182,6 +195,14 @@ class Checks:
             self.violated("I6", f"step {step} has a sample twice: {samples}")
         self._steps[step] = samples
         self._trained_until.append(self._trained_until[step - 1] + len(samples))
+        before = self._learned[step - 1] if step > 1 else members[0].model.learned
+        self._learned[step] = learn(before, self._gradient(members, step, samples))
+
+    def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
+        """Of all that was trained in `step`, each sample of equal weight."""
+        if self.job.spec is None:
+            return mean((of_own(worker.id, step) for worker in members), of=len(members))
+        return mean(map(of_sample, samples), of=len(samples))
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
         holders = [w.id for w in self.job.workers.values() if self._holds(w, step) and w not in members]
@@ -216,13 +237,16 @@ class Checks:
             self.violated("I12", "nothing happens any more, and the job is not over")
         if record.state is JobState.FAILED:
             self._has_to_fail(record.reason)
+        elif spec is None:
+            if self.steps < self.job.steps:
+                self.violated("I5", f"the job is finished after step {self.steps} of {self.job.steps}")
         elif len(self._trained_in) != spec.total * spec.epochs:
             lost = {(epoch, at) for epoch in range(spec.epochs) for at in range(spec.total)} - self._trained_in.keys()
             self.violated("I6", f"the job is finished, and nobody has trained {sorted(lost)[:9]}")
 
     def _has_to_fail(self, reason: str) -> None:
         """A job may fail, but only where nothing else was left to do."""
-        if "before their data did" in reason and self.job.spec.by_sample:
+        if "before their data did" in reason and self.job.spec is not None and self.job.spec.by_sample:
             return  # the one case that the documentation admits
         if "workers are left and the job needs" in reason and self.job.durable.limits.minimum > 1:
             return
@@ -238,9 +262,3 @@ class Checks:
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:
         return worker.alive and not worker.stalled and not worker.leaving and worker.has_state
-
-
-def total_told(worker: SimWorker, step: int) -> int:
-    """What `worker` was told that all together train in `step`."""
-    totals = worker.share.totals if worker.share else ()
-    return next((total.samples for total in totals if step <= total.until_step), 0)

@@ -6,13 +6,16 @@ Owns: what Horovod, gloo and the rendezvous do between trainers. Does not own: w
 
 from __future__ import annotations
 
+from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from edl.core.agreement import agreed, doubts, vote
+from edl.core.agreement import Beginning, begin
+from edl.errors import JobFailed
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.testing.faults import Moment
-from edl.testing.worker import Doing, SimWorker, lease_at
+from edl.testing.models import Model, mean, of_own, of_sample
+from edl.testing.worker import Doing, SimWorker, lease_at, total_told
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -125,53 +128,101 @@ class Rings:
         members = [self.job.workers[worker] for worker in meeting.roster]
         victim = self.job.random.choice(members)
         self.job.happens(Moment.FORMING, victim)
-        living = [worker for worker in members if worker.alive and not worker.stalled]
+        came = [worker for worker in members if self._came_to(worker, meeting.generation)]
+        living = [worker for worker in came if worker.alive and not worker.stalled]
         if len(living) < len(members):
-            self._break_off(members, living, meeting.generation)
+            self._break_off(members, came, living, meeting.generation)
             return
-        votes = [vote(worker.step, rank, has_state=worker.has_state) for rank, worker in enumerate(members)]
-        newest, assignment = agreed(max(votes)), members[0].assignment
-        assert assignment is not None
-        if newest is None and any(worker.step for worker in members):
-            for worker in members:
-                self.job.fail_script(worker, "nobody in the ring has the model's state: its owner died in the copying")
-            return
-        step = newest.step if newest else 0
-        asked = assignment.after_step is None or any(self._doubts(worker) for worker in members)
-        self.job.checks.formed(meeting.generation, members, step, asked)
+        beginnings = self._talk(members)
+        self.job.checks.formed(meeting.generation, members, beginnings)
         self.rings[meeting.generation] = SimRing(meeting.generation, members)
+        models = [worker.model for worker in members]
         for worker in members:
-            worker.tainted = False
-            self.job.sit(worker, meeting.generation, step)
-        self.job.note(f"ring {meeting.generation} of {meeting.roster} stands after step {step}")
+            beginning = beginnings[worker.id]
+            if isinstance(beginning, JobFailed):
+                self.job.fail_script(worker, str(beginning))
+            else:
+                self._take_over(worker, beginning, models)
+                self.job.sit(worker, meeting.generation, beginning.step)
+        self.job.note(f"ring {meeting.generation} of {meeting.roster} stands after step {members[0].step}")
 
     @staticmethod
-    def _doubts(worker: SimWorker) -> bool:
-        assignment = worker.assignment
-        assert assignment is not None
-        return doubts(assignment, worker.generation, worker.step, has_state=worker.has_state)
+    def _came_to(worker: SimWorker, generation: int) -> bool:
+        """It has not given up waiting for the others just as the last one came."""
+        return worker.assignment is not None and worker.assignment.place.generation == generation
 
-    def _break_off(self, members: list[SimWorker], living: list[SimWorker], generation: int) -> None:
+    def _talk(self, members: list[SimWorker]) -> dict[str, Beginning | JobFailed]:
+        """They agree, all at once: each number of theirs is an all-reduce of the highest."""
+        talks = {worker.id: self._begins(worker) for worker in members}
+        found: dict[str, Beginning | JobFailed] = {}
+        heard: int | None = None
+        while not found:
+            said = []
+            for worker, talk in talks.items():
+                try:
+                    said.append(next(talk) if heard is None else talk.send(heard))
+                except StopIteration as over:
+                    found[worker] = over.value
+                except JobFailed as error:
+                    found[worker] = error
+            heard = max(said, default=0)
+        if missing := talks.keys() - found.keys():
+            self.job.checks.violated("I3", f"{sorted(missing)} wait for numbers of {sorted(found)}, who go on")
+        return found
+
+    @staticmethod
+    def _begins(worker: SimWorker) -> Generator[int, int, Beginning]:
+        assert worker.assignment is not None
+        able, voided = worker.has_state, worker.voided
+        return begin(worker.assignment, worker.generation, worker.step, has_state=able, voided=voided)
+
+    @staticmethod
+    def _take_over(worker: SimWorker, beginning: Beginning, models: list[Model]) -> None:
+        """What it is to begin with has come whole. `models`: of all members, by rank."""
+        if beginning.root is not None:
+            theirs, mine = models[beginning.root], worker.model
+            if beginning.whole:
+                worker.model, worker.tainted = theirs, False
+            elif beginning.unsure:
+                worker.model = Model(mine.learned, theirs.carried)
+        worker.size = len(models)
+        worker.models_may_differ = beginning.step == 0 and worker.size > 1
+
+    def _break_off(
+        self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
+    ) -> None:
         """Somebody dies in the middle: some of the others may be through, others have half a state, or none."""
-        source = self.job.random
-        votes = [vote(worker.step, rank, has_state=worker.has_state) for rank, worker in enumerate(members)]
-        newest = agreed(max(votes))
-        copying = newest is not None and source.random() < 0.7  # all agreed: it happened in what comes after
+        source, beginnings = self.job.random, self._talk(came)
+        models = [worker.model for worker in members]
+        copying = any(one.root is not None for one in beginnings.values() if isinstance(one, Beginning))
+        copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
         ring = SimRing(generation, members)
         for worker in living:
-            behind = newest is not None and (not worker.has_state or worker.step < newest.step)
-            through = copying and source.random() < 0.3
-            if newest is not None and through and (not behind or members[newest.root] in living):
-                self.rings[generation] = ring
-                worker.tainted = False
-                self.job.sit(worker, generation, newest.step)
-                continue
-            worker.tainted = worker.tainted or (copying and behind)
+            beginning = beginnings[worker.id]
+            if isinstance(beginning, Beginning) and beginning.root is not None and copying:
+                copies = beginning.whole or beginning.unsure
+                through = source.random() < 0.3
+                if through and (not copies or members[beginning.root] in living):
+                    self.rings[generation] = ring
+                    self._take_over(worker, beginning, models)
+                    self.job.sit(worker, generation, beginning.step)
+                    continue
+                self._take_half(worker, beginning, models)
             reason = "connection reset by peer" if len(living) + 1 >= len(members) else "several are gone"
             slow = STEP_TIMEOUT_S if any(one.stalled for one in members) else 0.005
             self.job.after(slow * source.random(), self.fail, worker, generation, reason)
         if generation in self.rings:
             self.arm(ring)
+
+    @staticmethod
+    def _take_half(worker: SimWorker, beginning: Beginning, models: list[Model]) -> None:
+        """Of a whole state, or of what only may differ."""
+        assert beginning.root is not None
+        mine, theirs = worker.model, models[beginning.root]
+        if beginning.whole and not beginning.current:
+            worker.model, worker.tainted = mine.half_copied(theirs), True
+        elif beginning.unsure:
+            worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
 
     # -------------------------------------------------------------------------------------------------- its steps
 
@@ -183,18 +234,13 @@ class Rings:
     def _step(self, ring: SimRing) -> None:
         ring.armed = False
         here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
-        able = [w for w in here if w.doing is Doing.TRAINING and not w.stalled and w.share is not None]
+        able = [w for w in here if w.doing is Doing.TRAINING and not w.stalled and self._has_share(w)]
         whole = len(here) == len(ring.members)
         supplied = []
         for worker in able:
-            share = worker.share
-            assert share is not None
             if self._is_at_end(worker):
                 self.job.end_script(worker)
-                continue
-            worker.read_on()
-            self.job.checks.reads(worker)
-            if worker.step + 1 in worker.read:
+            elif self._has_batch(worker):
                 supplied.append(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
@@ -205,9 +251,22 @@ class Rings:
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
 
+    def _has_share(self, worker: SimWorker) -> bool:
+        """Else it waits for its first samples in this ring."""
+        return self.job.spec is None or worker.share is not None
+
+    def _has_batch(self, worker: SimWorker) -> bool:
+        if self.job.spec is None:
+            return True
+        worker.read_on()
+        self.job.checks.reads(worker)
+        return worker.step + 1 in worker.read
+
     def _is_at_end(self, worker: SimWorker) -> bool:
         """No sample is left for its script. If it asks for each epoch by itself, it has begun the one that is due."""
         spec, share = self.job.spec, worker.share
+        if spec is None:
+            return worker.step >= self.job.steps
         assert share is not None
         if not spec.open_ended:
             return share.covered_step <= worker.step and (share.last or sees_the_end(worker, spec))
@@ -225,9 +284,8 @@ class Rings:
     def _train(self, ring: SimRing) -> None:
         """One all-reduce of all members, and what each does with its result."""
         members, step = ring.members, ring.members[0].step + 1
-        samples: list[Sample] = []
-        for worker in members:
-            samples += samples_of(worker, step)
+        self._begin_equal(members)
+        hands = {worker.id: samples_of(worker, step) for worker in members}
         victim = members[step % len(members)]
         self.job.happens(Moment.STEPPING, victim)
         if any(worker.attention == step for worker in members):
@@ -236,12 +294,29 @@ class Rings:
         applied = members
         if not victim.alive or victim.stalled:  # in this very step: some have the result already, others never get it
             applied = [worker for worker in members if self.job.random.random() < 0.5]
+        samples = [sample for hand in hands.values() for sample in hand]
         self.job.checks.trained(ring.generation, members, step, samples, done=bool(applied))
+        parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
+        reduced = mean(parts, of=1) if parts else None
         for worker in applied:
-            worker.step = step
+            worker.step, worker.model = step, worker.model.after(step, reduced)
+        self.job.checks.applied(applied)
         for worker in applied:
             self.job.stepped(worker)
         self.arm(ring)
+
+    @staticmethod
+    def _begin_equal(members: list[SimWorker]) -> None:
+        """Where nobody has trained before, all begin from rank 0's model."""
+        if any(worker.models_may_differ for worker in members):
+            for worker in members:
+                worker.model, worker.models_may_differ = members[0].model, False
+
+    def _gradient(self, worker: SimWorker, step: int, samples: list[Sample]) -> int | None:
+        """What it adds to the mean of all: its own, by its weight."""
+        if self.job.spec is None:
+            return mean((of_own(worker.id, step),), of=worker.size)
+        return mean(map(of_sample, samples), of=total_told(worker, step))
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:

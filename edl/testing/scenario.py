@@ -14,6 +14,7 @@ from edl.protocol.governing import Batching, BatchRule
 from edl.testing.faults import draw
 from edl.testing.simulation import SimJob
 
+OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
@@ -36,14 +37,16 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
         spec = msgspec.structs.replace(spec, open_ended=random.Random(f"end {seed}").random() < 0.5)  # noqa: S311
     minimum = source.choice((1, 1, 1, min(2, workers)))
     maximum = source.choice((0, 0, workers + 2))
+    own_data = random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
     job = job_class(
-        spec,
+        None if own_data else spec,
         seed=seed,
+        steps=steps,
         workers=workers,
         minimum=minimum,
         maximum=maximum,
         lease_s=source.choice((0.2, 0.6, 1.2)),
-        batching=Batching() if spec.by_sample else _batching(random.Random(f"batches {seed}")),  # noqa: S311
+        batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
     within_s = 0.05 + 0.01 * steps
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
@@ -53,7 +56,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)
     uneven = random.Random(f"shares {seed}")  # noqa: S311
-    if uneven.random() < 0.2 and not spec.by_sample:
+    if uneven.random() < 0.2 and not spec.by_sample and not own_data:
         for _ in range(2):
             job.after(uneven.random() * within_s, job.share_out)
     return job

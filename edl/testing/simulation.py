@@ -47,16 +47,18 @@ class SimJob:
 
     def __init__(  # noqa: PLR0913 - keywords, all with defaults but the seed
         self,
-        spec: DataSpec,
+        spec: DataSpec | None,
         *,
         seed: int,
+        steps: int = 0,
         workers: int = 2,
         minimum: int = 1,
         maximum: int = 0,
         lease_s: float = 0.6,
         batching: Batching | None = None,
     ) -> None:
-        self.spec = spec
+        self.spec = spec  # None: scripts bring data of their own, and end after `steps`
+        self.steps = steps
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
         self.now = 0.0
@@ -248,7 +250,7 @@ class SimJob:
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
-        worker.begins_epochs = self.spec.open_ended
+        worker.begins_epochs = self.spec is not None and self.spec.open_ended
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -416,7 +418,9 @@ class SimJob:
             self.look(worker)
 
     def _is_hungry(self, worker: SimWorker) -> bool:
-        return worker.share is None or min(worker.share.covered_step, worker.mark) <= worker.step
+        return self.spec is not None and (
+            worker.share is None or min(worker.share.covered_step, worker.mark) <= worker.step
+        )
 
     def _take_up(self, worker: SimWorker) -> None:
         """There is data: train."""
@@ -455,7 +459,9 @@ class SimJob:
 
     def _rehearse(self, worker: SimWorker) -> None:
         if worker.alive and not worker.stalled and worker.doing is Doing.BOOTING:
-            worker.doing, worker.phase, worker.opened = Doing.REHEARSING, Phase.REHEARSING, True
+            worker.doing, worker.opened = Doing.REHEARSING, True
+            if self.spec is not None:
+                worker.phase = Phase.REHEARSING  # told when the script is handed samples
             self._stir(worker)
             self.happens(Moment.REHEARSING, worker)
             self.after(0.02 + 0.1 * self.random.random(), self._rehearsed, worker)
@@ -471,7 +477,7 @@ class SimJob:
         """Its ring stands, and begins after `step`."""
         worker.generation, worker.failed_generation, worker.assignment = generation, 0, None
         worker.entered = worker.step = step
-        worker.share, worker.phase, worker.sits = None, Phase.TRAINING, True
+        worker.share, worker.phase, worker.sits, worker.voided = None, Phase.TRAINING, True, False
         worker.doing = Doing.AWAITING
         found = worker.hear()
         worker.leases_told = worker.leases_of
@@ -481,7 +487,8 @@ class SimJob:
         self.happens(Moment.SITTING, worker)
         if not worker.opened:  # the first generation: the script goes on from `init` to its first batch
             worker.opened = True
-        if found:
+        self.checks.sat(worker)
+        if found or self.spec is None:
             self._take_up(worker)
         else:
             self.look(worker)
@@ -494,6 +501,8 @@ class SimJob:
 
     def broken(self, worker: SimWorker, reason: str) -> None:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
+        if worker.sits:
+            worker.model, worker.voided = worker.model.disturbed(worker.id), True
         past_init = worker.generation > 0 or worker.rehearsed
         worker.doing = Doing.CHANGING if past_init else Doing.COMING
         worker.phase, worker.sits, worker.reason = Phase.BROKEN, False, reason

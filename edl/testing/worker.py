@@ -15,6 +15,7 @@ from edl.protocol.assignment import Assignment, Orders, Share
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
+from edl.testing.models import Model, fresh
 
 Batch = tuple[Range, ...]
 
@@ -54,6 +55,8 @@ class SimWorker:
         "leaving",
         "mark",
         "missed",
+        "model",
+        "models_may_differ",
         "opened",
         "orders",
         "phase",
@@ -65,9 +68,11 @@ class SimWorker:
         "sent",
         "share",
         "sits",
+        "size",
         "stalled",
         "step",
         "tainted",
+        "voided",
         "wanted",
     )
 
@@ -81,6 +86,10 @@ class SimWorker:
         self.sits = False  # in that ring, and has not left it
         self.entered = 0  # the step that its generation took over after
         self.step = 0  # committed
+        self.size = 1  # of that ring
+        self.model: Model = fresh(worker)
+        self.models_may_differ = False  # nobody has trained, and rank 0's is not everybody's yet
+        self.voided = False  # the mini-batch after `step` was void, in the ring that it comes from
         self.tainted = False  # a copy of the state broke off: it must not become anybody's
         self.rehearsed = False
         self.opened = False
@@ -127,14 +136,14 @@ class SimWorker:
     def identity(self) -> Identity:
         return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
 
-    def observation(self, spec: DataSpec, step_time_s: float) -> Observation:
+    def observation(self, spec: DataSpec | None, step_time_s: float) -> Observation:
         return Observation(
             phase=self.phase,
             generation=max(self.generation, self.failed_generation),
             step=self.step,
             leases_of=self.leases_told,
             step_time_s=step_time_s if self.step > self.entered else 0.0,
-            data=self._data(spec) if self.opened else None,
+            data=self._data(spec) if self.opened and spec is not None else None,
             pause=None,
             leaving=self.leaving,
             reason=self.reason,
@@ -173,3 +182,9 @@ def lease_at(worker: SimWorker, step: int) -> Lease | None:
     """The one that gives `step` its share."""
     leases = worker.share.leases if worker.share else ()
     return next((lease for lease in leases if lease.after_step < step <= lease.until_step), None)
+
+
+def total_told(worker: SimWorker, step: int) -> int:
+    """What `worker` was told that all together train in `step`."""
+    totals = worker.share.totals if worker.share else ()
+    return next((total.samples for total in totals if step <= total.until_step), 0)

@@ -28,7 +28,7 @@ from edl.core import (
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
-from edl.testing import Fault, Moment, Planned, SimJob, Violation, rings, scenario, simulation
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, simulation
 from edl.testing.leading import SimLeader
 from edl.testing.worker import SimWorker
 
@@ -94,7 +94,7 @@ def takes_overtaken_reports(patch: pytest.MonkeyPatch) -> None:
 
 
 def never_asks_who_is_behind(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(rings, "doubts", lambda *_args, **_more: False)
+    patch.setattr(agreement, "doubts", lambda *_args, **_more: False)
 
 
 def follows_the_lowest_step(patch: pytest.MonkeyPatch) -> None:
@@ -105,8 +105,8 @@ def follows_the_lowest_step(patch: pytest.MonkeyPatch) -> None:
         step = 10_000 - (highest >> agreement.RANK_BITS)
         return agreement.Agreed(step, highest & agreement.RANKS) if highest else None
 
-    patch.setattr(rings, "vote", vote)
-    patch.setattr(rings, "agreed", agreed)
+    patch.setattr(agreement, "vote", vote)
+    patch.setattr(agreement, "agreed", agreed)
 
 
 def forgets_what_the_dead_held(patch: pytest.MonkeyPatch) -> None:
@@ -206,7 +206,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     leaves_its_ring_too_early: {"I3"},
     takes_stale_orders: {"I10"},
     takes_overtaken_reports: {"I10"},
-    never_asks_who_is_behind: {"I3"},
+    never_asks_who_is_behind: {"I5"},
     follows_the_lowest_step: {"I3", "I5"},
     forgets_what_the_dead_held: {"I6"},
     forgets_superseded_plans: {"I5", "I6", "I7"},

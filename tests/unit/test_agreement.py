@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 
-from edl.core.agreement import DOUBT, Agreed, agreed, doubts, has_state, vote
+from edl.core.agreement import DOUBT, Agreed, Beginning, agreed, begin, doubts, has_state, vote
+from edl.errors import JobFailed
 from edl.protocol.assignment import Assignment
 from edl.protocol.ring import Place
 
@@ -42,3 +44,49 @@ def test_a_survivor_that_comes_with_another_step_doubts() -> None:
 def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway() -> None:
     assert not doubts(planned(11), generation=0, step=0, has_state=False)
     assert not doubts(planned(None), generation=1, step=10, has_state=True)
+
+
+def beginnings(*members: tuple[int, int, bool], plan: Assignment) -> list[Beginning]:
+    """All members of a ring agree; each is a generation, a step, and whether the mini-batch after that was void."""
+    talks = [
+        begin(
+            msgspec.structs.replace(plan, place=Place(2, rank, len(members), f"w{rank}")),
+            generation,
+            step,
+            has_state=step > 0,
+            voided=voided,
+        )
+        for rank, (generation, step, voided) in enumerate(members)
+    ]
+    said = [next(talk) for talk in talks]
+    found: list[Beginning] = []
+    while not found:
+        highest, said = max(said), []
+        for talk in talks:
+            try:
+                said.append(talk.send(highest))
+            except StopIteration as over:
+                found.append(over.value)
+    return found
+
+
+def test_where_all_come_as_planned_nothing_is_copied_but_statistics() -> None:
+    assert beginnings((1, 11, False), (1, 11, False), plan=planned(11)) == [Beginning(11, 0, current=True)] * 2
+
+
+def test_whoever_comes_from_a_void_mini_batch_lets_all_take_over_what_that_may_have_changed() -> None:
+    """The word of the switch came late for it: a schedule of the script may have moved on, though no weight has."""
+    found = beginnings((1, 11, False), (1, 11, True), plan=planned(11))
+    assert found == [Beginning(11, 0, unsure=True, current=True)] * 2
+
+
+def test_whoever_is_behind_lets_all_take_over_the_newest_state() -> None:
+    found = beginnings((1, 10, True), (1, 11, False), plan=planned(11))
+    assert found == [Beginning(11, 1, whole=True, unsure=True, current=current) for current in (False, True)]
+
+
+def test_whoever_has_trained_fails_where_nobody_has_a_whole_state() -> None:
+    talk = begin(planned(None), 1, 10, has_state=False)
+    next(talk)
+    with pytest.raises(JobFailed, match="lost"):
+        talk.send(0)
