@@ -18,7 +18,7 @@ from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
-from edl.runtime.extras import Extras, check_can_travel
+from edl.runtime.extras import Extras
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -252,7 +252,7 @@ class State:
         """To whoever needs it at a change."""
         values = self._values()
         for name, value in values.items():
-            check_can_travel(f"{type(self).__name__}({name}=...)", value)
+            self._shared._check(f"{type(self).__name__}({name}=...)", value)
         setattr(self._shared, self._key, values)
 
     def _take(self) -> None:

@@ -1,23 +1,38 @@
-"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, scheduler=scheduler)`."""
+"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, ema=ema, scheduler=scheduler)`.
+
+Owns: what was registered, and giving it to everybody. Does not own: its form (`edl.runtime.packing`), nor when it goes
+(`edl.runtime.sitting`).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import msgspec
 
-from edl.collectives.ring import Ring
 from edl.errors import UsageError
+from edl.runtime.arrays import Arrays
+from edl.runtime.framework import Framework
+from edl.runtime.packing import Packing, Unpacking
+from edl.runtime.tree import Content, Node, Tensors
+
+CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class Extras:
-    """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch."""
+    """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch.
+
+    Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
+    """
 
     _values: dict[str, Any]
+    _sorts: tuple[Tensors, ...]
 
-    def __init__(self) -> None:
+    def __init__(self, *sorts: Tensors) -> None:
+        """`sorts` of what has contents, besides numpy's arrays."""
         object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_sorts", (*sorts, Arrays()))
 
     def __getattr__(self, name: str) -> Any:
         try:
@@ -28,45 +43,55 @@ class Extras:
     def __setattr__(self, name: str, value: Any) -> None:
         if name not in self._values:
             raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
+        if not isinstance(value, CONTAINERS):  # to look through those, in each step, is not worth an earlier error
+            self._check(_call(name), value)
         self._values[name] = value
 
     def _add(self, values: Mapping[str, Any]) -> Extras:
         """Register values. Raises UsageError for what cannot travel."""
         for name, value in values.items():
-            check_can_travel(f"edl.register({name}={value!r})", value)
+            self._check(_call(name), value)
         self._values.update(values)
         return self
 
+    def _check(self, call: str, value: Any) -> None:
+        """Raises UsageError for what cannot travel."""
+        try:
+            Packing(self._sorts).of(value, call)
+        except RecursionError:
+            raise UsageError(f"{call}: a {type(value).__qualname__} that contains itself cannot travel") from None
 
-def plain(value: Any) -> Any:
-    """What travels of it: itself, or the `state_dict()` of a scheduler, a GradScaler and their like."""
-    return value.state_dict() if has_state(value) else value
+    def _packed(self) -> tuple[dict[str, Node], list[Content]]:
+        packing = Packing(self._sorts)
+        return {name: packing.of(value, _call(name)) for name, value in self._values.items()}, packing.contents
+
+    def _synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
+        """Give everybody the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
+        place = framework.ring.place
+        if not self._values or (place is not None and place.size == 1):
+            return
+        if is_root:
+            nodes, contents = self._packed()
+            framework.ring.broadcast(msgspec.msgpack.encode(nodes), root)
+            framework.broadcast([content.contents for content in contents], root)
+            return
+        nodes = msgspec.msgpack.decode(framework.ring.broadcast(None, root), type=dict[str, Node])
+        unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
+        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+        framework.broadcast(unpacking.contents, root)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _synchronize_statistics(self, framework: Framework, root: int) -> None:
+        """Only what forward passes have updated by themselves, on workers whose values are equal else."""
+        place = framework.ring.place
+        statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
+        if statistics and (place is None or place.size > 1):
+            framework.broadcast(statistics, root)
+
+    def _tensors(self) -> Iterator[Content]:
+        """All tensors and arrays, by name, in the same order on all workers: for comparing them."""
+        yield from self._packed()[1]
 
 
-def has_state(value: Any) -> bool:
-    return hasattr(value, "state_dict") and hasattr(value, "load_state_dict")
-
-
-def check_can_travel(call: str, value: Any) -> None:
-    """Raises UsageError."""
-    try:
-        msgspec.msgpack.encode(plain(value))
-    except (TypeError, OverflowError) as error:
-        raise UsageError(
-            f"{call}: a {type(value).__name__} cannot travel to a newcomer ({error}); register numbers, strings, "
-            "bytes, lists and dicts, or what gives such by state_dict(), and convert arrays with .tolist()"
-        ) from None
-
-
-def synchronize_extras(extras: Extras, ring: Ring, root: int, *, is_root: bool) -> None:
-    """Give everybody the values of rank `root`. Raises RingBroken."""
-    if not extras._values:
-        return
-    mine = {name: plain(value) for name, value in extras._values.items()} if is_root else None
-    payload = ring.broadcast(msgspec.msgpack.encode(mine) if is_root else None, root)
-    if not is_root:
-        for name, value in msgspec.msgpack.decode(payload).items():
-            if has_state(extras._values.get(name)):
-                extras._values[name].load_state_dict(value)
-            else:
-                extras._values[name] = value
+def _call(name: str) -> str:
+    return f"edl.register({name}=...)"

@@ -6,10 +6,12 @@ called (`edl.runtime.trainer`). The runtime imports no framework; the faces hand
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from typing import Protocol
+from typing import Any, Protocol
 
 from edl.collectives.ring import Ring
+from edl.runtime.tree import Tensors
 
 
 class Framework(Protocol):
@@ -22,6 +24,17 @@ class Framework(Protocol):
     @property
     def ring(self) -> Ring:
         """The framework's own Horovod. torch's and TensorFlow's are two libraries with two global states."""
+
+    @property
+    def sort(self) -> Tensors:
+        """What of this framework scripts may register."""
+
+    def broadcast(self, contents: Sequence[Any], root: int) -> int:
+        """Fill `contents` with those of rank `root`, in place; returns the bytes moved.
+
+        They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents
+        of the same sizes in the same order. Raises RingBroken.
+        """
 
     @property
     def built(self) -> bool:

@@ -15,7 +15,7 @@ import msgspec
 from edl.errors import UsageError
 from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, Schedule, factor
 from edl.protocol.data import DataSpec
-from edl.runtime.extras import has_state, plain
+from edl.runtime.packing import has_state
 
 Rule = str | Callable[[float], float]
 AnySchedule = Schedule | Callable[[float], float]
@@ -117,7 +117,8 @@ class ScheduledRate:
         return wanted
 
     def state_dict(self) -> dict[str, Any]:
-        return {"trained": self._trained, "schedule": plain(self._schedule) if has_state(self._schedule) else None}
+        schedule: Any = self._schedule
+        return {"trained": self._trained, "schedule": schedule.state_dict() if has_state(schedule) else None}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         self._trained = state["trained"]

@@ -22,7 +22,7 @@ from edl.protocol.messages import Pause
 from edl.protocol.ring import Place, solo
 from edl.runtime.audit import Audit
 from edl.runtime.endings import Leaving
-from edl.runtime.extras import Extras, synchronize_extras
+from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
 from edl.runtime.framework import Framework
 from edl.runtime.link import DaemonLink
@@ -177,7 +177,7 @@ class Sitting:
 
     def _agree_on_state(self, assignment: Assignment) -> int:
         """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken, JobFailed."""
-        ring, rank, able = self._framework.ring, assignment.place.rank, has_state(self.step, tainted=self._tainted)
+        rank, able = assignment.place.rank, has_state(self.step, tainted=self._tainted)
         voided = self.void is not None
         beginning = self._talk(begin(assignment, self.generation, self.step, has_state=able, voided=voided))
         root = beginning.root
@@ -188,7 +188,9 @@ class Sitting:
         else:
             self._framework.synchronize_rest(root, only_statistics=not beginning.unsure)
             if beginning.unsure:  # a void mini-batch may have changed them, on some
-                synchronize_extras(self._extras, ring, root, is_root=rank == root)
+                self._extras._synchronize(self._framework, root, is_root=rank == root)
+            else:
+                self._extras._synchronize_statistics(self._framework, root)
         return beginning.step
 
     def _talk(self, talk: Generator[int, int, Beginning]) -> Beginning:
@@ -208,7 +210,7 @@ class Sitting:
         """
         self._tainted = rank != root and not current
         self._framework.synchronize(root)
-        synchronize_extras(self._extras, self._framework.ring, root, is_root=rank == root)
+        self._extras._synchronize(self._framework, root, is_root=rank == root)
         self._tainted = False
 
     def _sit(self, place: Place, step: int) -> None:

@@ -59,7 +59,7 @@ class Trainer:
         self._framework = framework
         self._settings: Settings | None = None
         self._feed = LeaseFeed()
-        self._extras = Extras()
+        self._extras = Extras(framework.sort)
         self._seat = Sitting(framework, self._feed, self._extras)
         # The seat's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._seat.count
@@ -206,7 +206,11 @@ class Trainer:
         self._callbacks.append(callback)
 
     def register(self, **values: Any) -> Extras:
-        """More state that a newcomer must receive: plain values, lists, dicts, bytes. Returns them as attributes."""
+        """More state that a newcomer must receive. Returns it as attributes.
+
+        Numbers, text, bytes; arrays and tensors; modules, models, layers; what has a `state_dict()`; and lists, tuples,
+        sets and dicts of them. At the newcomer they stay the objects that the script knows, with new contents.
+        """
         return self._extras._add(values)
 
     def elastic_shard_generator(

@@ -39,7 +39,7 @@ class TensorFlowState(State):
     Args:
         variables: of TensorFlow or Keras; by default all of the graph, by the session that is the default one.
         session: not needed: it is the default one.
-        kwargs: values: numbers, strings, bytes, lists and dicts of them.
+        kwargs: values: whatever `edl.register` takes.
 
     Unless `edl.Optimizer` or `hvd.DistributedOptimizer` was given the optimizer, nobody sees updates: then every
     `commit()` is the end of a mini-batch, so there must be one after each, and none elsewhere.
@@ -63,7 +63,7 @@ class TensorFlowKerasState(State):
         optimizer: its optimizer; by default the one it was compiled with. It averages only what
             `hvd.DistributedGradientTape` has not, and only if it was given to `hvd.DistributedOptimizer`.
         backend: not needed.
-        kwargs: values: numbers, strings, bytes, lists and dicts of them.
+        kwargs: values: whatever `edl.register` takes.
     """
 
     def __init__(self, model: Any, optimizer: Any = None, backend: Any = None, **kwargs: Any) -> None:  # noqa: ARG002 - Horovod's signature

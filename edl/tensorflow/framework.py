@@ -7,11 +7,10 @@ state (`edl.tensorflow.state`).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
-import keras
 import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
@@ -23,7 +22,15 @@ from edl.tensorflow import keras_optimizer, v1_optimizer
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
 from edl.tensorflow.share import TensorShare
-from edl.tensorflow.state import EagerVariables, SessionVariables, Variables, broadcast_bytes, synchronize
+from edl.tensorflow.state import (
+    EagerVariables,
+    SessionVariables,
+    Variables,
+    broadcast_arrays,
+    broadcast_bytes,
+    synchronize,
+)
+from edl.tensorflow.tensors import TensorFlowTensors, statistics_of
 from edl.tensorflow.waiting import Waiting
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
@@ -59,6 +66,7 @@ class TensorFlowFramework:
     def __init__(self) -> None:
         prepare_environment()
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
+        self.sort = TensorFlowTensors()
         self._share = TensorShare()
         self._waiting = Waiting()
         self._rate = TensorRate()
@@ -125,6 +133,18 @@ class TensorFlowFramework:
 
     # ------------------------------------------------------------------------------------- the runtime's port
 
+    def broadcast(self, contents: Sequence[Any], root: int) -> int:
+        place = self.ring.place
+        receive = place is not None and place.rank != root
+        variables = [(one.name, one) for one in contents if not isinstance(one, np.ndarray)]
+        arrays = [one for one in contents if isinstance(one, np.ndarray)]
+        with self.ring.failing():
+            moved = EagerVariables(variables).broadcast(root, receive)
+            received = broadcast_arrays(arrays, root)
+        for mine, theirs in zip(arrays, received, strict=True) if receive else ():
+            np.copyto(mine, theirs)
+        return moved + sum(one.nbytes for one in arrays)
+
     @property
     def built(self) -> bool:
         """Whether the state can be synchronized yet: models and optimizers may make their variables late."""
@@ -179,8 +199,7 @@ class TensorFlowFramework:
         if not tf.executing_eagerly():
             return
         for model in self._models:
-            for layer in model._flatten_layers() if isinstance(model, keras.Model) else ():
-                yield from layer._non_trainable_variables  # those that were made so, not those that are frozen
+            yield from statistics_of(model)
         for optimizer in () if only_statistics else self._optimizers:
             if keras_optimizer.is_keras(optimizer) and optimizer.built:
                 yield from keras_optimizer.hyper_parameters(optimizer)

@@ -16,7 +16,7 @@ from torch.utils import data
 
 from edl.errors import UsageError
 from edl.runtime.elastic_run import Part, Run, State
-from edl.runtime.extras import has_state
+from edl.runtime.packing import has_state
 from edl.runtime.shards import ShardGenerator
 from edl.torch.loader import Runs
 from edl.torch.process import framework, trainer
@@ -45,8 +45,8 @@ class TorchState(State):
         model: a module; its parameters and buffers.
         optimizer: what `hvd.DistributedOptimizer` or `edl.Optimizer` returned. A plain one travels too, but averages
             nothing.
-        kwargs: more modules and optimizers; samplers, schedulers, a GradScaler and what else has a `state_dict()` of
-            plain values; and values: numbers, strings, bytes, lists and dicts of them.
+        kwargs: more modules and optimizers; samplers, schedulers, a GradScaler and what else has a `state_dict()`; and
+            values: whatever `edl.register` takes.
     """
 
     def __init__(

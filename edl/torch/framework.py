@@ -7,10 +7,11 @@ Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`e
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import horovod.torch as hvd
+import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
@@ -20,7 +21,8 @@ from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
-from edl.torch.state import synchronize, synchronize_rest
+from edl.torch.state import broadcast_tensors, synchronize, synchronize_rest
+from edl.torch.tensors import TorchTensors
 
 
 class TorchBytes:
@@ -47,6 +49,7 @@ class TorchFramework:
     def __init__(self) -> None:
         prepare_environment()
         self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
+        self.sort = TorchTensors()
         self._share = Share()
         self._rate = 1.0
         self._models: list[torch.nn.Module] = []
@@ -85,6 +88,12 @@ class TorchFramework:
         return sum(reducer.updates for reducer in self._reducers)
 
     # ------------------------------------------------------------------------------------- the runtime's port
+
+    def broadcast(self, contents: Sequence[Any], root: int) -> int:
+        place = self.ring.place
+        receive = place is not None and place.rank != root
+        with torch.no_grad():
+            return broadcast_tensors([_tensor(one) for one in contents], root, receive)
 
     @property
     def built(self) -> bool:
@@ -139,3 +148,10 @@ class TorchFramework:
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return self._optimizers
+
+
+def _tensor(contents: Any) -> torch.Tensor:
+    """The same memory, of what may be numpy's bytes."""
+    if not isinstance(contents, np.ndarray):
+        return contents  # type: ignore[no-any-return]
+    return torch.from_numpy(contents if contents.flags.writeable else contents.copy())  # read-only ones are only sent

@@ -17,7 +17,9 @@ import torch
 
 from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
-from edl.torch.tree import Dictionary, Node, Sequence, TensorRef, describe, rebuild, reference
+from edl.runtime.packing import Packing, Unpacking
+from edl.runtime.tree import Dictionary, Elements, Form, Node, Scalar
+from edl.torch.tensors import TorchTensors, form
 
 LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; smaller ones share a message
 
@@ -25,7 +27,7 @@ LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; sm
 class Described(msgspec.Struct, frozen=True):
     """All but the contents of the tensors."""
 
-    tensors: tuple[tuple[str, TensorRef], ...]  # parameters and buffers, by name
+    tensors: tuple[tuple[str, Form], ...]  # parameters and buffers, by name
     optimizers: tuple[tuple[Node, Node], ...]  # hyper-parameters and state of each
 
 
@@ -88,11 +90,11 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
     optimizers = tuple(
         (
             _hyper_parameters_of(optimizer, contents),
-            describe(_states(optimizer), "optimizer.state", contents),
+            _described(_states(optimizer), "optimizer.state", contents),
         )
         for optimizer in holder.optimizers()
     )
-    return msgspec.msgpack.encode(Described(tuple((name, reference(tensor)) for name, tensor in named), optimizers))
+    return msgspec.msgpack.encode(Described(tuple((name, form(tensor)) for name, tensor in named), optimizers))
 
 
 class _Adoption:
@@ -112,10 +114,10 @@ class _Adoption:
             self._adopt_states(optimizer, states)
 
     def adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
-        theirs = node.items if isinstance(node, Sequence) else ()
+        theirs = node.items if isinstance(node, Elements) else ()
         self._check_number("parameter groups", len(optimizer.param_groups), len(theirs))
         for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
-            group.update(rebuild(hyper, _hyper_parameters(group), _device(group["params"]), self._contents))
+            group.update(self._adopted(hyper, _hyper_parameters(group), _device(group["params"]), "param_groups"))
 
     def _adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
         parameters = list(_parameters(optimizer))
@@ -123,14 +125,22 @@ class _Adoption:
         before = dict(states)
         states.clear()  # slots that the root does not have would be ahead of their time
         for position, inner in node.items if isinstance(node, Dictionary) else ():
-            key = parameters[position] if isinstance(position, int) else position
-            states[key] = rebuild(inner, before.get(key), _device([key, *parameters]), self._contents)
+            at = position.value if isinstance(position, Scalar) else None
+            key = parameters[at] if isinstance(at, int) else at
+            states[key] = self._adopted(inner, before.get(key), _device([key, *parameters]), "optimizer.state")
+
+    def _adopted(self, node: Node, mine: Any, device: torch.device, path: str) -> Any:
+        """What the root has; its tensors are there already, and are filled later."""
+        unpacking = Unpacking([TorchTensors(device)])
+        value = unpacking.of(node, mine, path)
+        self._contents.extend(unpacking.contents)
+        return value()
 
     def _check_tensors(self, described: Described, named: list[tuple[str, torch.Tensor]]) -> None:
         for (my_name, tensor), (name, theirs) in zip(named, described.tensors, strict=False):
-            mine = reference(tensor)
+            mine = form(tensor)
             if (my_name, mine.dtype, mine.shape) != (name, theirs.dtype, theirs.shape):
-                raise self._different(f"{my_name} ({_shown(mine)})", f"{name} ({_shown(theirs)})")
+                raise self._different(f"{my_name} ({mine})", f"{name} ({theirs})")
         self._check_number("parameters and buffers", len(named), len(described.tensors))
 
     def _check_number(self, what: str, mine: int, theirs: int) -> None:
@@ -145,7 +155,14 @@ class _Adoption:
 
 
 def _hyper_parameters_of(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
-    return describe([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents)
+    return _described([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents)
+
+
+def _described(value: Any, path: str, contents: list[torch.Tensor]) -> Node:
+    packing = Packing([TorchTensors()])
+    node = packing.of(value, path)
+    contents.extend(content.tensor for content in packing.contents)
+    return node
 
 
 def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
@@ -167,10 +184,6 @@ def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
 
 def _device(candidates: Iterable[Any]) -> torch.device:
     return next((item.device for item in candidates if isinstance(item, torch.Tensor)), torch.device("cpu"))
-
-
-def _shown(tensor: TensorRef) -> str:
-    return f"{tensor.dtype}{list(tensor.shape)}"
 
 
 # ------------------------------------------------------------------------------------------------------- contents

@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from edl.protocol.ring import Place, solo
+from edl.runtime.extras import Extras
 from edl.runtime.shards import Held
 
 
@@ -61,8 +62,9 @@ class FakeTrainer:
         return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def serve(framework: Any, commands: dict[str, Callable[..., Any]]) -> None:
+def serve(framework: Any, commands: dict[str, Callable[..., Any]], registered: dict[str, Any]) -> None:
     """Obeys until the input ends. Besides `commands` there are those of the ring."""
+    extras = Extras(framework.sort)._add(registered)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints must not get between the answers
 
@@ -73,6 +75,10 @@ def serve(framework: Any, commands: dict[str, Callable[..., Any]]) -> None:
     def abort_after(seconds: float) -> None:
         threading.Timer(seconds, framework.ring.abort).start()
 
+    def synchronize(root: int) -> None:
+        framework.synchronize(root)
+        extras._synchronize(framework, root, is_root=framework.ring.place.rank == root)
+
     known = {
         "abort": framework.ring.abort,
         "abort_after": abort_after,
@@ -80,7 +86,7 @@ def serve(framework: Any, commands: dict[str, Callable[..., Any]]) -> None:
         "leave": framework.ring.leave,
         "agree": framework.ring.agree,
         "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
-        "synchronize": framework.synchronize,
+        "synchronize": synchronize,
         "weight": framework.set_weight,
         **commands,
     }

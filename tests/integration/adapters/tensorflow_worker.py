@@ -12,6 +12,7 @@ import tensorflow as tf
 sys.path.insert(0, str(Path(__file__).parent))
 
 from seat import FakeTrainer, serve
+from tensorflow_values import Registered
 
 from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.framework import TensorFlowFramework
@@ -117,6 +118,7 @@ class Graph:
         self.train(np.ones((1, 6), np.float32), np.ones(1, np.float32))
 
 
+registered = None if WAY == "graph" else Registered(int(sys.argv[1][1:]) + 1)
 job = Graph() if WAY == "graph" else Keras()
 
 
@@ -155,7 +157,7 @@ commands = {
     "train": train,
     "gradient": gradient,
     "weights": lambda: flat(job.weights()),
-    "slots": lambda: flat(job.slots()),
+    "slots": lambda: [flat(job.slots()), registered and registered.shown()],
     "disturb": disturb,
 }
-serve(framework, commands)
+serve(framework, commands, registered.values() if registered else {})

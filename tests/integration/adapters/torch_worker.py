@@ -12,6 +12,7 @@ import torch
 sys.path.insert(0, str(Path(__file__).parent))
 
 from seat import FakeTrainer, serve
+from torch_values import Registered
 
 from edl.torch.framework import TorchFramework
 
@@ -49,6 +50,7 @@ framework = TorchFramework()
 model = Net().eval()
 optimizer = KINDS[sys.argv[2]](model.parameters())
 framework.wrap(trainer, optimizer, model, None)
+registered = Registered(int(sys.argv[1][1:]) + 1)
 
 
 def train(x: list[list[float]], y: list[float], use_branch: bool = True) -> str:
@@ -84,8 +86,8 @@ def weights() -> list[float]:
 
 
 def slots() -> str:
-    """All of the optimizer's state, comparable as text."""
-    return str(optimizer.state_dict())
+    """All of the optimizer's state, comparable as text, and what was registered."""
+    return str(optimizer.state_dict()) + registered.shown()
 
 
 def pump() -> str:
@@ -118,4 +120,4 @@ commands = {
     "pump": pump,
     "hosts": hosts,
 }
-serve(framework, commands)
+serve(framework, commands, registered.values())
