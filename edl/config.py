@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import re
 import socket
+import stat
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -256,6 +258,14 @@ TABLE: tuple[Setting, ...] = (
         "a step longer than this is taken for stuck (default: 60)",
     ),
     Setting(
+        "keep_nodes_s",
+        _seconds(0, 10 * 365 * 86_400),
+        ("EDL_KEEP_NODES",),
+        ("--keep-nodes",),
+        "SECONDS",
+        "how long a job that is over can be looked at in a coordinator that outlives it (default: a week, 604800)",
+    ),
+    Setting(
         "zookeeper_port",
         _port,
         ("EDL_ZOOKEEPER_PORT",),
@@ -299,6 +309,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     batch_size: int | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0
+    keep_nodes_s: float = 604_800.0
     network_interface: str | None = None  # None: let edl choose
     zookeeper_port: int | None = None
     output_filename: Path | None = None
@@ -349,9 +360,16 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.secret_file is None:
             return b""
         try:
-            secret = self.secret_file.read_bytes().strip()
+            with self.secret_file.open("rb") as file:
+                status, secret = os.fstat(file.fileno()), file.read().strip()
         except OSError as error:
             raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: cannot be read: {error.strerror}") from None
+        if _is_open_to_others(status):
+            mode = stat.S_IMODE(status.st_mode)
+            raise ConfigError(
+                f"EDL_SECRET_FILE={self.secret_file}: others can read it (mode {mode:04o}), and could speak in the "
+                f"job's name; `chmod 600 {self.secret_file}`, and take a fresh secret if it was open for long"
+            )
         if not secret:
             raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: is empty")
         return secret
@@ -399,6 +417,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         except (OSError, ValueError):
             return {}
         return record if isinstance(record, dict) else {}
+
+
+def _is_open_to_others(file: os.stat_result) -> bool:
+    """A file of root's that a group may read is how Kubernetes hands a secret to a pod."""
+    return bool(file.st_mode & (0o027 if file.st_uid == 0 else 0o077))
 
 
 def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]:

@@ -90,14 +90,14 @@ def heed_interrupts() -> None:
         asyncio.get_running_loop().add_signal_handler(signal.SIGINT, task.cancel)
 
 
-def seconds(timeout: str | None) -> float | None:
-    """What --timeout says; None: as long as it takes."""
-    if timeout is None:
+def seconds(text: str | None, flag: str = "--timeout", *, or_none: bool = False) -> float | None:
+    """What the flag says; None: it was not given. `or_none`: it may be 0."""
+    if text is None:
         return None
     try:
-        found = float(timeout)
+        found = float(text)
     except ValueError:
         found = -1.0
-    if not 0 < found <= LONGEST_S:
-        raise ConfigError(f"--timeout {timeout}: must be a number of seconds, more than 0")
+    if not 0 <= found <= LONGEST_S or (found == 0 and not or_none):
+        raise ConfigError(f"{flag} {text}: must be a number of seconds, {'0 or more' if or_none else 'more than 0'}")
     return found

@@ -67,6 +67,16 @@ examples:
   horovodrun -np 2 --min-np 1 --host-discovery-script "edl hosts mnist -np 2 --hosts node1:2,node2:2" python train.py
                                   as many workers as `edl scale mnist N` asks for
 """
+CLEAN_EXAMPLES = """
+examples:
+  edl clean --coordinator zk1:2181            whatever is over there, as far as it opens to you
+  edl clean --coordinator zk1:2181 --older-than 86400
+                                              what has been over for a day
+  edl clean mnist                             one job, of which the coordinator is on record here
+
+A job that is over also goes by itself, a week after its end (`edl run --keep-nodes SECONDS`), when another job of the
+same coordinator has a leader that may remove it. What `edl run` has on record on this machine stays.
+"""
 DOCTOR_EXAMPLES = """
 example:
   edl doctor                      Horovod, Java, ZooKeeper, ports, packages: what is wrong, and what to do
@@ -137,6 +147,7 @@ def build() -> Parser:
     _add_profile(found)
     _add_hosts(found)
     _add_data(found)
+    _add_clean(found)
     _add_doctor(found)
     return parser
 
@@ -220,6 +231,18 @@ def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(commands, "verify", _later("data", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
     parser.add_argument("folder", metavar="DIR", help="the folder that EDL_AUDIT or --audit named")
     _add_switch(parser, "--json", "one JSON object")
+
+
+def _add_clean(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "remove what jobs that are over have left in a coordinator"
+    parser = _command(found, "clean", _later("clean", "clean"), summary, CLEAN_EXAMPLES)
+    _add_job(parser, nargs="?")
+    parser.add_argument(
+        "--older-than",
+        metavar="SECONDS",
+        default=os.environ.get("EDL_OLDER_THAN") or None,
+        help="only what has been over for so long (default: 0) [EDL_OLDER_THAN]",
+    )
 
 
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:

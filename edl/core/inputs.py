@@ -8,7 +8,7 @@ from typing import Any
 from edl.events import Kind
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Governing
-from edl.protocol.job import Identity
+from edl.protocol.job import KEEP_S, Identity
 from edl.protocol.messages import Observation
 
 
@@ -29,6 +29,7 @@ class Registered:
     maximum: int
     answering: bool = False
     governing: Governing = field(default_factory=Governing)
+    keep_s: float = KEEP_S
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,8 +151,8 @@ class JobMachine:
         if first:
             maximum = max(happened.maximum, 0)
             driven = bool(happened.identity.driver_slot)
-            limits = Limits(happened.minimum, maximum)
-            draft.change(target=happened.np, limits=limits, driven=driven, governing=happened.governing)
+            limits, governing = Limits(happened.minimum, maximum), happened.governing
+            draft.change(target=happened.np, limits=limits, driven=driven, governing=governing, keep_s=happened.keep_s)
             draft.supply.batching = happened.governing.batching
         maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
         if maximum and present >= maximum:

@@ -151,7 +151,7 @@ class Launch:
         if state in OVER:
             raise ConfigError(
                 f"job {self._record.job} is over already ({state}) at {self._settings.coordinator}: "
-                "give this one another name by --job"
+                f"give this one another name by --job, or remove that one by `edl clean {self._record.job}`"
             )
 
     def _keep_secret(self) -> None:

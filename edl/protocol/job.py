@@ -7,6 +7,7 @@ kept, and is told again to each new leader by the workers themselves (I9).
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Final
 
 import msgspec
 
@@ -39,6 +40,9 @@ class WorkerState(StrEnum):
     TRAINING = "training"  # in the roster of the present generation
     LEAVING = "leaving"  # trains until the next generation takes over, then exits
     DONE = "done"  # its script came to its end
+
+
+KEEP_S: Final = 604_800.0  # a week
 
 
 class Identity(msgspec.Struct, frozen=True):
@@ -131,6 +135,7 @@ class Record(msgspec.Struct, frozen=True):
     recuts: int = 0  # ever begun
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
+    keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

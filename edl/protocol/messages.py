@@ -11,7 +11,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.governing import Governing
-from edl.protocol.job import Identity, Status
+from edl.protocol.job import KEEP_S, Identity, Status
 
 
 class Phase(StrEnum):
@@ -63,6 +63,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     maximum: int
     answering: bool = False  # started because the job had asked for more workers
     governing: Governing = Governing()  # of the job, where this worker is its first
+    keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

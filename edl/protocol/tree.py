@@ -1,6 +1,6 @@
 """The job's nodes in the coordinator. Everything of a job lies under one root, so that one digest ACL covers it.
 
-/edl/<job>/election/...     candidates (ephemeral, sequential)           edl.coordination.election
+/edl/<job>/candidates/...   who stands for election (ephemeral)         each daemon (edl.coordination.election)
 /edl/<job>/term, /leader    the last term, and who leads in it           edl.coordination.election
 /edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
 /edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
@@ -27,6 +27,10 @@ def workers(job: str) -> str:
 
 def worker(job: str, worker_id: str) -> str:
     return f"{workers(job)}/{worker_id}"
+
+
+def candidates(job: str) -> str:
+    return f"{root(job)}/candidates"
 
 
 def events(job: str) -> str:

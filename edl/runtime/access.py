@@ -7,6 +7,7 @@ job's nodes there may join it (docs/security.md).
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -16,7 +17,9 @@ from collections.abc import Mapping
 from edl.config import Settings
 from edl.coordination.settings import Coordinator, Digest, from_environment
 from edl.coordination.store import NodeExists, Store
-from edl.protocol import tree
+from edl.errors import JobFailed, PeerError
+from edl.protocol import keeping, tree
+from edl.protocol.job import OVER
 
 
 def digest_of(secret: bytes) -> Digest:
@@ -41,17 +44,40 @@ def with_secret(coordinator: Coordinator, secret: bytes) -> Coordinator:
 
 
 async def shared_secret(store: Store, job: str, given: bytes) -> bytes:
-    """The job's secret: the one given, else the one that the job's first worker left in the coordinator."""
+    """The job's secret: the one given, else the one that the job's first worker left in the coordinator.
+
+    Raises JobFailed when the job is over: then its secret is gone, and must not come back.
+    """
     if given:
         return given
     path = tree.secret(job)
-    node = await store.read(path)
-    if node is None:
+    while (node := await store.read(path)) is None:
+        await _check_goes_on(store, job)
         fresh = secrets.token_hex(32).encode()
-        try:
+        with contextlib.suppress(NodeExists):
             await store.create(path, fresh)
-        except NodeExists:
-            node = await store.read(path)
-        else:
             return fresh
-    return node.value if node is not None else await shared_secret(store, job, given)
+    return node.value
+
+
+async def known_secret(store: Store, job: str, given: bytes) -> bytes:
+    """The same for somebody who is no worker of the job, and leaves nothing there. Raises PeerError and JobFailed."""
+    if given:
+        return given
+    node = await store.read(tree.secret(job))
+    if node is None:
+        await _check_goes_on(store, job)
+        raise PeerError(
+            f"job {job} has no secret at its coordinator: give the one it was started with, by EDL_SECRET_FILE"
+        )
+    return node.value
+
+
+async def _check_goes_on(store: Store, job: str) -> None:
+    node = await store.read(tree.record(job))
+    record = None if node is None else keeping.decode(node.value)
+    if record is not None and record.state in OVER:
+        raise JobFailed(
+            f"job {job} is over ({record.reason or record.state.value}): start it under another name, or "
+            f"remove what is left of it by `edl clean {job}`"
+        )

@@ -32,7 +32,7 @@ from edl.protocol import keeping, tree
 from edl.protocol import messages as say
 from edl.protocol.job import OVER, JobState, Record, Status
 from edl.protocol.messages import Ack
-from edl.runtime.access import shared_secret, with_secret
+from edl.runtime.access import known_secret, with_secret
 from edl.transport.errors import Unauthentic
 from edl.transport.port import Caller
 from edl.transport.rpc import Client
@@ -254,7 +254,7 @@ class JobClient:
         if self._caller is None or self._caller[0] != address:
             if self._caller is not None:
                 await self._caller[1].close()
-            self._secret = await shared_secret(self._opened(), self._job, self._secret)
+            self._secret = await known_secret(self._opened(), self._job, self._secret)
             self._caller = (address, self._speak(self._secret, self._job, NAME, address))
         return self._caller[1]
 

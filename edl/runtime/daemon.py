@@ -195,7 +195,9 @@ class Daemon:
         batches = batching(settings.batch_policy, settings.max_workers)
         governing = Governing(settings.autoscale, utility, settings.autoscale_every, settings.stragglers, batches)
         maximum = settings.max_workers or 0
-        return messages.Register(identity, settings.np, settings.min_workers, maximum, answering, governing)
+        return messages.Register(
+            identity, settings.np, settings.min_workers, maximum, answering, governing, settings.keep_nodes_s
+        )
 
     # ------------------------------------------------------------------------------------------------- the trainer
 

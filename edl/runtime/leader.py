@@ -9,6 +9,7 @@ One task owns the machine. RPC handlers and watches only put inputs into its que
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Sequence
 
@@ -42,11 +43,12 @@ from edl.core.job import JobMachine
 from edl.core.orders import OrderBook
 from edl.core.patience import NEVER, Patience
 from edl.core.report import status_of
-from edl.errors import Fenced
+from edl.errors import Fenced, StoreUnavailable
 from edl.events import Kind
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import OVER, Record
+from edl.runtime import remains
 from edl.runtime.chronicle import Chronicle, patiently
 from edl.runtime.governor import Governor
 from edl.transport.errors import Reason, Refused
@@ -58,6 +60,7 @@ logger = logging.getLogger("edl")
 QUEUE_LENGTH = 10_000
 BATCH = 256
 QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
+SWEEP_S = 3600.0  # from one look at what other jobs have left to the next
 TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
 
 
@@ -102,6 +105,7 @@ class Leader:
         self._next_book: OrderBook | None = None
         self._published = asyncio.Event()
         self._at_rest = asyncio.Event()
+        self._secret_forgotten = False
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
         self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
@@ -115,6 +119,7 @@ class Leader:
                 tasks.create_task(self._work(machine))
                 tasks.create_task(self._call_roll(machine, roll_call))
                 tasks.create_task(self._watch_time())
+                tasks.create_task(self._sweep())
                 self._governor = Governor(machine, self._clock, self._put)
                 tasks.create_task(self._governor.run())
         except* Fenced:
@@ -173,6 +178,9 @@ class Leader:
             self._next_book = OrderBook(record, self._reign.term, None, self._book)
         if changed or told:
             await self._keep(record, told)
+        if record.state in OVER and not self._secret_forgotten:
+            await patiently(lambda: remains.forget_secret(self._store, self._about.job))
+            self._secret_forgotten = True
         for command in commands:
             match command:
                 case HostRing(generation, roster):
@@ -265,11 +273,20 @@ class Leader:
             await asyncio.sleep(TICK_S)
             await self._queue.put((TimePassed(), None))
 
+    async def _sweep(self) -> None:
+        """Other jobs' nodes, those whose time is up: nobody of theirs is left to do it."""
+        while True:
+            with contextlib.suppress(StoreUnavailable):
+                gone = await remains.sweep(self._store, self._clock.wall(), besides=self._about.job)
+                if gone:
+                    logger.info("removed what was left of jobs that are over: %s", ", ".join(gone))
+            await asyncio.sleep(SWEEP_S)
+
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
         match call.body:
-            case say.Register(identity, np, minimum, maximum, answering, governing):
-                return await self._ask(Registered(identity, np, minimum, maximum, answering, governing))
+            case say.Register(identity, np, minimum, maximum, answering, governing, keep_s):
+                return await self._ask(Registered(identity, np, minimum, maximum, answering, governing, keep_s))
             case say.Report(observation):
                 self._heard[call.sender] = self._clock.now()
                 return await self._ask(Reported(call.sender, observation))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import signal
 import sys
 import time
@@ -12,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from edl.coordination import zookeeper
 from edl.coordination.server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -127,6 +129,23 @@ def test_the_zookeeper_of_the_job_comes_back_when_it_dies(edl, training):
     assert ended(launcher)[0] == 1
 
 
+async def check_that_it_can_be_removed(edl, server, outside, elsewhere):
+    store = await zookeeper.connect(server.coordinator, 10.0)
+    try:
+        assert "secret" not in await store.children("/edl/x")  # the first worker had left one
+        kept = await asyncio.to_thread(edl, "clean", "x", *outside, "--older-than", "3600", **elsewhere)
+        assert re.fullmatch(r"kept: job x has been over for \d+ s only\n", kept.stdout)
+        nothing = await asyncio.to_thread(edl, "clean", *outside, "--older-than", "3600", **elsewhere)
+        assert nothing.stdout.startswith("nothing to remove\nkept: x ")
+        removed = await asyncio.to_thread(edl, "clean", *outside, **elsewhere)
+        assert removed.stdout == "removed job x (finished)\n"
+        assert await store.read("/edl/x") is None
+        gone = await asyncio.to_thread(edl, "clean", "x", *outside)
+        assert (gone.returncode, gone.stderr) == (1, f"edl: there is no job x at {server.coordinator.hosts}\n")
+    finally:
+        await store.close()
+
+
 async def test_a_coordinator_of_ones_own_remembers_a_job_that_is_over(edl, tmp_path):
     server = await LocalServer.start(tmp_path / "zookeeper")
     outside = ["--coordinator", server.coordinator.hosts]
@@ -144,6 +163,7 @@ async def test_a_coordinator_of_ones_own_remembers_a_job_that_is_over(edl, tmp_p
         assert json.loads(told.stdout.splitlines()[-1])["kind"] == "job_finished"
         stopped = await asyncio.to_thread(edl, "stop", "x", *outside, **elsewhere)
         assert stopped.stdout == "job x is over already (finished)\n"
+        await check_that_it_can_be_removed(edl, server, outside, elsewhere)
         unknown = await asyncio.to_thread(edl, "status", "y", *outside)
         assert (unknown.returncode, unknown.stderr.count("\n")) == (1, 1)
     finally:

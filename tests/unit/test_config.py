@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
+import stat
 from pathlib import Path
 
 import pytest
 
-from edl.config import TABLE, Given, Settings, scrubbed
+from edl.config import TABLE, Given, Settings, _is_open_to_others, scrubbed
 from edl.errors import ConfigError
 
 JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
@@ -83,7 +85,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "max_workers": 4, "max_restarts": 3, "batch_size": 64, "session_timeout_s": 4.5, "step_timeout_s": 30,
         "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
         "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
-        "batch_policy": "fixed-local,most=64",
+        "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60,
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in", "driver_slot": "localhost:1",
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
@@ -110,10 +112,28 @@ def test_a_flag_is_quoted_as_it_was_typed():
         Settings.from_given({"np": Given("0", "--num-proc 0")}, {"EDL_NP": "3"})
 
 
+def secret_file(folder: Path) -> Path:
+    file = folder / "secret"
+    file.touch(mode=0o600)
+    file.write_text("abc\n")
+    return file
+
+
 class TestSecret:
     def test_is_read_from_its_file(self, tmp_path):
-        (tmp_path / "secret").write_text("abc\n")
-        assert Settings(secret_file=tmp_path / "secret").secret() == b"abc"
+        assert Settings(secret_file=secret_file(tmp_path)).secret() == b"abc"
+
+    @pytest.mark.parametrize("mode", [0o604, 0o620, 0o602, 0o666])
+    def test_a_file_that_others_can_read_is_refused(self, tmp_path, mode):
+        file = secret_file(tmp_path)
+        file.chmod(mode)
+        with pytest.raises(ConfigError, match=rf"others can read it \(mode 0{mode:o}\).*chmod 600 .*secret"):
+            Settings(secret_file=file).secret()
+
+    @pytest.mark.parametrize(("owner", "is_open"), [(0, False), (1000, True)])
+    def test_a_group_may_read_what_root_has_mounted_for_it(self, owner, is_open):
+        file = os.stat_result((stat.S_IFREG | 0o440, 0, 0, 1, owner, 1000, 0, 0, 0, 0))
+        assert _is_open_to_others(file) == is_open
 
     def test_none_is_empty(self):
         assert Settings().secret() == b""
@@ -121,7 +141,7 @@ class TestSecret:
     def test_a_file_that_is_not_there_or_empty_is_named(self, tmp_path):
         with pytest.raises(ConfigError, match=r"EDL_SECRET_FILE=.*none: cannot be read: No such file"):
             Settings(secret_file=tmp_path / "none").secret()
-        (tmp_path / "none").touch()
+        (tmp_path / "none").touch(mode=0o600)
         with pytest.raises(ConfigError, match=r"is empty"):
             Settings(secret_file=tmp_path / "none").secret()
 
@@ -133,6 +153,7 @@ class TestRecordOfThisMachine:
     def folder(self, tmp_path):
         folder = tmp_path / "jobs" / "mnist"
         folder.mkdir(parents=True)
+        (folder / "secret").touch(mode=0o600)
         (folder / "secret").write_text("abc")
         return folder
 

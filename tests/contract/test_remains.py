@@ -1,0 +1,146 @@
+"""What a job that is over has left at its coordinator, and how it goes: on the fake and on a real ZooKeeper."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl import events
+from edl.coordination.store import NotEmpty
+from edl.core.job import new_record
+from edl.errors import JobFailed, PeerError, StoreUnavailable
+from edl.events import Event, Kind
+from edl.protocol import keeping, tree
+from edl.protocol.job import JobState
+from edl.runtime import remains
+from edl.runtime.access import known_secret, shared_secret
+from edl.runtime.remains import Verdict
+
+BEGAN, ENDED = 1000.0, 5000.0
+
+
+@pytest.fixture
+def name(request: pytest.FixtureRequest) -> str:
+    """A job of this test's own: the real server is shared."""
+    return "".join(letter if letter.isalnum() else "-" for letter in request.node.name)[-60:]
+
+
+async def leave(store: Any, job: str, state: JobState = JobState.FINISHED, keep_s: float = 100.0) -> None:
+    """All nodes that a job leaves."""
+    record = msgspec.structs.replace(new_record(job, BEGAN), state=state, keep_s=keep_s)
+    for path, value in (
+        (tree.record(job), keeping.encode(record)),
+        (tree.secret(job), b"s" * 32),
+        (tree.workers(job), b""),
+        (tree.candidates(job), b""),
+        (tree.leader(job), b"{}"),
+        (tree.events(job), b""),
+    ):
+        await store.create(path, value)
+    for number in range(250):
+        told = Event(ENDED - 250 + 1 + number, job, Kind.SCALED, 1, 1, number)
+        await store.create(f"{tree.events(job)}/e-", events.encode(told), sequence=True)
+
+
+async def test_nothing_is_left_of_a_job_that_is_removed(store: Any, name: str) -> None:
+    await leave(store, name)
+    await remains.remove(store, name)
+    assert name not in await remains.jobs(store)
+    assert await store.read(tree.root(name)) is None
+    await remains.remove(store, name)  # harmless twice
+
+
+async def test_the_secret_goes_first_and_the_record_last(store: Any, name: str) -> None:
+    """So that what was broken off in the middle is known for what it is, and is gone on with."""
+    await leave(store, name)
+    after = 2
+    real = store.commit
+
+    async def commit(ops: Any, **fence: Any) -> Any:
+        nonlocal after
+        if not after:
+            raise StoreUnavailable("cut")
+        after -= 1
+        return await real(ops, **fence)
+
+    store.commit = commit
+    with pytest.raises(StoreUnavailable):
+        await remains.remove(store, name)
+    assert await store.read(tree.secret(name)) is None
+    found = await remains.look(store, name)
+    assert found is not None
+    assert found.verdict is Verdict.OVER
+    store.commit = real
+    await remains.remove(store, name)
+    assert await store.read(tree.root(name)) is None
+
+
+async def test_a_worker_that_comes_meanwhile_keeps_its_node(store: Any, name: str) -> None:
+    await leave(store, name)
+    await store.create(tree.worker(name, "late"), ephemeral=True)
+    own = f"{tree.worker(name, 'late')}"
+    real = store.commit
+
+    async def commit(ops: Any, **fence: Any) -> Any:
+        if any(op.path == tree.workers(name) for op in ops):
+            await store.create(f"{tree.workers(name)}/later", ephemeral=True)
+        return await real(ops, **fence)
+
+    store.commit = commit
+    with pytest.raises(NotEmpty):
+        await remains.remove(store, name)
+    assert await store.read(own) is None  # what was there when it was looked at has gone
+    assert await store.read(tree.record(name)) is not None
+
+
+@pytest.mark.parametrize(("age_s", "due"), [(99.0, False), (100.0, True)])
+async def test_a_job_goes_by_itself_when_its_own_time_is_up(store: Any, name: str, age_s: float, due: bool) -> None:
+    await leave(store, name, keep_s=100.0)
+    gone = await remains.sweep(store, ENDED + age_s, besides="another")
+    assert (name in gone) == due
+    assert (await store.read(tree.record(name)) is None) == due
+
+
+@pytest.mark.parametrize("state", [JobState.RUNNING, JobState.STARTING, JobState.SCALING])
+async def test_a_job_that_is_not_over_never_goes_by_itself(store: Any, name: str, state: JobState) -> None:
+    await leave(store, name, state)
+    assert name not in await remains.sweep(store, ENDED + 1e9, besides="another")
+    found = await remains.look(store, name)
+    assert found is not None
+    assert found.verdict is Verdict.DESERTED
+    await store.create(tree.worker(name, "w1"), ephemeral=True)
+    found = await remains.look(store, name)
+    assert found is not None
+    assert found.verdict is Verdict.LIVING
+
+
+async def test_a_leader_leaves_its_own_job_alone(store: Any, name: str) -> None:
+    await leave(store, name)
+    assert name not in await remains.sweep(store, ENDED + 1e9, besides=name)
+
+
+async def test_what_is_none_of_ours_stays(store: Any, name: str) -> None:
+    await store.create(f"{tree.root(name)}/record", b"somebody else's")
+    assert await remains.look(store, name) is None
+    assert name not in await remains.sweep(store, 1e12, besides="another")
+
+
+async def test_the_secret_of_a_job_that_is_over_does_not_come_back(store: Any, name: str) -> None:
+    await leave(store, name)
+    await remains.forget_secret(store, name)
+    with pytest.raises(JobFailed, match=f"job {name} is over .*edl clean {name}"):
+        await shared_secret(store, name, b"")
+    with pytest.raises(JobFailed):
+        await known_secret(store, name, b"")
+    assert await store.read(tree.secret(name)) is None
+    assert await shared_secret(store, name, b"given") == b"given"
+
+
+async def test_who_only_asks_leaves_no_secret(store: Any, name: str) -> None:
+    with pytest.raises(PeerError, match="EDL_SECRET_FILE"):
+        await known_secret(store, name, b"")
+    assert await store.read(tree.secret(name)) is None
+    secret = await shared_secret(store, name, b"")
+    assert await known_secret(store, name, b"") == secret
