@@ -18,6 +18,7 @@ class Kind(StrEnum):
 
     JOB_STARTED = "job_started"
     LEADER_ELECTED = "leader_elected"
+    LEADER_RESIGNED = "leader_resigned"
     SCALE_ASKED = "scale_asked"
     RECOUNT = "recount"
     RECOUNTED = "recounted"

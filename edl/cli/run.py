@@ -20,6 +20,7 @@ from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
 from edl.policy.choice import Choice, batching, file_of
 from edl.runtime.audit import PATTERN, prepare, taken
+from edl.runtime.processes import raise_open_files
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -28,6 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     _try_policy(settings)
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)
+    raise_open_files()
     settings = msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
     outcome = asyncio.run(_launch(settings, command))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")

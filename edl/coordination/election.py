@@ -20,13 +20,19 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
 import re
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Refused, Store, Watch, Write
-from edl.errors import StoreUnavailable
+from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Op, Refused, Store, Watch, Write
+from edl.errors import EdlError, Fenced, StoreUnavailable
+
+logger = logging.getLogger("edl")
+
+LastWords = Callable[[], Awaitable[Sequence[Op]]]
+"""What is written in the transaction that ends a reign; asked for again when that has to be tried again."""
 
 _RESIGN_S = 2.0
 """A server that does not answer must not hold up the end of a process; the end of its session does the same later."""
@@ -123,7 +129,10 @@ class Candidate:
         on_change: Callable[[Reign | None], None],
         *,
         retry_s: float = 0.1,
+        on_crash: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
+        """`on_crash`: it stands no longer, by a fault that is nobody's to mend; its nodes are gone, or go soon."""
+        self._on_crash = on_crash
         self._store = store
         self._folder = f"{root}/candidates"
         self._term_path = f"{root}/term"
@@ -134,6 +143,7 @@ class Candidate:
         self._reign: Reign | None = None
         self._uid = ""
         self._task: asyncio.Task[None] | None = None
+        self._farewell: asyncio.Task[bool] | None = None
         self._wake = asyncio.Event()
         self._link_changes = 0
         self._link_watch: Watch | None = None
@@ -155,13 +165,15 @@ class Candidate:
         self._task = asyncio.get_running_loop().create_task(self._run(), name=f"candidate {self._ident}")
         self._task.add_done_callback(self._report_crash)
 
-    async def resign(self) -> None:
+    async def resign(self, last_words: LastWords | None = None, *, insist: bool = False) -> bool:
         """Step down and let the next one lead at once; disconnected, or unanswered for two seconds, let it wait for the
-        session's end.
+        session's end. True: the reign ended with `last_words`, or was over before.
+
+        With `insist` it goes on until no node of ours is left: for a process that stays, and with it its session.
         """
         task, self._task = self._task, None
         if task is None:
-            return
+            return False
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         fence = self._reign.fence if self._reign else None
@@ -170,11 +182,40 @@ class Candidate:
             if watch is not None:
                 watch.close()
         self._watch, self._watched = None, ""
+        said = False
         with contextlib.suppress(StoreUnavailable, TimeoutError):
-            async with asyncio.timeout(_RESIGN_S):
+            async with asyncio.timeout(None if insist else _RESIGN_S):
+                try:
+                    said = last_words is not None and fence is not None and await self._say(last_words, fence)
+                finally:
+                    await self._give_way(fence, insist=insist)
+        return said
+
+    async def _say(self, last_words: LastWords, fence: str) -> bool:
+        """All at once, so that they are said once: who finds the reign over has said them, or was too late."""
+        while True:
+            try:
+                await self._store.commit([*await last_words(), Delete(fence)], fence=fence)
+                return True
+            except Fenced:
+                return True
+            except StoreUnavailable:
+                await asyncio.sleep(self._retry_s)
+            except EdlError as error:
+                logger.error("the coordinator does not take why this leader resigns: %s", error)
+                return False
+
+    async def _give_way(self, fence: str | None, *, insist: bool) -> None:
+        while True:
+            try:
                 if fence is not None:  # at once: others wait for it
                     await self._withdraw([fence.rpartition("/")[2]])
                 await self._withdraw(await self._own_names())
+                return
+            except StoreUnavailable:
+                if not insist:
+                    raise
+                await asyncio.sleep(self._retry_s)
 
     # --------------------------------------------------------------------------------------------------- waking
 
@@ -203,6 +244,8 @@ class Candidate:
     def _report_crash(self, task: asyncio.Task[None]) -> None:
         if not task.cancelled() and (error := task.exception()):
             self._step_down()
+            self._farewell = task.get_loop().create_task(self.resign())
+            self._on_crash(error)
             context = {"message": f"{task.get_name()} stands no longer", "exception": error, "task": task}
             task.get_loop().call_exception_handler(context)
 

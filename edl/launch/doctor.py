@@ -231,11 +231,17 @@ def check_timeouts(environ: Mapping[str, str]) -> Check:
     return Check("time-outs", Outcome.OK, found)
 
 
-def check_open_files(soft_limit: int | None = None) -> Check:
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0] if soft_limit is None else soft_limit
-    if limit == resource.RLIM_INFINITY or limit >= ENOUGH_FILES:
-        return Check("open files", Outcome.OK, "no limit" if limit == resource.RLIM_INFINITY else str(limit))
-    return Check("open files", Outcome.WARN, f"at most {limit}", f"`ulimit -n {ENOUGH_FILES}` or more for larger jobs")
+def check_open_files(limits: tuple[int, int] | None = None) -> Check:
+    """Soft and hard: `edl run` and daemons raise the one to the other."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limits is None else limits
+    unlimited = resource.RLIM_INFINITY
+    found = "no limit" if hard == unlimited else str(hard)
+    if soft != hard:
+        found += f" ({soft} at first; `edl run` and daemons raise it)"
+    if hard == unlimited or hard >= ENOUGH_FILES:
+        return Check("open files", Outcome.OK, found)
+    remedy = f"`ulimit -Hn {ENOUGH_FILES}` or more for larger jobs; ask the machine's administrator"
+    return Check("open files", Outcome.WARN, f"at most {found}", remedy)
 
 
 def check_home(environ: Mapping[str, str]) -> Check:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
@@ -12,6 +13,15 @@ from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.governing import Governing
 from edl.protocol.job import KEEP_S, Identity, Status
+
+LONGEST_REASON: Final = 2000
+Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
+"""Why a worker ended, as it says: an exception's text may be as long as a tensor, and the record keeps it."""
+
+
+def clipped(reason: str) -> str:
+    """As much of it as is taken."""
+    return reason if len(reason) <= LONGEST_REASON else f"{reason[: LONGEST_REASON - 3]}..."
 
 
 class Phase(StrEnum):
@@ -46,7 +56,7 @@ class Observation(msgspec.Struct, frozen=True):
     data: DataSpec | None
     pause: Pause | None  # of the switch into `generation`
     leaving: bool  # it was asked to leave (SIGTERM)
-    reason: str
+    reason: Reason
     missed: int = 0  # the newest generation whose switch it has missed: it waits for samples beyond that step
     refused: dict[str, int] = {}  # by its daemon: reason to number
     driver: Word | None = None  # under an elastic horovodrun
@@ -108,7 +118,7 @@ class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
     """From the command line: end the job cleanly."""
 
-    reason: str
+    reason: Reason
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn

@@ -5,6 +5,7 @@
 /edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
 /edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
 /edl/<job>/events/e-<n>     what has happened                            the leader, in the same transaction
+/edl/<job>/resigned         leaders that could not lead, and why         those leaders, fenced
 /edl/<job>/secret           the job's secret, where no launcher gave one the first worker
 """
 
@@ -39,6 +40,10 @@ def events(job: str) -> str:
 
 def secret(job: str) -> str:
     return f"{root(job)}/secret"
+
+
+def resigned(job: str) -> str:
+    return f"{root(job)}/resigned"
 
 
 def leader(job: str) -> str:

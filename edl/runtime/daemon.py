@@ -1,7 +1,7 @@
 """A worker's daemon: it holds the worker's session, speaks for its trainer, and may be elected leader.
 
-Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), one reign (`edl.runtime.leader`),
-the conversation with the present leader (`edl.runtime.membership`).
+Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), its part in leading the job
+(`edl.runtime.office`), the conversation with the present leader (`edl.runtime.membership`).
 
 A process of its own, because a trainer holds the GIL for seconds, and because somebody must be left to say what a
 trainer had done when it dies.
@@ -20,13 +20,14 @@ import signal
 import socket
 import sys
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.coordination import zookeeper
-from edl.coordination.election import Candidate, Reign
+from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Create, Delete, Link, NodeExists, Store
@@ -46,7 +47,8 @@ from edl.runtime.leader import Leader, Reigning
 from edl.runtime.membership import Candidacy, Membership
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.runtime.observer import Observer
-from edl.runtime.processes import used_by, watch_exit
+from edl.runtime.office import Office
+from edl.runtime.processes import raise_open_files, used_by, watch_exit
 from edl.runtime.stand_in import StandIn
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import NEVER, Page
@@ -75,8 +77,7 @@ class Daemon:
         self._connection: Connection | None = None
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
-        self._leader: Leader | None = None
-        self._reign: asyncio.Task[None] | None = None
+        self._office: Office | None = None
         self._membership: Membership | None = None
         self._stand_in: StandIn | None = None
         self._interface, self._address_here = "lo", LOOPBACK
@@ -134,35 +135,34 @@ class Daemon:
             refusals=self._refusals,
         )
         port = await server.start(address)
-        candidate = Candidate(
-            store,
-            tree.root(self._job),
-            f"{self._worker} {address}:{port}",
-            lambda r: self._on_reign(r, store, server, address),
-        )
+        office = self._office = self._opened(store, server, address, port)
         presence = store.watch_link(lambda link: self._on_link(link, store))
         try:
             await self._appear(store)
             await self._either(self._greeted, self._trainer_gone)
-            candidate.stand()
+            office.stand()
             about = Candidacy(self._job, secret, self._register(address), self._settings.session_timeout_s)
             self._membership = Membership(about, store, self._observer, self._command)
-            await self._until_the_end_is_known(self._membership)
+            await self._until_the_end_is_known(self._membership, office)
             self._send(say.Noted())
             await self._trainer_gone.wait()
-            await self._until_at_rest()
+            # If we lead: those who go on without our trainer form a ring, whose rendezvous would end with our reign.
+            # The next leader would have to plan that ring anew. A ring may need a step's time to form.
+            await office.wait_at_rest(2 * self._settings.session_timeout_s)
         finally:
             presence.close()
-            await candidate.resign()
-            await self._end_reign()
+            await office.leave()
             await server.stop()
 
-    async def _until_the_end_is_known(self, membership: Membership) -> None:
+    async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
         """Known to the job, that is; or until there is nobody left to tell, long after the trainer is gone (I12)."""
         telling = asyncio.ensure_future(membership.run())
         gone = asyncio.ensure_future(self._trainer_gone.wait())
         try:
-            await asyncio.wait({telling, gone}, return_when=asyncio.FIRST_COMPLETED)
+            ends: set[asyncio.Future[Any]] = {telling, gone, office.hopeless}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if office.hopeless.done() and not telling.done():
+                raise JobFailed(office.hopeless.result())
             await asyncio.wait({telling}, timeout=2 * self._settings.session_timeout_s)
             if not telling.done():
                 logger.warning("nobody takes the news that the trainer is gone: giving up")
@@ -172,18 +172,14 @@ class Daemon:
         with contextlib.suppress(asyncio.CancelledError):
             await telling
 
-    async def _until_at_rest(self) -> None:
-        """If we lead: those who go on without our trainer form a ring, whose rendezvous would end with our reign.
+    def _opened(self, store: Store, server: Server, address: str, port: int) -> Office:
+        settings = self._settings
+        about = Reigning(self._job, self._worker, address, settings.session_timeout_s, settings.step_timeout_s)
 
-        The next leader would have to plan that ring anew. Bounded, as a ring may need a step's time to form (I12).
-        """
-        leader, reign = self._leader, self._reign
-        if leader is None or reign is None:
-            return
-        rest = asyncio.ensure_future(leader.wait_at_rest())
-        patience_s = 2 * self._settings.session_timeout_s
-        await asyncio.wait({rest, reign}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
-        rest.cancel()
+        def lead(reign: Reign) -> Leader:
+            return Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
+
+        return Office(about, port, store, server, self._clock, lead)
 
     def _register(self, address: str) -> messages.Register:
         self._interface, self._address_here = interface_of(address), address
@@ -283,30 +279,10 @@ class Daemon:
             with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and we come back here
                 await self._appear(store)
 
-    # ------------------------------------------------------------------------------------------------------ leading
-
-    def _on_reign(self, reign: Reign | None, store: Store, server: Server, address: str) -> None:
-        if self._reign is not None:
-            self._reign.cancel()
-            self._reign = self._leader = None
-        server.term = 0
-        if reign is None:
-            return
-        settings = self._settings
-        about = Reigning(self._job, self._worker, address, settings.session_timeout_s, settings.step_timeout_s)
-        self._leader = Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
-        self._reign = asyncio.ensure_future(self._leader.run())
-        server.term = reign.term
-
-    async def _end_reign(self) -> None:
-        if self._reign is not None:
-            self._reign.cancel()
-            await asyncio.gather(self._reign, return_exceptions=True)
-
     async def _answer(self, call: Call) -> messages.Reply:
-        if self._leader is None:
+        if self._office is None:
             raise Refused(Reason.TERM)
-        return await self._leader.answer(call)
+        return await self._office.answer(call)
 
 
 def main() -> int:
@@ -317,6 +293,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     collect_seldom()
+    raise_open_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
     try:
         asyncio.run(Daemon(Settings.from_environment(os.environ), arguments.folder, arguments.trainer).run())

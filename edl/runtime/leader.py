@@ -18,7 +18,7 @@ import msgspec
 from edl.clock import Clock
 from edl.collectives.rendezvous import Rendezvous
 from edl.coordination.election import Reign
-from edl.coordination.store import Store
+from edl.coordination.store import AccessDenied, Store
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     Acknowledge,
@@ -51,6 +51,7 @@ from edl.protocol.job import OVER, Record
 from edl.runtime import remains
 from edl.runtime.chronicle import Chronicle, patiently
 from edl.runtime.governor import Governor
+from edl.runtime.resigning import forget
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
@@ -99,6 +100,7 @@ class Leader:
         self._chronicle = Chronicle(about.job, store, reign, clock)
         self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
+        self._asked: set[asyncio.Future[say.Reply]] = set()
         self._machine: JobMachine | None = None
         self._governor: Governor | None = None
         self._book: OrderBook | None = None
@@ -110,7 +112,7 @@ class Leader:
         self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
     async def run(self) -> None:
-        """Reign until cancelled. Returns when another reigns already."""
+        """Reign until cancelled. Returns when another reigns already; whatever it raises, it cannot lead."""
         roll_call = asyncio.Event()
         watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
         try:
@@ -120,12 +122,14 @@ class Leader:
                 tasks.create_task(self._call_roll(machine, roll_call))
                 tasks.create_task(self._watch_time())
                 tasks.create_task(self._sweep())
+                tasks.create_task(self._settle_in())
                 self._governor = Governor(machine, self._clock, self._put)
                 tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)
         finally:
             watch.close()
+            self._turn_away()
             await self._close_ring()
 
     # ---------------------------------------------------------------------------------------------------- the owner
@@ -276,11 +280,26 @@ class Leader:
     async def _sweep(self) -> None:
         """Other jobs' nodes, those whose time is up: nobody of theirs is left to do it."""
         while True:
-            with contextlib.suppress(StoreUnavailable):
+            with contextlib.suppress(StoreUnavailable, AccessDenied):
                 gone = await remains.sweep(self._store, self._clock.wall(), besides=self._about.job)
                 if gone:
                     logger.info("removed what was left of jobs that are over: %s", ", ".join(gone))
             await asyncio.sleep(SWEEP_S)
+
+    async def _settle_in(self) -> None:
+        """Whoever could not lead before is not counted any more, once this one has led for some time."""
+        while True:
+            await asyncio.sleep(self._about.step_timeout_s)
+            record = self._chronicle.record
+            version = 0 if record is None else record.version
+            if await patiently(lambda: forget(self._about.job, self._store, self._reign, version)):  # noqa: B023
+                return
+
+    def _turn_away(self) -> None:
+        """Nobody waits for an answer that never comes."""
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(Refused(Reason.TERM))
 
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
@@ -307,8 +326,12 @@ class Leader:
 
     async def _ask(self, happened: Input) -> say.Reply:
         asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()
-        await self._queue.put((happened, asked))
-        return await asked
+        self._asked.add(asked)
+        try:
+            await self._queue.put((happened, asked))
+            return await asked
+        finally:
+            self._asked.discard(asked)
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
         book = self._book

@@ -9,7 +9,7 @@ from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
-from edl.protocol.messages import Observation, Pause, Phase
+from edl.protocol.messages import Observation, Pause, Phase, clipped
 from edl.transport.page import Page
 
 MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step time
@@ -68,7 +68,7 @@ class Observer:
                 self._leases_of = leases_of
                 self._last = None
             case say.Broke(generation, _, reason):
-                self._phase, self._generation, self._reason = Phase.BROKEN, generation, reason
+                self._phase, self._generation, self._reason = Phase.BROKEN, generation, clipped(reason)
             case say.Figures(values):
                 self._reported = values
             case say.Missed(generation):
@@ -78,7 +78,7 @@ class Observer:
             case say.LeaveAsked():
                 self._leaving = True
             case say.Ended(reason):
-                self._phase, self._reason = (Phase.FAILED if reason else Phase.DONE), reason
+                self._phase, self._reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
 
     def died(self) -> None:
         """The trainer's process is gone."""

@@ -10,6 +10,7 @@ import asyncio
 import contextlib
 import ctypes
 import os
+import resource
 import select
 import shutil
 import signal
@@ -52,6 +53,18 @@ def used_by(pid: int) -> tuple[float, int]:
 def _stat(pid: int) -> list[str]:
     line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
     return line[line.rindex(")") + 2 :].split()  # what comes before is the name, which may hold spaces and parentheses
+
+
+def raise_open_files() -> int:
+    """As many open files as this process may have at most, from now on, and its children with it; how many that are.
+
+    Some systems begin with 1024 or fewer for the sake of programs that use select(2), which sees no higher numbers.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a kernel that allows fewer in all: it stays as it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class ExitWatch:

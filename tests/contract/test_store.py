@@ -239,6 +239,10 @@ async def test_a_fenced_commit_goes_through_while_the_fence_stands(store):
     await store.create("/fence", ephemeral=True)
     assert await store.commit([Create("/a")], fence="/fence") == ("/a",)
     assert await store.commit([], fence="/fence") == ()
+    assert await store.commit([Create("/last"), Delete("/fence")], fence="/fence") == ("/last", None)
+    with pytest.raises(Fenced):
+        await store.commit([Create("/later")], fence="/fence")
+    assert await store.read("/later") is None
 
 
 async def test_a_fenced_commit_is_refused_once_the_fence_is_gone(store, other, until):

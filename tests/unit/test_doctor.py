@@ -142,9 +142,19 @@ class TestPorts:
         assert "EDL_ZOOKEEPER_PORT=99999" in check.remedy
 
 
-@pytest.mark.parametrize(("limit", "outcome"), [(256, "warn"), (1024, "ok"), (-1, "ok")])
-def test_open_files(limit, outcome):
-    assert doctor.check_open_files(limit).outcome == outcome
+@pytest.mark.parametrize(
+    ("limits", "outcome", "found"),
+    [
+        ((256, 256), "warn", "at most 256"),
+        ((256, 512), "warn", "at most 512 (256 at first; `edl run` and daemons raise it)"),
+        ((256, 4096), "ok", "4096 (256 at first; `edl run` and daemons raise it)"),
+        ((1024, 1024), "ok", "1024"),
+        ((1024, -1), "ok", "no limit (1024 at first; `edl run` and daemons raise it)"),
+    ],
+)
+def test_open_files(limits, outcome, found):
+    check = doctor.check_open_files(limits)
+    assert (check.outcome, check.found) == (outcome, found)
 
 
 class TestHome:

@@ -227,3 +227,17 @@ def test_those_who_are_gone_already_are_no_trouble(child: subprocess.Popen[bytes
     child.wait()
     assert terminate([child.pid], 1) == []
     assert terminate([], 1) == []
+
+
+# -------------------------------------------------------------------------------------------------------- open files
+
+
+def test_the_limit_of_open_files_goes_up_as_far_as_it_may() -> None:
+    program = (
+        "import resource; from edl.runtime.processes import raise_open_files\n"
+        "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
+        "assert raise_open_files() == raise_open_files() == hard, hard\n"
+        "assert resource.getrlimit(resource.RLIMIT_NOFILE) == (hard, hard)\n"
+    )
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
