@@ -15,6 +15,7 @@ from collections import deque
 
 from edl.core import recount, scaling
 from edl.core.draft import Draft
+from edl.core.ending import Ending
 from edl.core.horizon import Horizon
 from edl.core.hosts import free_local_rank
 from edl.core.inputs import (
@@ -81,6 +82,7 @@ class JobMachine:
         self._sizing = Sizing(self._draft, patience.boot_s)
         self._leasing = Leasing(self._draft, horizon)
         self._switching = Switching(self._draft, self._sizing, self._leasing, horizon, patience.boot_s)
+        self._ending = Ending(self._draft, patience.boot_s)
         self._history: deque[Input] = deque(maxlen=50)
 
     # ------------------------------------------------------------------------------------------------- the mutator
@@ -119,7 +121,7 @@ class JobMachine:
                 self._sizing.rule(happened)
             case TimePassed():
                 pass
-        if news or now >= self._waits.until or self._switching.is_due():
+        if news or now >= self._waits.until or self._switching.is_due() or self._ending.is_due():
             self._advance()
         return self._draft.commands
 
@@ -252,43 +254,31 @@ class JobMachine:
         self._switching.follow()
         self._leasing.go_on_cutting()
         self._leasing.grant()
-        self._finish()
+        self._ending.follow()
 
     def _expel(self) -> None:
         """Nobody's hang holds up the others (I12)."""
-        self._waits.look(self.record, self._draft.members, self.seen, self._draft.now)
+        draft = self._draft
+        self._waits.look(self.record, draft.members, self.seen, draft.now, saving=self._ending.is_clear)
         for wait in self._waits.overdue(self._draft.now):
             self._lose(wait.worker, _hangs(wait))
-
-    def _finish(self) -> None:
-        """The job is finished when nobody trains any more, unless samples are left that nobody declined to train.
-
-        Scripts that end with samples still in their hands broke off by their own will: a number of steps is reached, a
-        loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
-        """
-        in_ring = (self._draft.state(worker) for worker in self.record.roster)
-        if self.record.generation == 0 or any(state not in (None, WorkerState.DONE) for state in in_ring):
-            return
-        ledger = self.ledger
-        if ledger is None or ledger.exhausted:
-            self._draft.end(JobState.FINISHED, "")
-            return
-        reason = f"all scripts ended at step {ledger.step}, before their data did"
-        willing = ledger.step < ledger.wanted_step and not ledger.stranded
-        self._draft.end(JobState.FINISHED if willing else JobState.FAILED, reason)
 
     # ---------------------------------------------------------------------------------------------------- endings
 
     def _end_of(self, member: Member) -> None:
         """A script came to its end: it has left if it was asked to, else it is done."""
-        draft, worker, plan = self._draft, member.identity.id, self.record.plan
+        draft, worker = self._draft, member.identity.id
         leaving = member.state is WorkerState.LEAVING
-        sat = worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
-        if leaving or not sat:
+        if leaving or not self._sat(worker):
             draft.tell(Kind.WORKER_LEFT, worker=worker, leaving_ms=draft.spent_ms(worker, WorkerState.LEAVING))
             draft.remove(worker, "")
         else:
             draft.move(worker, Cause.ENDED)
+
+    def _sat(self, worker: str) -> bool:
+        """It has trained in the newest ring."""
+        plan = self.record.plan
+        return worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
 
     def _miss(self, worker: str, reason: str) -> None:
         """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
@@ -305,6 +295,8 @@ class JobMachine:
         member = self._draft.members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
+        if not self.record.unended and self._sat(worker):
+            self._draft.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
         self._draft.remove(worker, reason or "no reason was given")
         self._draft.last_loss = f"; the last one lost was {worker}: {reason}"
         self._draft.tell(Kind.WORKER_LOST, worker=worker, was=member.state.value, reason=reason)

@@ -85,10 +85,15 @@ class Waits:
             self._waits = {worker: replace(wait, until=wait.until + away_s) for worker, wait in self._waits.items()}
             self.until += away_s
 
-    def look(self, record: Record, members: dict[str, Member], seen: Sightings, now: float) -> None:
-        """See who is awaited now; whoever still is for the same thing has been all along."""
+    def look(
+        self, record: Record, members: dict[str, Member], seen: Sightings, now: float, *, saving: bool = False
+    ) -> None:
+        """See who is awaited now; whoever still is for the same thing has been all along.
+
+        `saving`: all may be at the end of their scripts, for which they have a time of their own.
+        """
         before, self._waits = self._waits, {}
-        for worker, what, bound_s in self._awaited(record, members, seen):
+        for worker, what, bound_s in self._awaited(record, members, seen, saving):
             wait, generation = before.get(worker), seen.generation(worker)
             if wait is None or (wait.what, wait.seen) != (what, generation):
                 wait = Wait(worker, what, generation, bound_s, now + bound_s)
@@ -99,7 +104,9 @@ class Waits:
         """Who has been waited for long enough."""
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
-    def _awaited(self, record: Record, members: dict[str, Member], seen: Sightings) -> Iterator[tuple[str, str, float]]:
+    def _awaited(
+        self, record: Record, members: dict[str, Member], seen: Sightings, saving: bool
+    ) -> Iterator[tuple[str, str, float]]:
         plan, late = record.plan, self._late(record, seen)
         for worker in late:
             yield worker, "step", self.patience.moments_s
@@ -107,7 +114,7 @@ class Waits:
             for member in members.values():
                 if member.state in BOOTING:
                     yield member.identity.id, member.state.value, self.patience.boot_s
-        if plan is None:
+        if plan is None or saving:
             return
         if _is_time(plan, record, members, seen):
             due = plan.generation

@@ -25,6 +25,7 @@ class Situation:
     members: Mapping[str, Member]  # of the record, by id
     seen: Sightings
     torn: bool = False  # of a switch whose word came too late for some, the others wait for these
+    spent: bool = False  # nothing is left to be trained
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +70,7 @@ def decide(now: Situation) -> Decision:
     if plan is not None and not forced:
         return PutOff() if missed_by_all(now) else None
     roster = wanted_roster(now, forced)
-    if outlived(record.roster, now.members) or (not forced and (roster == record.roster or _is_ending(now))):
+    if _nobody_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
         return None
     if record.generation == 0:
         return _first(now, roster)
@@ -97,6 +98,12 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     kept = tuple(worker for worker in base if worker in staying)
     new = sorted(staying.difference(base), key=lambda worker: now.members[worker].number)
     return kept + tuple(new)
+
+
+def _nobody_would_come(now: Situation) -> bool:
+    """All are at the end of their scripts, whoever is lost there."""
+    at_the_end = now.spent and now.record.plan is None and not is_broken(now)
+    return at_the_end or outlived(now.record.roster, now.members)
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:

@@ -33,6 +33,11 @@ class Supply:
         """The newest stable one."""
         return self.ledger.step if self.ledger is not None else 0
 
+    @property
+    def spent(self) -> bool:
+        """All is trained that was to be, and no script is known to begin another epoch after it."""
+        return self.ledger is not None and self.ledger.exhausted and not self.ledger.spec.open_ended
+
     def snapshot(self) -> LedgerSnapshot | None:
         return None if self.ledger is None else self.ledger.snapshot()
 

@@ -56,6 +56,7 @@ class Switching:
             plan=None,
             superseded=(),
             state=JobState.RUNNING,
+            unended="",
         )
         draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
         draft.commands.append(CloseRing(plan.generation))
@@ -91,7 +92,7 @@ class Switching:
     def follow(self) -> None:
         """Do what `edl.core.planning` decides."""
         draft = self._draft
-        situation = Situation(draft.record, draft.members, draft.seen, self._is_torn())
+        situation = Situation(draft.record, draft.members, draft.seen, self._is_torn(), draft.supply.spent)
         if self._may_hear_why(situation):
             return
         decision = decide(situation)

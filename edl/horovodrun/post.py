@@ -27,6 +27,8 @@ class JobSeen:
     over: bool
     finished: bool
     reason: str = ""
+    done: bool = False  # the trainer told it of a good end
+    spent: bool = False  # all is trained that was to be: whoever is started now comes too late
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +126,9 @@ class Post:
             self.status = _code(ended) or 1
             return [Say(f"the job failed: {job.reason}")]
         if job.over or self._freed or (self._alone and not ended):
-            self.status = 0
+            self.status = _code(ended) if job.over and job.done else 0
+        elif ended and (job.done or job.spent):
+            pass  # nobody can make up for its end: the job's tells whether it matters
         elif ended and self._restarts > 0:
             self._restarts -= 1
             self._ended = None

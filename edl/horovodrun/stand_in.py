@@ -14,6 +14,7 @@ import json
 import os
 import shutil
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
@@ -48,6 +49,7 @@ from edl.horovodrun.post import (
 from edl.launch.output import LinePrefixer, Printer, forward_file
 from edl.launch.records import OVER
 from edl.protocol.driver import Ask, Word
+from edl.protocol.job import Status, WorkerState
 from edl.runtime import surroundings
 from edl.runtime.access import coordinator_of
 from edl.runtime.network import address_of
@@ -212,12 +214,16 @@ class StandIn:
                     while self._post.looks:
                         status = await client.status()
                         self._ask(status.recounts)
-                        state = status.state.value
-                        self._inbox.put_nowait(JobSeen(state in OVER, state == "finished", status.reason))
+                        self._inbox.put_nowait(self._seen(status))
                         await asyncio.sleep(LOOK_S)
             except EdlError:
                 self._inbox.put_nowait(JobUnknown())
                 await asyncio.sleep(LOOK_S)
+
+    def _seen(self, status: Status) -> JobSeen:
+        state, ours = status.state.value, (socket.gethostname(), self._trainer)
+        done = any((one.host, one.pid) == ours and one.state is WorkerState.DONE for one in status.workers)
+        return JobSeen(state in OVER, state == "finished", status.reason, done, status.spent)
 
     def _spawn(self, action: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(action)

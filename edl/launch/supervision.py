@@ -53,6 +53,8 @@ class JobSeen(msgspec.Struct, frozen=True):
     target: int = 0  # workers asked for
     members: int = 0  # workers that are in the job to stay, booting ones too
     pids: frozenset[int] = frozenset()  # trainers of this machine that the job knows
+    done: frozenset[int] = frozenset()  # those of them that told it of a good end
+    spent: bool = False  # all is trained that was to be: whoever is started now comes too late
     short: str = ""  # why the job cannot train on until more workers come
     minimum: int = 1  # workers that it needs
 
@@ -162,7 +164,7 @@ class Supervisor:
         self._hosts = hosts
         self._restarts = restarts
         self._crashes = 0  # that nobody was started for, and may yet be
-        self._gone: set[int] = set()  # pids of crashed trainers that the job may go on without
+        self._gone: dict[int, str] = {}  # crashed trainers, by pid, that the job may go on without, and how they ended
         self._doubt = ""  # the first crash that the leader has not gone on from yet
         self._job = JobSeen("starting")
         self._limits = limits
@@ -217,7 +219,7 @@ class Supervisor:
         return self._job.state == "finished" and bool(self._pids) and not self._job.ranks.keys() & self._pids.values()
 
     def _end_latecomers(self, now: float) -> list[Command]:
-        self.verdict = Verdict(0, "finished")
+        self.verdict = self._finished()
         self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
         return [EndWorkers()]
 
@@ -225,13 +227,15 @@ class Supervisor:
         if self._job.state in RUNNING and pid not in self._arrived and self._goes_on():
             self._crashes += 1  # the job has never known it, and so goes on without it
             return []
-        self._gone.add(pid)
+        self._gone[pid] = reason
         self._crashes += 1
-        if self._job.state in OVER:
+        if self._job.state == "failed":
             return self._fail(self._job.reason or self._doubt or reason, now)
         if not self._goes_on():  # the job may know better what it failed for
             self._doubt = self._doubt or reason
             return self._settle(now)
+        if self._job.state == "finished":
+            return []
         if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
             return []
         self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
@@ -254,8 +258,9 @@ class Supervisor:
         if job.state == "failed":
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
         if self.phase is Phase.SETTLING:
-            return self._end(Verdict(0, "finished")) if job.state == "finished" else []
-        if self.phase is Phase.DOUBTING and job.state in RUNNING and job.size and self._gone.isdisjoint(job.pids):
+            return self._end(self._finished()) if job.state == "finished" else []
+        goes_on = job.state in RUNNING and job.size and (job.pids - job.done).isdisjoint(self._gone)
+        if self.phase is Phase.DOUBTING and goes_on:
             self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
         elif not self._goes_on():
             return self._settle(now)
@@ -272,7 +277,7 @@ class Supervisor:
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)
-        replacing = min(self._crashes, self._restarts, missing - asked)
+        replacing = 0 if job.spent else min(self._crashes, self._restarts, missing - asked)
         self._crashes = 0  # whoever is not replaced now was not missed, or is one too many
         self._restarts -= replacing
         if asked or replacing:
@@ -312,7 +317,7 @@ class Supervisor:
         """What to make of a job whose workers here all exited, and which says no more."""
         job = self._job
         if job.state == "finished":
-            return Verdict(0, "finished")
+            return self._finished()
         if self._doubt:
             return Verdict(1, "failed", self._doubt)
         if job.state == "starting":
@@ -320,6 +325,13 @@ class Supervisor:
         if job.size and not job.ranks:
             return Verdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
         return Verdict(1, "failed", f"all workers exited, but the job was still {job.state}")
+
+    def _finished(self) -> Verdict:
+        """The job is; so is this launch, unless a worker ended badly after it had told the job of a good end."""
+        bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
+        if bad is None:
+            return Verdict(0, "finished")
+        return Verdict(1, "failed", f"{bad}, after it had told the job of a good end")
 
     def _fail(self, reason: str, now: float) -> list[Command]:
         self.verdict = Verdict(1, "failed", reason)

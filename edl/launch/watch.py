@@ -96,6 +96,8 @@ def job_seen(status: Status) -> JobSeen:
         target=status.target,
         members=len(staying),
         pids=frozenset(worker.pid for worker in here),
+        done=frozenset(worker.pid for worker in here if worker.state is WorkerState.DONE),
+        spent=status.spent,
         minimum=status.min_workers,
         short="" if status.state.value in OVER else status.reason,
     )

@@ -136,6 +136,7 @@ class Record(msgspec.Struct, frozen=True):
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
+    unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -177,3 +178,10 @@ class Status(msgspec.Struct, frozen=True):
     ruling: str = ""  # why it is as it is, or should be
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: nobody has asked for data yet
+
+    @property
+    def spent(self) -> bool:
+        """All is trained that was to be: whoever comes now comes too late."""
+        if self.spec is None or self.data is None or self.spec.open_ended:
+            return False
+        return self.data.epoch == self.spec.epochs - 1 and self.data.trained == self.data.total

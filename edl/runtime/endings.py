@@ -7,6 +7,7 @@ import sys
 import threading
 from collections.abc import Callable
 from types import TracebackType
+from typing import Any, NoReturn
 
 
 class Leaving(SystemExit):
@@ -16,9 +17,40 @@ class Leaving(SystemExit):
         super().__init__(0)
 
 
+class Exit(SystemExit):
+    """What `sys.exit()` raises while failures are noted.
+
+    Inside a process nothing tells its exit status before it has ended, as excepthooks do not hear of SystemExit. But
+    Python asks the exception that has reached the outermost frame for its `code`, when no frame is left.
+    """
+
+    def __init__(self, note: Callable[[str], None], status: object) -> None:
+        super().__init__(*(() if status is None else (status,)))
+        self._note = note
+        self._status = status
+
+    @property
+    def code(self) -> Any:
+        if sys._getframe().f_back is None and self._status is not None and self._status != 0:
+            self._note(f"SystemExit: {self._status}")
+        return self._status
+
+    @code.setter
+    def code(self, status: object) -> None:
+        self._status = status
+
+
 def note_failures(note: Callable[[str], None]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever."""
+    """Hear of the exception that ends the script; it is shown as ever. Of `sys.exit()` too, where its status is not 0.
+
+    What is not heard of, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
+    """
     hook = sys.excepthook
+
+    def exit_noting(status: object = None, /) -> NoReturn:
+        raise Exit(note, status)
+
+    sys.exit = exit_noting
 
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note("interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}")

@@ -16,6 +16,7 @@ from edl.core.ledger import Ledger
 from edl.errors import InvalidTransition, JobFailed
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Record, WorkerState
+from edl.protocol.messages import Phase
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
 
@@ -237,6 +238,8 @@ class Checks:
             self.violated("I12", "nothing happens any more, and the job is not over")
         if record.state is JobState.FAILED:
             self._has_to_fail(record.reason)
+        elif unended := [one for one in record.roster if self.job.workers[one].phase is not Phase.DONE]:
+            self.violated("ends", f"the job is finished, and {unended} of its ring did not come to their ends")
         elif spec is None:
             if self.steps < self.job.steps:
                 self.violated("I5", f"the job is finished after step {self.steps} of {self.job.steps}")
@@ -246,6 +249,9 @@ class Checks:
 
     def _has_to_fail(self, reason: str) -> None:
         """A job may fail, but only where nothing else was left to do."""
+        if "did not come to the end of its script" in reason:
+            self._did_not_end(self.job.workers[reason.split()[1]])
+            return
         if "before their data did" in reason and self.job.spec is not None and self.job.spec.by_sample:
             return  # the one case that the documentation admits
         if "workers are left and the job needs" in reason and self.job.durable.limits.minimum > 1:
@@ -258,6 +264,11 @@ class Checks:
         able = [worker for worker in left if self._could_go_on(self.job.workers[worker])]
         if able:
             self.violated("I5", f"the job failed: {reason}; and {able} could have gone on")
+
+    def _did_not_end(self, worker: SimWorker) -> None:
+        """Or it did, and its host was gone before that could be told."""
+        if worker.phase is Phase.DONE and worker.daemon:
+            self.violated("ends", f"the job failed, as {worker.id} is said not to have come to its end")
 
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:

@@ -60,6 +60,24 @@ def test_a_job_that_finishes_is_told_of_afterwards(edl):
     assert len(kinds) == len(edl("events", "x").stdout.splitlines())
 
 
+def test_a_last_save_that_fails_fails_the_job_though_another_ends_later_and_well(edl, tmp_path):
+    save = tmp_path / "save.py"
+    save.write_text(
+        f"import os, runpy, sys, time\nfrom edl import client\nsys.argv = {[*DIGITS[1:], '--epochs', '1']}\n"
+        "runpy.run_path(sys.argv[0], run_name='__main__')\nimport edl.torch as edl\nif edl.rank() == 0:\n"
+        "    raise OSError('no space left')\nwith client.Job('x') as job:\n"
+        "    while len(job.status().workers) == 2:\n        time.sleep(0.05)\n"
+    )
+    launcher = edl.start("run", "-np", "2", "--job", "x", sys.executable, str(save), EDL_MAX_RESTARTS="3")
+    _, err = launcher.communicate(timeout=200)
+    assert launcher.returncode == 1, err
+    told = [line for line in err.splitlines() if line.startswith("edl: ")]
+    assert len(told) == 2, "nobody is started in its place"
+    assert "did not come to the end of its script: OSError: no space left" in told[1]
+    status = edl.json("status", "x")
+    assert (status["state"], status["data"]["trained"]) == ("failed", 1797)
+
+
 def test_a_status_names_the_processes(edl, training):
     launcher, status = training
     processes = edl.processes()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from edl.horovodrun.post import (
     TERMINATED,
     UNKNOWN_S,
@@ -80,6 +82,21 @@ def test_a_crash_when_the_job_is_over_is_not_replaced():
     post = Post(restarts=1)
     assert play(post, TrainerEnded(-6), FINISHED) == []
     assert post.status == 0
+
+
+def test_who_ends_badly_after_a_good_end_in_the_job_is_a_failure_and_not_replaced():
+    post = Post(restarts=1)
+    assert play(post, TrainerEnded(3), replace(RUNS, done=True)) == []
+    play(post, replace(FINISHED, done=True))
+    assert post.status == 3
+
+
+def test_whoever_crashes_when_all_is_trained_is_not_replaced():
+    post = Post(restarts=1)
+    assert play(post, TrainerEnded(1), replace(RUNS, spent=True)) == []
+    assert post.status is None
+    play(post, FAILED)
+    assert post.status == 1
 
 
 def test_told_to_end_it_lets_the_trainer_leave_and_is_no_success():

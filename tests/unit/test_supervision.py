@@ -347,11 +347,37 @@ def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
     assert supervisor.verdict == Verdict(0, "finished")
 
 
-def test_who_fails_after_the_job_has_finished_with_it_is_one():
+TOLD = ", after it had told the job of a good end"
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("seen", [RUNNING, FINISHED])
+def test_who_ends_badly_after_a_good_end_in_the_job_is_a_failure_whoever_ends_first(first, seen):
+    """A status that the script gave by no exception and not by `sys.exit()`, a crash of Python as it ends."""
+    done = frozenset({100, 101})
     supervisor = two_workers()
-    play(supervisor, RUNNING, FINISHED, WorkerExited(0, 0))
-    play(supervisor, WorkerExited(1, 3))
-    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 3")
+    play(supervisor, RUNNING, seen)
+    play(supervisor, WorkerExited(first, 3 * first), msgspec.structs.replace(seen, done=done))
+    assert supervisor.phase is Phase.WATCHING, "the other saves"
+    assert supervisor.deadline == (None if seen is RUNNING else 60)
+    play(supervisor, WorkerExited(1 - first, 3 * (1 - first)), msgspec.structs.replace(FINISHED, done=done))
+    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 3" + TOLD)
+
+
+def test_who_was_given_up_and_ends_after_the_job_has_finished_without_it_is_no_failure():
+    supervisor = two_workers()
+    finished = JobSeen("finished", ranks={100: 0}, size=1, pids=frozenset({100}), done=frozenset({100}))
+    play(supervisor, RUNNING, finished, WorkerExited(0, 0), WorkerExited(1, 1), finished)
+    assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_whoever_crashes_when_all_is_trained_is_not_replaced():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, 1))
+    assert play(supervisor, msgspec.structs.replace(seen(2, 1, 100), spent=True)) == []
+    assert supervisor.phase is Phase.WATCHING
+    play(supervisor, WorkerExited(0, 0), JobSeen("failed", "no space left"))
+    assert supervisor.verdict == Verdict(1, "failed", "no space left")
 
 
 def test_a_crash_and_growth_at_once():

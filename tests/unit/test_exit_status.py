@@ -1,0 +1,34 @@
+"""What a process knows of its own end before it has ended."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+SCRIPT = """
+import atexit, sys
+from edl.runtime.endings import note_failures
+noted = []
+note_failures(noted.append)
+atexit.register(lambda: print(noted))
+{}
+"""
+
+
+@pytest.mark.parametrize(
+    ("end", "status", "noted"),
+    [
+        ("", 0, []),
+        ("sys.exit()", 0, []),
+        ("sys.exit(0)", 0, []),
+        ("sys.exit(3)", 3, ["SystemExit: 3"]),
+        ("sys.exit('no space left')", 1, ["SystemExit: no space left"]),
+        ("raise OSError('no space left')", 1, ["OSError: no space left"]),
+        ("try: sys.exit(3)\nexcept SystemExit as error: assert (error.code, error.args) == (3, (3,))", 0, []),
+    ],
+)
+def test_the_end_of_a_script_is_noted_where_it_is_a_failure(end, status, noted):
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (status, f"{noted}\n"), done.stderr
