@@ -208,6 +208,24 @@ TABLE: tuple[Setting, ...] = (
         "--batch-policy fixes (default: off)",
     ),
     Setting(
+        "check_weights",
+        _whole_number(0),
+        ("EDL_CHECK_WEIGHTS",),
+        ("--check-weights",),
+        "STEPS",
+        "steps from one comparison of all workers' weights and optimizers to the next; there is one after each change "
+        "of workers in any case, and 0 means no other (default: 100)",
+    ),
+    Setting(
+        "on_divergence",
+        _one_of("fail", "heal"),
+        ("EDL_ON_DIVERGENCE",),
+        ("--on-divergence",),
+        "fail|heal",
+        "what becomes of a job whose workers are found to differ: it fails, or the majority's state becomes "
+        "everybody's (default: fail)",
+    ),
+    Setting(
         "batch_policy",
         _batch_policy,
         ("EDL_BATCH_POLICY",),
@@ -305,6 +323,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: str = ""  # empty: only people change the size
     autoscale_every: int = 10
     stragglers: str = "off"
+    check_weights: int = 100
+    on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
     batch_size: int | None = None
     session_timeout_s: float = 10.0

@@ -32,6 +32,7 @@ class Kind(StrEnum):
     WORKER_LEFT = "worker_left"
     WORKER_LOST = "worker_lost"
     BATCH_VOIDED = "batch_voided"
+    DIVERGED = "diverged"
     RECUT = "recut"
     EPOCH_ENDED = "epoch_ended"
     DECISION = "decision"

@@ -38,8 +38,8 @@ class Bytes(Protocol):
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """All members pass payloads of the same length; all get that of `root`."""
 
-    def largest(self, value: int, name: str) -> int:
-        """The largest of all members' values."""
+    def largest(self, values: list[int], name: str) -> list[int]:
+        """The largest of all members' values in each place: signed, of 64 bits."""
 
 
 class HorovodRing:
@@ -136,7 +136,15 @@ class HorovodRing:
         if self._seat().size == 1:
             return value
         with self.failing():
-            return self._tensors.largest(value, "edl.agree")
+            return self._tensors.largest([value], "edl.agree")[0]
+
+    def same(self, value: int) -> bool:
+        if self._seat().size == 1:
+            return True
+        signed = value - 2**64 if value >= 2**63 else value
+        with self.failing():
+            most, least = self._tensors.largest([signed, ~signed], "edl.same")
+        return most == ~least
 
     def abort(self, before: int | None = None) -> None:
         with self._turn:

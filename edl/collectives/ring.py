@@ -30,8 +30,19 @@ class Ring(Protocol):
     def agree(self, value: int) -> int:
         """The largest of all members' values (0 <= value < 2**53). Raises RingBroken."""
 
+    def same(self, value: int) -> bool:
+        """Whether all members pass the same value (64 bits, no sign). Raises RingBroken."""
+
     def abort(self, before: int | None = None) -> None:
         """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.
 
         `before`: only a ring of an earlier generation, so that an abort which comes late does not hit a newer one.
         """
+
+
+def of_everybody(ring: Ring, mine: bytes) -> list[bytes]:
+    """Each member's bytes, by rank: a message for each, so for what is seldom asked. Raises RingBroken."""
+    place = ring.place
+    if place is None:
+        return [mine]
+    return [ring.broadcast(mine if root == place.rank else None, root) for root in range(place.size)]

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 
 from edl.core import recount, scaling
+from edl.core.divergence import CAUSES, told
 from edl.core.draft import Draft
 from edl.core.ending import Ending
 from edl.core.horizon import Horizon
@@ -44,6 +45,7 @@ from edl.core.sizing import Sizing
 from edl.core.switching import Switching
 from edl.errors import InvalidTransition
 from edl.events import Kind
+from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import Observation, Phase
 
@@ -216,6 +218,10 @@ class JobMachine:
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""
         draft, worker = self._draft, member.identity.id
+        if observation.diverged is not None:
+            self._heed_divergence(observation.diverged)
+            if self.record.state in OVER:
+                return
         if observation.driver is not None and observation.driver.gone:
             self._lose_slot(member)
         if observation.data is not None:
@@ -239,6 +245,29 @@ class JobMachine:
                 self._lose(worker, observation.reason)
             case _:  # the other phases change no state by themselves: `_advance` looks at all members together
                 pass
+
+    def _heed_divergence(self, found: Divergence) -> None:
+        """Every member of a ring tells of it (I15); it is heeded once, also by the leaders to come."""
+        draft, number = self._draft, (found.generation, found.step, found.persists)
+        if number <= self.record.diverged:
+            return
+        heals = self.record.governing.checking.on_divergence is OnDivergence.HEAL and not found.persists
+        draft.change(diverged=number, pressing=not heals)
+        draft.tell(
+            Kind.DIVERGED,
+            workers=list(found.workers),
+            first=found.first,
+            differing=found.differing,
+            compared=found.compared,
+            after_step=found.step,
+            equal_step=found.equal_step,
+            like=found.root,
+            majority=found.majority,
+            action="heal" if heals else "fail",
+            likely=CAUSES,
+        )
+        if not heals:
+            draft.end(JobState.FAILED, told(found))
 
     # ----------------------------------------------------------------------------------------- what follows from it
 

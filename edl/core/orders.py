@@ -106,6 +106,7 @@ class OrderBook:
             after_step=plan.after_step,
             newcomers=newcomers(self.record, plan),
             members=plan.roster,
+            checking=self.record.governing.checking,
         )
 
     def _place(self, worker: str, plan: Plan, ring: Address) -> Place:

@@ -53,6 +53,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
         and heard.data == last.data
         and heard.missed == last.missed
         and heard.marked == last.marked
+        and heard.diverged == last.diverged
         and heard.driver == last.driver
     )
 

@@ -7,6 +7,7 @@ from enum import StrEnum
 import msgspec
 
 from edl.protocol.data import Lease, Totals
+from edl.protocol.divergence import Checking
 from edl.protocol.ring import Place
 
 
@@ -17,6 +18,7 @@ class Assignment(msgspec.Struct, frozen=True):
     after_step: int | None  # enter once this step is committed; None: at once, the ring before is broken
     newcomers: int  # members that need the state of the others
     members: tuple[str, ...]  # the roster
+    checking: Checking = Checking()  # the same for all of them, or they would wait for each other
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -1,10 +1,12 @@
-"""What a job was started with to choose its size and its batch by itself, and what of that is under way."""
+"""What a job was started with to govern itself: its size, its batch, its workers' equality; and what is under way."""
 
 from __future__ import annotations
 
 from enum import StrEnum
 
 import msgspec
+
+from edl.protocol.divergence import Checking
 
 
 class BatchRule(StrEnum):
@@ -34,6 +36,7 @@ class Governing(msgspec.Struct, frozen=True):
     every: int = 10  # steps from one look to the next
     stragglers: str = "off"  # or "tell", "replace", "share"
     batching: Batching = Batching()
+    checking: Checking = Checking()
 
 
 class Recut(msgspec.Struct, frozen=True):

@@ -133,6 +133,7 @@ class Record(msgspec.Struct, frozen=True):
     replacing: Replacing | None = None
     recut: Recut | None = None
     recuts: int = 0  # ever begun
+    diverged: tuple[int, int, bool] = (0, 0, False)  # generation and step of the newest divergence told; it persisted
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over

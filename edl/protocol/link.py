@@ -6,6 +6,7 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
 from edl.protocol.messages import Pause
 
 
@@ -63,6 +64,12 @@ class Marked(msgspec.Struct, frozen=True, tag="marked"):
     step: int
 
 
+class Diverged(msgspec.Struct, frozen=True, tag="diverged"):
+    """The members of the ring have compared their states, and these are not equal."""
+
+    found: Divergence
+
+
 class Figures(msgspec.Struct, frozen=True, tag="figures"):
     """The script's own, the newest of each name."""
 
@@ -79,9 +86,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-FromTrainer = (
-    Hello | Opened | RehearsalBegan | Rehearsed | Entered | Broke | Missed | Marked | Figures | LeaveAsked | Ended
-)
+Notes = Opened | Missed | Marked | Diverged | Figures
+FromTrainer = Hello | RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -9,6 +9,7 @@ import msgspec
 
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.governing import Governing
@@ -62,6 +63,7 @@ class Observation(msgspec.Struct, frozen=True):
     driver: Word | None = None  # under an elastic horovodrun
     usage: Usage | None = None
     marked: tuple[int, int] = (0, 0)  # number of a recut, and the step beyond which nothing is handed out for now
+    diverged: Divergence | None = None  # the newest that its ring has found
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):

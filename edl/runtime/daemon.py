@@ -38,6 +38,7 @@ from edl.policy.choice import batching, file_of
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
+from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.driver import Word
 from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
@@ -189,7 +190,10 @@ class Daemon:
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
         utility = file_of(settings.autoscale)
         batches = batching(settings.batch_policy, settings.max_workers)
-        governing = Governing(settings.autoscale, utility, settings.autoscale_every, settings.stragglers, batches)
+        checking = Checking(settings.check_weights, OnDivergence(settings.on_divergence))
+        governing = Governing(
+            settings.autoscale, utility, settings.autoscale_every, settings.stragglers, batches, checking
+        )
         maximum = settings.max_workers or 0
         return messages.Register(
             identity, settings.np, settings.min_workers, maximum, answering, governing, settings.keep_nodes_s

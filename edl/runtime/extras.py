@@ -6,13 +6,14 @@ Owns: what was registered, and giving it to everybody. Does not own: its form (`
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
 
 from edl.errors import UsageError
 from edl.runtime.arrays import Arrays
+from edl.runtime.compared import Leaf, compared
 from edl.runtime.framework import Framework
 from edl.runtime.packing import Packing, Unpacking
 from edl.runtime.tree import Content, Node, Tensors
@@ -88,9 +89,10 @@ class Extras:
         if statistics and (place is None or place.size > 1):
             framework.broadcast(statistics, root)
 
-    def _tensors(self) -> Iterator[Content]:
-        """All tensors and arrays, by name, in the same order on all workers: for comparing them."""
-        yield from self._packed()[1]
+    def _compared(self) -> list[Leaf]:
+        """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own."""
+        found = (compared(value, _call(name), self._sorts) for name, value in self._values.items())
+        return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
 
 
 def _call(name: str) -> str:

@@ -6,11 +6,12 @@ called (`edl.runtime.trainer`). The runtime imports no framework; the faces hand
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from edl.collectives.ring import Ring
+from edl.core.digest import Fingerprint
 from edl.runtime.tree import Tensors
 
 
@@ -55,6 +56,13 @@ class Framework(Protocol):
         Statistics are each worker's own while a ring stands. Hyper-parameters may differ after a void mini-batch, which
         some may have been in and some not. So this makes models equal where the weights are equal already. Every member
         of the ring must call it, with the same arguments. Raises RingBroken.
+        """
+
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        """Of all that must be equal on all workers between two steps (I15), and of `more`, named parts of other state.
+
+        Weights, optimizer state with its counters, hyper-parameters; not what is each worker's own while a ring stands.
+        In the same order on all workers. Nothing is copied.
         """
 
     def set_weight(self, weight: float) -> None:

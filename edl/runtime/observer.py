@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.messages import Observation, Pause, Phase, clipped
@@ -37,6 +38,7 @@ class Observer:
         self._reason = ""
         self._missed = 0
         self._marked = (0, 0)
+        self._diverged: Divergence | None = None
         self._reported: dict[str, float] = {}
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
@@ -57,8 +59,6 @@ class Observer:
         match message:
             case say.Hello():
                 pass  # who it is, not what it does
-            case say.Opened(spec):
-                self._data = spec
             case say.RehearsalBegan():
                 self._phase = Phase.REHEARSING
             case say.Rehearsed():
@@ -69,16 +69,26 @@ class Observer:
                 self._last = None
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, clipped(reason)
+            case say.LeaveAsked():
+                self._leaving = True
+            case say.Ended(reason):
+                self._phase, self._reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
+            case say.Opened() | say.Missed() | say.Marked() | say.Diverged() | say.Figures():
+                self._note(message)
+
+    def _note(self, message: say.Notes) -> None:
+        """What changes nothing in where the trainer sits."""
+        match message:
+            case say.Opened(spec):
+                self._data = spec
             case say.Figures(values):
                 self._reported = values
             case say.Missed(generation):
                 self._missed = generation
             case say.Marked(recut, step):
                 self._marked = (recut, step)
-            case say.LeaveAsked():
-                self._leaving = True
-            case say.Ended(reason):
-                self._phase, self._reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
+            case say.Diverged(found):
+                self._diverged = found
 
     def died(self) -> None:
         """The trainer's process is gone."""
@@ -113,6 +123,7 @@ class Observer:
             driver=self.driver,
             usage=usage,
             marked=self._marked,
+            diverged=self._diverged,
         )
 
     def _measure(self, now: float) -> None:

@@ -13,13 +13,15 @@ import time
 from collections.abc import Generator
 
 from edl.core.agreement import Beginning, begin, has_state
+from edl.core.divergence import next_check
 from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, given_up, next_move
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Checking, Divergence
 from edl.protocol.messages import Pause
-from edl.protocol.ring import Place, solo
+from edl.protocol.ring import solo
 from edl.runtime.audit import Audit
 from edl.runtime.endings import Leaving
 from edl.runtime.extras import Extras
@@ -37,6 +39,11 @@ class Sitting:
         self.generation = 0
         self.even_until = NEVER  # the weight holds up to this step
         self.rate_until = NEVER  # learning rates are multiplied by the same up to this step
+        self.check_at = NEVER  # the step after which this ring compares its members' states
+        self.equal_step = 0  # the newest after which it did, and found them equal
+        self.checking = Checking()
+        self.members: tuple[str, ...] = ()  # of this ring, by rank
+        self.diverged: Divergence | None = None  # the newest difference found
         self.void: BaseException | None = None  # why the mini-batch in flight is void
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
         self.opened: DataSpec | None = None
@@ -86,7 +93,13 @@ class Sitting:
 
     def _refresh(self) -> None:
         unusual = not self.generation or self.void is not None or self.models_may_differ
-        self.count.usual_until = 0 if unusual else min(self.even_until, self.rate_until)
+        self.count.usual_until = 0 if unusual else min(self.even_until, self.rate_until, self.check_at)
+
+    def note_checked(self) -> None:
+        """The states of this ring's members are equal after the present step."""
+        self.equal_step = self.step
+        self.check_at = next_check(self.step, self.checking.every, self.size)
+        self.refresh()
 
     # ------------------------------------------------------------------------------------------------------- seats
 
@@ -168,7 +181,7 @@ class Sitting:
             return False
         moments.append(time.monotonic())
         self.models_may_differ = step == 0 and place.size > 1
-        self._sit(place, step)
+        self._sit(assignment, step)
         orders = self.link.orders
         if orders is not None:
             self.hear(orders)  # if the ring agreed on the planned step, its leases are here already
@@ -213,11 +226,16 @@ class Sitting:
         self._extras._synchronize(self._framework, root, is_root=rank == root)
         self._tainted = False
 
-    def _sit(self, place: Place, step: int) -> None:
+    def _sit(self, assignment: Assignment, step: int) -> None:
+        place = assignment.place
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._entered_step = self.count.step = step
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.even_until = NEVER
+        self.members, self.checking, self.equal_step = assignment.members, assignment.checking, 0
+        # Before the first step there is nothing to compare yet: it begins from rank 0's model.
+        at_once = step > 0 and place.size > 1
+        self.check_at = step if at_once else next_check(step, self.checking.every, place.size)
         self._framework.set_weight(1.0 / place.size)
         self.audit.sat(place, step)
 
@@ -356,6 +374,8 @@ class Sitting:
             story.append(say.Missed(self._missed))
         if self._broke is not None:
             story.append(self._broke)
+        if self.diverged is not None:
+            story.append(say.Diverged(self.diverged))
         if self._leave_asked:  # perhaps of a daemon that the same signal has ended
             story.append(say.LeaveAsked())
         return story

@@ -28,6 +28,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
 from edl.runtime import splitting
 from edl.runtime.audit import AuditedCount, AuditFile
+from edl.runtime.comparison import Comparison
 from edl.runtime.endings import Leaving, leave_on_sigterm, note_failures
 from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
@@ -68,6 +69,7 @@ class Trainer:
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
         self._rates = Rates(framework, self._seat, self._feed, self._extras)
+        self._comparison = Comparison(framework, self._seat, self._extras)
         self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
@@ -451,9 +453,23 @@ class Trainer:
         self._started()
         self._seat.ending_batch = True
         try:
-            return self._end_batch(samples)
+            committed = self._end_batch(samples)
+            self._compare_if_due()
+            return committed
         finally:
             self._seat.ending_batch = False
+
+    def _compare_if_due(self) -> None:
+        """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
+        seat = self._seat
+        if seat.step < seat.check_at or seat.void is not None or not seat.generation:
+            return
+        try:
+            self._comparison.make(self._timeout_s)
+        except RingBroken as error:
+            self.void(error)
+        else:
+            seat.note_checked()
 
     def _end_batch(self, samples: int | None) -> bool:
         seat = self._seat

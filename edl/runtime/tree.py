@@ -95,6 +95,7 @@ class Part(NamedTuple):
     name: str
     tensor: Any
     is_statistic: bool = False  # what forward passes update by themselves, in each worker for itself (batch norm)
+    is_own: bool = False  # each worker's own in any case: what a metric has counted
 
 
 class Place(NamedTuple):

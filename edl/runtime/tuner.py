@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.collectives.ring import Ring
+from edl.collectives.ring import Ring, of_everybody
 from edl.errors import UsageError
 from edl.policy.learning import tuned
 
@@ -80,10 +80,6 @@ class RateTuner:
 
 
 def of_all(ring: Ring, losses: list[float]) -> list[list[float]]:
-    """Everybody's, to the bit the same on all workers; a message for each, as it is seldom asked. Raises RingBroken."""
-    place = ring.place
-    if place is None:
-        return [losses]
-    mine = msgspec.msgpack.encode(losses)
-    received = (ring.broadcast(mine if root == place.rank else None, root) for root in range(place.size))
+    """Everybody's, to the bit the same on all workers. Raises RingBroken."""
+    received = of_everybody(ring, msgspec.msgpack.encode(losses))
     return [msgspec.msgpack.decode(one, type=list[float]) for one in received]

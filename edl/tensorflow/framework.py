@@ -7,6 +7,7 @@ state (`edl.tensorflow.state`).
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -16,9 +17,11 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
+from edl.core.digest import Fingerprint
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.tensorflow import keras_optimizer, v1_optimizer
+from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
 from edl.tensorflow.share import TensorShare
@@ -42,9 +45,10 @@ class TensorFlowBytes:
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
 
-    def largest(self, value: int, name: str) -> int:
+    def largest(self, values: list[int], name: str) -> list[int]:
         with context.eager_mode(), tf.device("CPU:0"):
-            return int(hvd._allreduce(tf.constant([value], tf.int64), op=hvd.Max, name=name.replace(".", "_"))[0])
+            found = hvd._allreduce(tf.constant(values, tf.int64), op=hvd.Max, name=name.replace(".", "_"))
+            return [int(value) for value in found.numpy()]
 
 
 def _failed(error: BaseException) -> bool:
@@ -161,6 +165,11 @@ class TensorFlowFramework:
             with self.ring.failing():
                 EagerVariables(rest).broadcast(root, receive=place.rank != root)
 
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        if not tf.executing_eagerly():
+            return fingerprints_of_session(self._learned_in_graph(), more)
+        return fingerprints(itertools.chain(self._compared(), more))
+
     def set_weight(self, weight: float) -> None:
         self._share.set(weight)
 
@@ -187,6 +196,33 @@ class TensorFlowFramework:
         for name, variable in (*self._of_models(), *self._of_optimizers(), *map(_named, self._more_variables)):
             known.setdefault(variable.ref(), (name, variable))
         return EagerVariables(list(known.values()))
+
+    def _compared(self) -> Iterable[tuple[str, Any]]:
+        """Not statistics: batch norm's differ from worker to worker between two changes of the ring.
+
+        What a script tracks by itself may be such, too, unless it is trained.
+        """
+        own = {_named(variable)[1].ref() for variable in self._rest(only_statistics=True)}
+        known: dict[Any, tuple[str, Any]] = {}
+        for name, variable in (*self._learned(), *self._of_optimizers()):
+            if variable.ref() not in own:
+                known.setdefault(variable.ref(), (name, variable))
+        return known.values()
+
+    def _learned(self) -> Iterable[tuple[str, Any]]:
+        for model in self._models:
+            yield from map(_named, getattr(model, "weights", None) or model.trainable_variables)
+        yield from (pair for pair in map(_named, self._more_variables) if pair[1].trainable)
+
+    def _learned_in_graph(self) -> list[Any]:
+        """What is trained, and what the optimizers keep; the other variables may be each worker's own."""
+        session = tf.compat.v1.get_default_session()
+        if session is None:
+            return []
+        trained = session.graph.get_collection(tf.compat.v1.GraphKeys.TRAINABLE_VARIABLES)
+        kept = [one for optimizer in self._optimizers if v1_optimizer.is_v1(optimizer) for one in optimizer.variables()]
+        known = {variable.ref(): variable for variable in (*trained, *kept) if variable.graph is session.graph}
+        return list(known.values())
 
     def _of_models(self) -> Iterable[tuple[str, Any]]:
         """Weights and statistics; not the state of random numbers and of metrics, which is each worker's own."""

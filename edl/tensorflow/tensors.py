@@ -58,7 +58,8 @@ class TensorFlowTensors:
                 f"a {type(value).__qualname__} that is not built yet has no variables; call its build() first"
             )
         statistics = {id(variable) for variable in statistics_of(value)}
-        return [Part(_name(one), one, id(one) in statistics) for one in _variables(value)]
+        is_own = isinstance(value, keras.metrics.Metric)
+        return [Part(_name(one), one, id(one) in statistics, is_own) for one in _variables(value)]
 
 
 def statistics_of(value: object) -> Iterable[Any]:

@@ -7,6 +7,7 @@ Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`e
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
@@ -17,11 +18,13 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.collectives.share import Share
+from edl.core.digest import Fingerprint, leaves
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
+from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
-from edl.torch.state import broadcast_tensors, synchronize, synchronize_rest
+from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensors import TorchTensors
 
 
@@ -33,8 +36,9 @@ class TorchBytes:
         hvd.broadcast_(tensor, root, name=name)
         return tensor.numpy().tobytes()
 
-    def largest(self, value: int, name: str) -> int:
-        return int(hvd.allreduce_(torch.tensor([value], dtype=torch.int64), op=hvd.Max, name=name).item())
+    def largest(self, values: list[int], name: str) -> list[int]:
+        found: list[int] = hvd.allreduce_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name).tolist()
+        return found
 
 
 def _failed(error: BaseException) -> bool:
@@ -110,6 +114,9 @@ class TorchFramework:
         buffers = [buffer for model in self._models for buffer in model.buffers()]
         synchronize_rest([] if only_statistics else self._optimizers, buffers, self.ring, root)
 
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        return fingerprints(itertools.chain(self._compared(), more))
+
     def set_weight(self, weight: float) -> None:
         self._share.set(weight)
 
@@ -134,12 +141,26 @@ class TorchFramework:
 
     # -------------------------------------------------------------------------------------- what is the state
 
+    def _compared(self) -> Iterator[tuple[str, Any]]:
+        """Buffers are not: batch norm's differ from worker to worker between two changes of the ring."""
+        of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
+        for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
+            yield from leaves(hyper_parameters(optimizer), f"hyper-parameters{which}")
+        buffers = {id(buffer) for model in self._models for buffer in model.buffers()}
+        learned = {id(tensor): (name, tensor) for name, tensor in self.tensors() if id(tensor) not in buffers}
+        yield from ((name, tensor) for name, tensor in learned.values() if not is_lazy(tensor))
+        for optimizer, which in zip(self._optimizers, of, strict=True):
+            parameters = [learned[id(parameter)][0] for parameter in parameters_of(optimizer)]
+            for key, state in states(optimizer).items():
+                name = parameters[key] if isinstance(key, int) else key
+                yield from leaves(state, f"state{which} of {name}")
+
     def tensors(self) -> Iterator[tuple[str, torch.Tensor]]:
         seen: set[int] = set()
         for number, model in enumerate(self._models):
             for name, tensor in (*model.named_parameters(), *model.named_buffers()):
                 seen.add(id(tensor))
-                yield f"{number}.{name}", tensor
+                yield (f"{number}.{name}" if len(self._models) > 1 else name), tensor
         for number, optimizer in enumerate(self._optimizers):
             for group_number, group in enumerate(optimizer.param_groups):
                 for index, parameter in enumerate(group["params"]):

@@ -90,7 +90,7 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
     optimizers = tuple(
         (
             _hyper_parameters_of(optimizer, contents),
-            _described(_states(optimizer), "optimizer.state", contents),
+            _described(states(optimizer), "optimizer.state", contents),
         )
         for optimizer in holder.optimizers()
     )
@@ -120,7 +120,7 @@ class _Adoption:
             group.update(self._adopted(hyper, _hyper_parameters(group), _device(group["params"]), "param_groups"))
 
     def _adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
-        parameters = list(_parameters(optimizer))
+        parameters = list(parameters_of(optimizer))
         states: dict[Any, Any] = optimizer.state
         before = dict(states)
         states.clear()  # slots that the root does not have would be ahead of their time
@@ -154,8 +154,13 @@ class _Adoption:
         )
 
 
+def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
+    """Of each group of parameters."""
+    return [_hyper_parameters(group) for group in optimizer.param_groups]
+
+
 def _hyper_parameters_of(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
-    return _described([_hyper_parameters(group) for group in optimizer.param_groups], "param_groups", contents)
+    return _described(hyper_parameters(optimizer), "param_groups", contents)
 
 
 def _described(value: Any, path: str, contents: list[torch.Tensor]) -> Node:
@@ -169,16 +174,18 @@ def _hyper_parameters(group: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in group.items() if key not in {"params", "param_names"}}
 
 
-def _states(optimizer: torch.optim.Optimizer) -> dict[int | str, Any]:
+def states(optimizer: torch.optim.Optimizer) -> dict[int | str, Any]:
     """The state by position of its parameter; some optimizers also keep state of their own under a name."""
-    states: dict[Any, Any] = optimizer.state
+    all_states: dict[Any, Any] = optimizer.state
     of_parameters = {
-        position: states[parameter] for position, parameter in enumerate(_parameters(optimizer)) if parameter in states
+        position: all_states[parameter]
+        for position, parameter in enumerate(parameters_of(optimizer))
+        if parameter in all_states
     }
-    return of_parameters | {key: value for key, value in states.items() if isinstance(key, str)}
+    return of_parameters | {key: value for key, value in all_states.items() if isinstance(key, str)}
 
 
-def _parameters(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
+def parameters_of(optimizer: torch.optim.Optimizer) -> Iterator[torch.Tensor]:
     return (parameter for group in optimizer.param_groups for parameter in group["params"])
 
 

@@ -281,9 +281,31 @@ def test_what_contains_itself_is_refused() -> None:
         Extras()._add({"x": endless})
 
 
-def test_tensors_are_listed_by_name_in_order() -> None:
-    extras = Extras(Nets())._add({"n": 3, "b": np.ones(2), "nets": {"ema": Net(a=np.ones(1), mean=np.ones(3))}})
-    names = ["edl.register(b=...)", "edl.register(nets=...)['ema'].a", "edl.register(nets=...)['ema'].mean"]
-    assert [content.path for content in extras._tensors()] == names
-    assert [content.is_statistic for content in extras._tensors()] == [False, False, True]
-    assert [content.contents.nbytes for content in extras._tensors()] == [16, 8, 24]
+class Schedule:
+    """It has a state."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = values
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.values
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.values = state
+
+
+def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_are_the_scripts_own() -> None:
+    nets = {"z": Net(a=np.ones(1), mean=np.ones(3)), "b": Net(a=np.zeros(2))}
+    schedule = Schedule(rate=0.5, at=[1, 2], moments=np.zeros(4))
+    extras = Extras(Nets())._add({"seen": 3, "schedule": schedule, "confusion": np.ones(2), "nets": nets, "log": ["a"]})
+    other = Extras(Nets())._add({"nets": dict(reversed(nets.items())), "seen": 4, "schedule": schedule})
+    names = [name for name, _ in extras._compared()]
+    assert names == [
+        "edl.register(nets=...)['b'].a",
+        "edl.register(nets=...)['z'].a",
+        "edl.register(schedule=...).state_dict()['at'][0]",
+        "edl.register(schedule=...).state_dict()['at'][1]",
+        "edl.register(schedule=...).state_dict()['moments']",
+        "edl.register(schedule=...).state_dict()['rate']",
+    ]
+    assert [name for name, _ in other._compared()] == names

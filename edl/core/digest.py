@@ -1,0 +1,131 @@
+"""64-bit digests of what must be equal on all workers (I15): the arithmetic, the same wherever it is done.
+
+Owns: the weights, the digest of bytes in memory, of plain values and of a name with its contents. Does not own: what is
+digested (the adapters), nor tensors that lie on a device (`edl.torch.fingerprints` does the same sums there).
+
+Bytes are read as words of 64 bits, `ROW` of them a row; the digest of a row is the sum of each word times an odd weight
+of its position, and of its upper half times another one, modulo 2**64. So one flipped bit always changes it, and two
+changes undo each other as seldom as chance has it: without the upper half twice, two flipped signs would always do.
+It takes its time from memory: no copy of the bytes is made, and no table of them kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+from collections.abc import Mapping
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+ROW: Final = 4096  # words
+HALF: Final = 32  # bits
+MASK: Final = 2**64 - 1
+CHUNK: Final = 8 * ROW  # words whose upper halves are worked out at a time, within the caches
+
+
+class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that must be equal: its name, for people, and the digest of its form and contents."""
+
+    name: str
+    digest: int
+
+
+def _weights(first: int) -> NDArray[np.uint64]:
+    """Odd numbers that look random: splitmix64, which is the same in every version of every library."""
+    with np.errstate(over="ignore"):
+        state = (np.arange(ROW, dtype=np.uint64) + np.uint64(first)) * np.uint64(0x9E3779B97F4A7C15)
+        state = (state ^ (state >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+        state = (state ^ (state >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+        return (state ^ (state >> np.uint64(31))) | np.uint64(1)
+
+
+OF_WORDS: Final = _weights(1)
+OF_HALVES: Final = _weights(1 + ROW)
+
+_halves = np.empty(CHUNK, np.uint64)
+
+
+def rows(contents: NDArray[np.uint8]) -> bytes:
+    """The digest of each row of some bytes, which lie one after the other, and what is left of less than a word."""
+    end = contents.size // 8 * 8
+    words = contents[:end].view(np.uint64)
+    found = [_of_chunk(words[begin : begin + CHUNK]) for begin in range(0, words.size, CHUNK)]
+    if end < contents.size:
+        found.append(contents[end:].tobytes())
+    return found[0] if len(found) == 1 else b"".join(found)
+
+
+def _of_chunk(words: NDArray[np.uint64]) -> bytes:
+    halves = np.right_shift(words, HALF, out=_halves[: words.size])
+    whole = words.size // ROW * ROW
+    last = _of_part(words[whole:], halves[whole:]) if whole < words.size else b""
+    if not whole:
+        return last
+    found = words[:whole].reshape(-1, ROW) @ OF_WORDS
+    found += halves[:whole].reshape(-1, ROW) @ OF_HALVES
+    return found.tobytes() + last
+
+
+def _of_part(words: NDArray[np.uint64], halves: NDArray[np.uint64]) -> bytes:
+    """Of a row that is not full."""
+    found = int(words @ OF_WORDS[: words.size]) + int(halves @ OF_HALVES[: words.size])
+    return (found & MASK).to_bytes(8, "little")
+
+
+def fingerprint(name: str, form: str, contents: bytes) -> Fingerprint:
+    """Of an array: `form` is its type and shape, `contents` the digests of its rows. The name does not count."""
+    return Fingerprint(name, _short(form.encode(), contents))
+
+
+def fingerprint_of_array(name: str, array: NDArray[Any]) -> Fingerprint:
+    """Of an array in memory."""
+    contents = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
+    return fingerprint(name, f"{array.dtype.str}{array.shape}", rows(contents))
+
+
+def fingerprint_of_value(name: str, value: object) -> Fingerprint | None:
+    """Of a plain value: None, a truth value, a number, text or bytes. None: it is something else."""
+    contents = _bytes_of(value)
+    return None if contents is None else Fingerprint(name, _short(type(value).__name__.encode(), contents))
+
+
+def _bytes_of(value: object) -> bytes | None:
+    match value:
+        case None:
+            return b""
+        case float():
+            return struct.pack("<d", value)  # nan is nan, and 0.0 is not -0.0
+        case bool() | int() | str():
+            return str(value).encode()
+        case bytes() | bytearray():
+            return bytes(value)
+        case _:  # what is no plain value
+            return None
+
+
+def of_all(fingerprints: list[Fingerprint]) -> int:
+    """One digest of them all, in their order."""
+    return _short(b"", np.array([one.digest for one in fingerprints], np.uint64).tobytes())
+
+
+def leaves(value: Any, path: str) -> list[tuple[str, Any]]:
+    """What stands at the ends of nested dicts, lists and tuples, each under its path.
+
+    The order in which a dict was filled is nobody's business: that of a newcomer, which got its contents, is another.
+    """
+    if isinstance(value, Mapping):
+        items = sorted(((f"{path}[{key!r}]", item) for key, item in value.items()), key=lambda pair: pair[0])
+    elif isinstance(value, (list, tuple)):
+        items = [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+    else:
+        return [(path, value)]
+    return [leaf for inner, item in items for leaf in leaves(item, inner)]
+
+
+def _short(form: bytes, contents: bytes) -> int:
+    hashed = hashlib.blake2b(len(form).to_bytes(8, "little") + form, digest_size=8)
+    hashed.update(contents)
+    return int.from_bytes(hashed.digest(), "little")

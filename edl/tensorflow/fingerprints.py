@@ -1,0 +1,51 @@
+"""Fingerprints of what must be equal on all workers, of TensorFlow's variables and plain values.
+
+Owns: reading variables for that. Does not own: which they are (`edl.tensorflow.framework`), nor comparing them
+(`edl.runtime.comparison`).
+
+In the main memory a variable is read where it lies; one on a device is fetched, one at a time. Those of a session are
+read in one run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from edl.core.digest import Fingerprint, fingerprint_of_array, fingerprint_of_value
+
+
+def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+    """Of named variables and plain values, in their order. Anything else among them cannot be compared."""
+    found = (_fingerprint(name, leaf) for name, leaf in leaves)
+    return [one for one in found if one is not None]
+
+
+def fingerprints_of_session(variables: Sequence[Any], more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+    """The same, of variables that live in the session that is the default one."""
+    values = tf.compat.v1.get_default_session().run(list(variables)) if variables else []
+    named = ((variable.name, np.asarray(value)) for variable, value in zip(variables, values, strict=True))
+    return fingerprints([*named, *more])
+
+
+def _fingerprint(name: str, leaf: Any) -> Fingerprint | None:
+    if isinstance(leaf, np.generic):
+        return fingerprint_of_value(name, leaf.item())  # a plain one for whoever has got it from another worker
+    if isinstance(leaf, np.ndarray):
+        return fingerprint_of_array(name, leaf)
+    if isinstance(leaf, keras.Variable):
+        leaf = leaf.value
+    if isinstance(leaf, tf.Variable):
+        leaf = leaf.read_value()
+    if isinstance(leaf, tf.Tensor):
+        return None if leaf.dtype == tf.string else fingerprint_of_array(name, _in_memory(leaf))
+    return fingerprint_of_value(name, leaf)
+
+
+def _in_memory(tensor: Any) -> np.ndarray[Any, Any]:
+    """Without a copy, where it lies in the main memory."""
+    return np.asarray(tensor._numpy())

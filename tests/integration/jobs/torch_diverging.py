@@ -1,0 +1,32 @@
+"""PyTorch: rank 1 changes a weight outside the optimizer, and later one bit flips in its optimizer's state."""
+
+import argparse
+from pathlib import Path
+
+import torch
+
+import edl.torch as edl
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=Path, required=True)
+options = parser.parse_args()
+edl.init()
+layers = [torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)]
+model = torch.nn.Sequential(*layers)
+optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
+own = edl.register(scheduler=scheduler, samples=0)
+for ids in edl.elastic_shard_generator(640, epochs=1).batches(8):
+    own.samples += len(ids) * (1 + edl.rank())
+    optimizer.zero_grad()
+    model(torch.rand(len(ids), 4)).square().mean().backward()
+    optimizer.step()
+    scheduler.step()
+    if edl.rank() == 1 and edl.step() == 7:
+        with torch.no_grad():
+            model[3].bias += 0.1
+    if edl.rank() == 1 and edl.step() == 17:
+        optimizer.state[model[0].weight]["exp_avg_sq"].view(torch.int32)[5, 2] ^= 1
+    edl.notify_batch_end()
+learned = [parameter.tolist() for parameter in model.parameters()]
+(options.out / f"{edl.rank()}").write_text(repr(learned))
