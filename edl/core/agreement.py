@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Generator
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import Final
 
-from edl.errors import JobFailed
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.assignment import Assignment
 
 RANK_BITS: Final = 16
@@ -39,12 +40,18 @@ class Beginning:
 
 
 def begin(
-    assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False
+    assignment: Assignment,
+    generation: int,
+    step: int,
+    *,
+    has_state: bool,
+    voided: bool = False,
+    booted: bool = True,
 ) -> Generator[int, int, Beginning]:
-    """One member's part: it yields a number for the all-reduce, and is sent the highest of all. Raises JobFailed.
+    """One member's part: it yields a number for the all-reduce, and is sent the highest of all.
 
     `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
-    void. All members yield equally often.
+    void; `booted`: its script is past `init`. All members yield equally often. Raises JobFailed, RingBroken.
     """
     if assignment.place.generation == 1:  # nobody has trained. A collective would make TensorFlow ready for use, and a
         return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
@@ -59,10 +66,13 @@ def begin(
     if newest is None:
         return Beginning(0, None)  # nobody has trained yet: the first step begins from rank 0's model
     current = has_state and step == newest.step
-    unsure = doubted or assignment.after_step is None  # not all may be at one step
+    unsure = doubted or not assignment.after_step  # not all may be at one step
     whole = assignment.newcomers > 0
     if unsure:
-        whole = (yield int(not current)) > 0
+        lacking = yield _lack(current, booted)
+        whole = lacking >= Lack.STATE
+        if lacking == Lack.BOOT:
+            raise RingBroken("a member has not booted yet, and others have trained: it boots alone first")
     return Beginning(newest.step, newest.root, whole, unsure, current)
 
 
@@ -77,14 +87,34 @@ def vote(step: int, rank: int, *, has_state: bool) -> int:
 
 
 def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
-    """In a planned switch all survivors come with the state of its step, so that nobody need ask; but not this one.
+    """In a planned switch all know who has the state of its step, so that nobody need ask; but not of this member.
 
     It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied. Or
     the word reached it late: then the others left it alone in a mini-batch that is void, and that may have changed what
-    is not learned (a schedule has moved on, say).
+    is not learned (a schedule has moved on, say). Or it has trained in a ring that the leader never heard of, and comes
+    to what the others take for the first one.
     """
-    planned = assignment.after_step is not None and assignment.after_step > 0
-    return planned and generation > 0 and not (has_state and step == assignment.after_step and not voided)
+    if assignment.after_step is None:
+        return False  # all are asked in any case
+    if assignment.after_step == 0:
+        return has_state
+    if generation == 0:
+        return not assignment.newcomers
+    return not (has_state and step == assignment.after_step and not voided)
+
+
+class Lack(IntEnum):
+    """What a member lacks of the state that its ring begins in; the highest of all members' decides."""
+
+    NOTHING = 0
+    STATE = 1  # it gets the state of the others
+    BOOT = 2  # and could do nothing with it yet: this ring is not to stand (I4)
+
+
+def _lack(current: bool, booted: bool) -> Lack:
+    if not booted:
+        return Lack.BOOT
+    return Lack.NOTHING if current else Lack.STATE
 
 
 def agreed(highest: int) -> Agreed | None:

@@ -229,6 +229,8 @@ class JobMachine:
         if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
             self._sizing.release(worker)
             member = draft.members[worker]
+        if not draft.record.begun and draft.seen.has_booted(worker):
+            draft.change(begun=True)
         match observation.phase:
             case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
                 draft.move(worker, Cause.REHEARSAL_BEGAN)
@@ -237,8 +239,8 @@ class JobMachine:
                 draft.move(worker, Cause.REHEARSED)
                 spent = {f"{s.value}_ms": draft.spent_ms(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING)}
                 draft.tell(Kind.WORKER_READY, worker=worker, **spent)
-            case Phase.BROKEN if observation.data is not None and may(member, Cause.REHEARSED):
-                draft.move(worker, Cause.REHEARSED)  # the first ring does without it, but it has booted
+            case Phase.BROKEN | Phase.TRAINING if draft.seen.has_booted(worker) and may(member, Cause.REHEARSED):
+                draft.move(worker, Cause.REHEARSED)  # its first ring came to nothing, but it has booted
             case Phase.DONE if member.state is not WorkerState.DONE:
                 self._end_of(member)
             case Phase.FAILED:

@@ -94,8 +94,8 @@ class OrderBook:
         return member.local_rank if member else 0
 
     def _boots_alone(self, worker: str) -> bool:
-        """Until the first ring stands, whoever comes may yet be needed for it, and waits inside `init`."""
-        return self.record.generation > 0 and worker not in self._in_ring
+        """Until a ring has stood, whoever comes may yet be needed for the first one, and waits inside `init`."""
+        return self.record.begun and worker not in self._in_ring
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan

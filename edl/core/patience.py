@@ -110,7 +110,7 @@ class Waits:
         plan, late = record.plan, self._late(record, seen)
         for worker in late:
             yield worker, "step", self.patience.moments_s
-        if record.generation or plan is not None:  # else all wait for others to come, however long that takes
+        if record.begun or plan is not None:  # else all wait for others to come, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
                     yield member.identity.id, member.state.value, self.patience.boot_s

@@ -88,16 +88,22 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     """
     record = now.record
     base = record.plan.roster if record.plan else record.roster
-    staying = {worker for worker, member in now.members.items() if _could_enter(record, member)}
+    staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
     if not forced:
         # Who is done keeps its seat, until the ring must be made anew for those who are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
+    leavers: list[str] = []
     if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
         # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
-        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING))
-    kept = tuple(worker for worker in base if worker in staying)
-    new = sorted(staying.difference(base), key=lambda worker: now.members[worker].number)
-    return kept + tuple(new)
+        leavers = [worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING)]
+    most = record.limits.maximum or len(now.members)
+    if not forced:  # all have the newest state, and one is enough to hand it on: the others make room
+        leavers = leavers[: max(1, most - len(staying))]
+    staying.update(leavers)
+    kept = [worker for worker in base if worker in staying]
+    # Whoever has the model comes before those who need it, and these may have to wait for the generation after.
+    new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
+    return tuple([*kept, *new][:most])
 
 
 def _nobody_would_come(now: Situation) -> bool:
@@ -154,17 +160,22 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
     """
     record = now.record
     if len(roster) >= record.target:
-        # Whoever has sat in a ring that came to nothing may have read what it was leased there, and keeps that.
-        forced = record.plan is not None or bool(record.superseded)
+        # Whoever has sat in a ring that came to nothing may have trained there, and keeps what it was leased.
+        forced = record.plan is not None or record.begun
         return Follow(grouped(roster[: record.target], now.members), forced)
     return WaitAnew() if record.plan is not None else None
 
 
-def _could_enter(record: Record, member: Member) -> bool:
-    """Nobody waits for a boot (I4); only in the first generation there is nobody who could."""
+def _could_enter(now: Situation, member: Member) -> bool:
+    """Nobody waits for a boot (I4); only where nobody has sat in a ring there is nobody who could.
+
+    Of those that were planned for the first ring some may have sat in it, before it came to nothing, and some not.
+    """
     if member.state in GOING:
         return False
-    return record.generation == 0 or member.state not in BOOTING
+    if not now.record.begun:
+        return True
+    return member.state not in BOOTING and (now.record.generation > 0 or now.seen.has_booted(member.identity.id))
 
 
 def _is_ending(now: Situation) -> bool:

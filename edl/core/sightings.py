@@ -55,6 +55,7 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
         and heard.marked == last.marked
         and heard.diverged == last.diverged
         and heard.driver == last.driver
+        and heard.booted == last.booted
     )
 
 
@@ -120,6 +121,11 @@ class Sightings:
     def trains(self, worker: str, generation: int) -> bool:
         """`worker` sits in the ring of `generation`, and its script has not ended."""
         return self.sits(worker, generation) and self._newest[worker].observation.phase is Phase.TRAINING
+
+    def has_booted(self, worker: str) -> bool:
+        """`worker` could enter a ring at once, if it was seen."""
+        seen = self.observation(worker)
+        return seen is not None and (seen.booted or seen.phase in (Phase.TRAINING, Phase.READY))
 
     def breaks(self, worker: str, generation: int) -> bool:
         """The ring of `generation` failed `worker`."""

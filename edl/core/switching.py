@@ -57,6 +57,7 @@ class Switching:
             superseded=(),
             state=JobState.RUNNING,
             unended="",
+            begun=True,
         )
         draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
         draft.commands.append(CloseRing(plan.generation))
@@ -189,10 +190,12 @@ class Switching:
             self._draft.change(superseded=(*self._draft.record.superseded, plan))
 
     def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
-        self._draft.commands.append(CloseRing(plan.generation))
-        cause = Cause.UNPLANNED if self._draft.record.generation else Cause.UNPLANNED_FIRST
-        following = set(roster)
-        self._draft.move_all((worker for worker in self._on_their_way(plan.roster) if worker not in following), cause)
+        draft, following = self._draft, set(roster)
+        draft.commands.append(CloseRing(plan.generation))
+        dropped = [worker for worker in self._on_their_way(plan.roster) if worker not in following]
+        ready = {worker for worker in dropped if draft.record.generation or draft.seen.has_booted(worker)}
+        draft.move_all(ready, Cause.UNPLANNED)
+        draft.move_all((worker for worker in dropped if worker not in ready), Cause.UNPLANNED_FIRST)
 
     def _on_their_way(self, roster: tuple[str, ...]) -> list[str]:
         return [worker for worker in roster if self._draft.state(worker) is WorkerState.SWITCHING]

@@ -138,6 +138,7 @@ class Record(msgspec.Struct, frozen=True):
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
     unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
+    begun: bool = False  # somebody has sat in a ring: whoever comes from then on boots alone (I4)
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

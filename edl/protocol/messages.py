@@ -64,6 +64,7 @@ class Observation(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     marked: tuple[int, int] = (0, 0)  # number of a recut, and the step beyond which nothing is handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
+    booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):

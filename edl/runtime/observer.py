@@ -39,6 +39,7 @@ class Observer:
         self._missed = 0
         self._marked = (0, 0)
         self._diverged: Divergence | None = None
+        self._booted = False
         self._reported: dict[str, float] = {}
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
@@ -62,10 +63,10 @@ class Observer:
             case say.RehearsalBegan():
                 self._phase = Phase.REHEARSING
             case say.Rehearsed():
-                self._phase = Phase.READY
+                self._phase, self._booted = Phase.READY, True
             case say.Entered(generation, _, leases_of, pause):
                 self._phase, self._generation, self._pause = Phase.TRAINING, generation, pause
-                self._leases_of = leases_of
+                self._leases_of, self._booted = leases_of, True
                 self._last = None
             case say.Broke(generation, _, reason):
                 self._phase, self._generation, self._reason = Phase.BROKEN, generation, clipped(reason)
@@ -124,6 +125,7 @@ class Observer:
             usage=usage,
             marked=self._marked,
             diverged=self._diverged,
+            booted=self._booted,
         )
 
     def _measure(self, now: float) -> None:

@@ -112,7 +112,7 @@ class Sitting:
 
     def take_first(self, assignment: Assignment, timeout_s: float) -> bool:
         """A seat in the first generation. False: its ring did not form, and who is needed for the next may change."""
-        if not self._enter(assignment, time.monotonic(), timeout_s):
+        if not self._enter(assignment, time.monotonic(), timeout_s, booted=False):
             return False
         self.refresh()
         return True
@@ -160,7 +160,7 @@ class Sitting:
         self._broke = say.Broke(self.generation, self.step, reason)
         self.link.send(self._broke)
 
-    def _enter(self, assignment: Assignment, began: float, timeout_s: float) -> bool:
+    def _enter(self, assignment: Assignment, began: float, timeout_s: float, *, booted: bool = True) -> bool:
         """Leave this ring, enter the assigned one, take over the state of its most advanced member (I5)."""
         ring, place = self._framework.ring, assignment.place
         moments = [began, time.monotonic()]
@@ -172,7 +172,7 @@ class Sitting:
         try:
             ring.enter(place, timeout_s)
             moments.append(time.monotonic())
-            step = self._agree_on_state(assignment)
+            step = self._agree_on_state(assignment, booted)
         except RingBroken as error:
             ring.leave()
             self._failed_generation = place.generation
@@ -188,11 +188,11 @@ class Sitting:
         self.link.send(say.Entered(place.generation, step, self._leases_of, _pause(moments)))
         return True
 
-    def _agree_on_state(self, assignment: Assignment) -> int:
+    def _agree_on_state(self, assignment: Assignment, booted: bool) -> int:
         """The ring's newest step, with the state that belongs to it on everybody. Raises RingBroken, JobFailed."""
         rank, able = assignment.place.rank, has_state(self.step, tainted=self._tainted)
-        voided = self.void is not None
-        beginning = self._talk(begin(assignment, self.generation, self.step, has_state=able, voided=voided))
+        how = {"has_state": able, "voided": self.void is not None, "booted": booted}
+        beginning = self._talk(begin(assignment, self.generation, self.step, **how))
         root = beginning.root
         if root is None:
             return beginning.step

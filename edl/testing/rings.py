@@ -10,7 +10,7 @@ from collections.abc import Generator
 from typing import TYPE_CHECKING
 
 from edl.core.agreement import Beginning, begin
-from edl.errors import JobFailed
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.testing.faults import Moment
@@ -134,6 +134,10 @@ class Rings:
             self._break_off(members, came, living, meeting.generation)
             return
         beginnings = self._talk(members)
+        if not beginnings:
+            for worker in members:
+                self._later(worker, meeting.generation, "a member has not booted yet")
+            return
         self.job.checks.formed(meeting.generation, members, beginnings)
         self.rings[meeting.generation] = SimRing(meeting.generation, members)
         models = [worker.model for worker in members]
@@ -152,7 +156,7 @@ class Rings:
         return worker.assignment is not None and worker.assignment.place.generation == generation
 
     def _talk(self, members: list[SimWorker]) -> dict[str, Beginning | JobFailed]:
-        """They agree, all at once: each number of theirs is an all-reduce of the highest."""
+        """They agree, all at once: each number of theirs is an all-reduce of the highest. Empty: on no ring."""
         talks = {worker.id: self._begins(worker) for worker in members}
         found: dict[str, Beginning | JobFailed] = {}
         heard: int | None = None
@@ -165,6 +169,8 @@ class Rings:
                     found[worker] = over.value
                 except JobFailed as error:
                     found[worker] = error
+                except RingBroken:
+                    return {}
             heard = max(said, default=0)
         if missing := talks.keys() - found.keys():
             self.job.checks.violated("I3", f"{sorted(missing)} wait for numbers of {sorted(found)}, who go on")
@@ -173,8 +179,8 @@ class Rings:
     @staticmethod
     def _begins(worker: SimWorker) -> Generator[int, int, Beginning]:
         assert worker.assignment is not None
-        able, voided = worker.has_state, worker.voided
-        return begin(worker.assignment, worker.generation, worker.step, has_state=able, voided=voided)
+        how = {"has_state": worker.has_state, "voided": worker.voided, "booted": worker.booted}
+        return begin(worker.assignment, worker.generation, worker.step, **how)
 
     @staticmethod
     def _take_over(worker: SimWorker, beginning: Beginning, models: list[Model]) -> None:
@@ -198,7 +204,7 @@ class Rings:
         copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
         ring = SimRing(generation, members)
         for worker in living:
-            beginning = beginnings[worker.id]
+            beginning = beginnings.get(worker.id)
             if isinstance(beginning, Beginning) and beginning.root is not None and copying:
                 copies = beginning.whole or beginning.unsure
                 through = source.random() < 0.3

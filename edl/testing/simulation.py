@@ -369,9 +369,13 @@ class SimJob:
         self.note(f"record {record.version}: {_short(record)}")
 
     def _start_for_the_first(self, record: Record) -> None:
-        """The first generation waits for as many as were asked for: whoever started those that died starts others."""
+        """The first generation waits for as many as were asked for: whoever started those that died starts others.
+
+        Again and again, as those may die before the job has heard of them.
+        """
         if self.durable is record:
             self.start_missing()
+            self.after(SESSION_S, self._start_for_the_first, record)
 
     def publish(self, leader: SimLeader, *, pressing: bool) -> None:
         """All who wait for orders get them, at once or when their calls end."""
@@ -503,8 +507,7 @@ class SimJob:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
         if worker.sits:
             worker.model, worker.voided = worker.model.disturbed(worker.id), True
-        past_init = worker.generation > 0 or worker.rehearsed
-        worker.doing = Doing.CHANGING if past_init else Doing.COMING
+        worker.doing = Doing.CHANGING if worker.booted else Doing.COMING
         worker.phase, worker.sits, worker.reason = Phase.BROKEN, False, reason
         self.rings.missed(worker)
         self._stir(worker)

@@ -121,6 +121,11 @@ class SimWorker:
         return has_state(self.step, tainted=self.tainted)
 
     @property
+    def booted(self) -> bool:
+        """It could enter a ring at once."""
+        return self.generation > 0 or self.rehearsed
+
+    @property
     def waits(self) -> bool:
         """It could take a seat at once."""
         return self.doing in (Doing.COMING, Doing.CHANGING, Doing.AWAITING)
@@ -149,6 +154,7 @@ class SimWorker:
             reason=self.reason,
             missed=self.missed,
             marked=(self.recut, self.mark) if self.recut else (0, 0),
+            booted=self.booted,
         )
 
     def _data(self, spec: DataSpec) -> DataSpec:

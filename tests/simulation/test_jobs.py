@@ -24,6 +24,13 @@ def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
         scenario(seed).run()
 
 
+# Of a leaver that hands on the model and counts; of whoever has not booted, planned with others that have trained; and
+# of the simulation itself: who gives up just before the last one comes, who dies before the job has heard of it.
+@pytest.mark.parametrize("seed", [704850, 1003140, 1004991, 1006317, 1006832, 1014851])
+def test_what_was_found_stays_mended(seed: int) -> None:
+    scenario(seed).run()
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("total", [1, 7, 640, 1001])
 def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:

@@ -11,8 +11,8 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.ring import Place
 
 
-def planned(after_step: int | None) -> Assignment:
-    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers=0, members=("w0", "w1"))
+def planned(after_step: int | None, newcomers: int = 0) -> Assignment:
+    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers, members=("w0", "w1"))
 
 
 @pytest.mark.parametrize(
@@ -42,7 +42,7 @@ def test_a_survivor_that_comes_with_another_step_doubts() -> None:
 
 
 def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway() -> None:
-    assert not doubts(planned(11), generation=0, step=0, has_state=False)
+    assert not doubts(planned(11, newcomers=1), generation=0, step=0, has_state=False)
     assert not doubts(planned(None), generation=1, step=10, has_state=True)
 
 

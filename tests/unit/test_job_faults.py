@@ -22,9 +22,9 @@ LONG = DataSpec(total=100_000, epochs=1, batch=10)
 class Job:
     """A machine, and workers that do what is said of them."""
 
-    def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0) -> None:
+    def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0, maximum: int = 0) -> None:
         self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
-        self.spec, self.np, self.now = spec, np or len(workers), 0.0
+        self.spec, self.np, self.maximum, self.now = spec, np or len(workers), maximum, 0.0
         for worker in workers:
             self.join(worker)
 
@@ -33,7 +33,7 @@ class Job:
         return list(self.machine.handle(happened, self.now))  # type: ignore[arg-type]
 
     def join(self, worker: str) -> list[object]:
-        return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, 0))
+        return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, **more: object) -> list[object]:
         values = {"leases_of": generation, "data": self.spec, "pause": None, "leaving": False, "reason": ""} | more
@@ -304,3 +304,101 @@ def test_a_ring_that_fails_and_nobody_says_why_is_planned_anew_a_moment_later() 
     job.feed(TimePassed())
     assert job.plan.roster == ("w0", "w1")
     assert job.machine.wake_at == float("inf")
+
+
+def test_a_leaver_that_hands_on_the_model_counts_among_those_the_job_may_have() -> None:
+    job = Job("w0", spec=LONG, maximum=3)
+    job.sit("w0")
+    for worker in ("w1", "w2"):
+        job.join(worker)
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.join("w3")
+    job.see("w1", Phase.READY, 0)
+    assert job.plan.roster == ("w0", "w1")
+    job.see("w2", Phase.READY, 0)
+    job.see("w3", Phase.READY, 0)
+    job.see("w0", Phase.BROKEN, 2, 3, leaving=True)
+    assert len(job.plan.roster) == 3
+    assert job.plan.roster[0] == "w0"
+    job.sit("w0", "w1", "w2", generation=job.plan.generation, step=3)
+    assert job.plan.roster == ("w1", "w2", "w3")
+
+
+def all_leave(phase: Phase) -> Job:
+    """As many as the job may have, at once; others come in their places."""
+    job = Job("w0", "w1", "w2", spec=LONG, maximum=3)
+    job.sit("w0", "w1", "w2")
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.join("w3")
+    job.see("w1", Phase.TRAINING, 1, 3, leaving=True)
+    job.join("w4")
+    for worker in ("w0", "w1", "w2"):
+        job.see(worker, phase, 1, 3, leaving=True)
+    return job
+
+
+def test_one_of_many_leavers_hands_on_the_model_where_there_is_no_room_for_all() -> None:
+    job = all_leave(Phase.TRAINING)
+    for worker in ("w0", "w1", "w2"):  # on their way into a ring that comes to nothing
+        job.see(worker, Phase.BROKEN, job.plan.generation, 3, leaving=True)
+    assert set(job.plan.roster) == {"w0", "w1", "w2"}, "any of them may have the newest state"
+    job.sit("w0", "w1", "w2", generation=job.plan.generation, step=3)
+    for worker in ("w3", "w4"):
+        job.see(worker, Phase.READY, 0)
+    assert job.plan.roster == ("w1", "w2", "w3"), "two of them, as one is needed and there is room"
+
+
+def after_the_first_ring_broke() -> Job:
+    """Two have trained in a ring that the leader never saw stand, and one of them is gone."""
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", step=5)
+    job.feed(Vanished("w1", "gone"))
+    job.see("w0", Phase.BROKEN, 1, 5, booted=True)
+    return job
+
+
+def test_whoever_has_not_booted_is_not_planned_with_those_who_trained() -> None:
+    job = after_the_first_ring_broke()
+    assert (job.machine.record.generation, job.machine.record.plan) == (0, None)
+    job.join("w2")
+    assert job.machine.record.plan is None
+    assert job.orders("w2").boot_alone
+    job.see("w2", Phase.REHEARSING, 0)
+    job.see("w2", Phase.READY, 0)
+    assert (job.plan.roster, job.plan.after_step) == (("w0", "w2"), None)
+
+
+def test_another_leader_knows_that_somebody_has_trained() -> None:
+    job = after_the_first_ring_broke()
+    job.succeed("w0")
+    job.join("w2")
+    assert job.machine.record.plan is None
+
+
+def test_a_member_of_the_first_ring_that_never_sat_boots_alone_when_others_have() -> None:
+    """Its ring stood for the others only: it would make them wait for its boot in the next."""
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", step=5)
+    job.see("w1", Phase.BROKEN, 1, data=None)
+    job.see("w0", Phase.BROKEN, 1, 5, booted=True)
+    assert job.machine.record.plan is None
+    assert (job.state("w0"), job.state("w1")) == (WorkerState.READY, WorkerState.JOINING)
+    assert job.orders("w1").boot_alone
+
+
+def test_a_worker_without_data_of_the_job_is_ready_once_it_has_sat() -> None:
+    job = Job("w0", "w1")
+    job.see("w0", Phase.TRAINING, 1, 5, data=None)
+    job.feed(Vanished("w1", "gone"))
+    job.see("w0", Phase.BROKEN, 1, 5, data=None, booted=True)
+    assert job.state("w0") is WorkerState.READY
+
+
+def test_whoever_hangs_in_its_boot_is_not_waited_for_for_ever_where_a_ring_has_stood_before() -> None:
+    job = after_the_first_ring_broke()
+    job.join("w2")
+    for _ in range(200):
+        job.now += 4.0
+        job.feed(TimePassed())
+    assert job.state("w2") is None
+    assert "joining for 600 s" in job.machine.record.gone[-1].reason

@@ -1,0 +1,127 @@
+"""A trainer's seat over a fake ring: what the members of a new ring settle, whatever they were told."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+
+from edl.protocol.assignment import Assignment
+from edl.protocol.link import Broke, Entered
+from edl.protocol.ring import Place
+from edl.runtime.extras import Extras
+from edl.runtime.feed import LeaseFeed
+from edl.runtime.sitting import Sitting
+from edl.transport.page import Page
+
+PATIENCE_S = 10.0
+
+
+class Members:
+    """The collectives of one ring, whose members are threads."""
+
+    def __init__(self, size: int) -> None:
+        self.values = [0] * size
+        self.model = ""
+        self._met = threading.Barrier(size, timeout=PATIENCE_S)
+
+    def largest(self, rank: int, value: int) -> int:
+        self.values[rank] = value
+        self._met.wait()
+        found = max(self.values)
+        self._met.wait()
+        return found
+
+
+class FakeRing:
+    def __init__(self, members: Members, rank: int) -> None:
+        self.members, self.rank = members, rank
+        self.place: Place | None = None
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        self.place = place
+
+    def leave(self) -> None: ...
+    def abort(self, before: int | None = None) -> None: ...
+    def agree(self, value: int) -> int:
+        return self.members.largest(self.rank, value)
+
+
+class FakeFramework:
+    name = "fake"
+
+    def __init__(self, members: Members, rank: int, model: str) -> None:
+        self.ring, self.model = FakeRing(members, rank), model
+
+    def discard(self) -> None: ...
+    def set_weight(self, weight: float) -> None: ...
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None: ...
+    def synchronize(self, root: int) -> None:
+        if self.ring.rank == root:
+            self.ring.members.model = self.model
+        self.ring.agree(0)
+        self.model = self.ring.members.model
+
+
+class FakeLink:
+    worker, orders = "w", None
+
+    def __init__(self) -> None:
+        self.sent: list[Any] = []
+        self.page = Page.unshared()
+
+    def send(self, message: Any) -> bool:
+        self.sent.append(message)
+        return True
+
+
+def seated(members: Members, rank: int, step: int, generation: int) -> Sitting:
+    sitting = Sitting(FakeFramework(members, rank, f"of step {step}"), LeaseFeed(), Extras())  # type: ignore[arg-type]
+    sitting.link = FakeLink()  # type: ignore[assignment]
+    sitting.count.step, sitting.generation = step, generation
+    return sitting
+
+
+def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, booted: bool = True) -> list[Sitting]:
+    """Members at (step, generation) enter generation 3 together; `booted` is said of the last one."""
+    members, names = Members(len(who)), tuple(f"w{rank}" for rank in range(len(who)))
+    seats = [seated(members, rank, step, generation) for rank, (step, generation) in enumerate(who)]
+    entering = []
+    with ThreadPoolExecutor(len(who)) as threads:
+        for rank, sitting in enumerate(seats):
+            place = Place(3, rank, len(who), names[rank])
+            assigned, last = Assignment(place, after_step, newcomers, names), rank == len(who) - 1
+            entering.append(threads.submit(sitting._enter, assigned, 0.0, PATIENCE_S, booted=booted or not last))
+    for one in entering:
+        one.result()
+    return seats
+
+
+def models(seats: list[Sitting]) -> set[str]:
+    return {sitting._framework.model for sitting in seats}  # type: ignore[attr-defined]
+
+
+@pytest.mark.parametrize("after_step", [None, 0, 1000])
+def test_a_survivor_gives_its_state_to_a_newcomer_that_nobody_was_told_of(after_step: int | None) -> None:
+    seats = enter((1000, 2), (0, 0), after_step=after_step)
+    assert models(seats) == {"of step 1000"}
+    assert [sitting.step for sitting in seats] == [1000, 1000]
+
+
+def test_the_first_ring_of_all_asks_for_nobodys_state() -> None:
+    seats = enter((0, 0), (0, 0), after_step=0)
+    assert [sitting.models_may_differ for sitting in seats] == [True, True]
+
+
+def test_a_ring_in_which_somebody_would_have_to_boot_first_does_not_stand() -> None:
+    seats = enter((1000, 2), (0, 0), after_step=None, booted=False)
+    said = [sitting.link.sent[-1] for sitting in seats]  # type: ignore[attr-defined]
+    assert all(isinstance(word, Broke) and "has not booted" in word.reason for word in said)
+    assert models(seats) == {"of step 1000", "of step 0"}
+
+
+def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
+    seats = enter((0, 2), (0, 0), after_step=None, booted=False)
+    assert all(isinstance(sitting.link.sent[-1], Entered) for sitting in seats)  # type: ignore[attr-defined]
