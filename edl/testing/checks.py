@@ -93,6 +93,8 @@ class Checks:
         self._durable[record.version] = record
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
+        if record.arrivals > before.arrivals:
+            self._admits_no_more_than_may_train(record)
         if record.plan is not before.plan and record.plan is not None:
             self._roster(record.plan.generation, record.plan.roster)
             self._respects_limits(record, record.plan.roster)
@@ -117,6 +119,11 @@ class Checks:
         minimum, maximum = record.limits.minimum, record.limits.maximum
         if len(roster) < minimum or (maximum and len(roster) > maximum):
             self.violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
+
+    def _admits_no_more_than_may_train(self, record: Record) -> None:
+        staying = [one for one in record.members if one.state not in (WorkerState.LEAVING, WorkerState.DONE)]
+        if record.limits.maximum and len(staying) > record.limits.maximum:
+            self.violated("limits", f"{len(staying)} workers were let in, of at most {record.limits.maximum}")
 
     def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
         for worker in roster:
