@@ -65,7 +65,6 @@ def main() -> None:
         optimizer.zero_grad()
         loss = nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
         loss.backward()
-        optimizer.synchronize()  # clip what was averaged, not what each worker has of it
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         if edl.notify_batch_end() and edl.rank() == 0 and edl.step() % 10 == 0:

@@ -1,6 +1,6 @@
-"""How much the gradients of this worker count in the ring's average.
+"""How much the gradients of this worker count in the ring's average, and whether anybody's do.
 
-Owns: that one number. Does not own: applying it (the adapters), nor computing it from the data (`edl.runtime`).
+Owns: these two values. Does not own: applying it (the adapters), nor computing it from the data (`edl.runtime`).
 """
 
 from __future__ import annotations
@@ -13,11 +13,12 @@ class Share:
 
     def __init__(self) -> None:
         self._weight: float | None = None
+        self.weightless = False  # nobody has samples: whatever gradients are, there is no update (I13)
 
-    def set(self, weight: float) -> None:
+    def set(self, weight: float, *, weightless: bool = False) -> None:
         if not 0.0 <= weight <= 1.0:
             raise ValueError(f"a share is between 0 and 1, not {weight}")
-        self._weight = weight
+        self._weight, self.weightless = weight, weightless
 
     def factor(self, size: int) -> float:
         """What to multiply gradients with, so that their average over `size` workers is the sum weighted by shares.

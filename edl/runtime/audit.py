@@ -40,8 +40,8 @@ class Audit:
     def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
         """The script is about to be handed the samples of a step. Any thread."""
 
-    def committed(self, generation: int, step: int) -> None:
-        """The step is applied."""
+    def committed(self, generation: int, step: int, weight: float | None = None) -> None:
+        """The step is applied, with this weight of this worker's samples in it."""
 
     def ended(self, epochs: int, step: int) -> None:
         """The script is told that so many epochs are over, with this step. Any thread."""
@@ -74,8 +74,8 @@ class AuditFile(Audit):
         check = zlib.crc32(ids.astype("<i8", copy=False).data)
         self._write(Given(step, lease.epoch, lease.between(step - 1, step), check))
 
-    def committed(self, generation: int, step: int) -> None:
-        self._write(Committed(generation, step))
+    def committed(self, generation: int, step: int, weight: float | None = None) -> None:
+        self._write(Committed(generation, step, weight))
 
     def ended(self, epochs: int, step: int) -> None:
         self._write(Ended(epochs, step))
@@ -93,15 +93,18 @@ class AuditFile(Audit):
 class AuditedCount:
     """Stands before a `Count` in the hot path: with an audit the same mini-batches are usual ones as without."""
 
-    def __init__(self, count: Count, audit: Audit, generation: Callable[[], int]) -> None:
+    def __init__(
+        self, count: Count, audit: Audit, generation: Callable[[], int], applied: Callable[[], float | None]
+    ) -> None:
         self._count = count
         self._audit = audit
         self._generation = generation
+        self._applied = applied
 
     def advance(self) -> bool:
         if not self._count.advance():
             return False
-        self._audit.committed(self._generation(), self._count.step)
+        self._audit.committed(self._generation(), self._count.step, self._applied())
         return True
 
 

@@ -6,7 +6,7 @@ Owns: what was registered, and giving it to everybody. Does not own: its form (`
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import msgspec
@@ -88,6 +88,19 @@ class Extras:
         statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
         if statistics and (place is None or place.size > 1):
             framework.broadcast(statistics, root)
+
+    def _remember(self, framework: Framework) -> Callable[[], None]:
+        """What all values are now. Calling it makes them so again, in place as at a newcomer."""
+        nodes, contents = self._packed()
+        copies = framework.copied([content.contents for content in contents])
+
+        def put_back() -> None:
+            unpacking = Unpacking(self._sorts, "{path} is not what it was before a step without samples")
+            coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+            framework.fill(unpacking.contents, copies)
+            self._values.update({name: value() for name, value in coming.items()})
+
+        return put_back
 
     def _compared(self) -> list[Leaf]:
         """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own."""

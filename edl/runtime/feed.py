@@ -137,15 +137,20 @@ class LeaseFeed:
         lease, total = self._at(step), self.samples(step)
         return lease.share(step) / total if lease is not None and total else 0.0
 
+    def own(self, step: int) -> int | None:
+        """This worker's samples in `step`: 0 for stand-ins. None: that is not known here."""
+        lease = self._at(step)
+        return None if lease is None else lease.share(step)
+
     def samples(self, step: int) -> int:
         """All workers' in `step`. Only for a covered step that is not committed yet: then shares forget it."""
         totals = self._share.totals if self._share is not None else ()
         return next((total.samples for total in totals if step <= total.until_step), 0)
 
     def constant_until(self, step: int) -> int:
-        """A step up to which `weight` stays what it is in `step`."""
+        """A step up to which `weight` stays what it is in `step`. Each step of stand-ins is looked at by itself."""
         share, lease = self._share, self._at(step)
-        if share is None or lease is None:
+        if share is None or lease is None or not lease.share(step):
             return step
         run = next((total.until_step for total in share.totals if step <= total.until_step), step)
         return max(step, min(run, _run_of_share(lease, step), self._mark))
@@ -171,8 +176,5 @@ class LeaseFeed:
 
 
 def _run_of_share(lease: Lease, step: int) -> int:
-    """The last step of `lease` with the same share as `step`: full batches come first, then a short one, then none."""
-    full = lease.after_step + (len(lease) // lease.batch if lease.batch else 0)
-    if step <= full:
-        return full
-    return step if lease.share(step) else lease.until_step
+    """The last step of `lease` with the same share as `step`, which has one: full batches come first."""
+    return max(step, lease.after_step + len(lease) // lease.batch)

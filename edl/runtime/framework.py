@@ -37,6 +37,12 @@ class Framework(Protocol):
         of the same sizes in the same order. Raises RingBroken.
         """
 
+    def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
+        """What is in them now, for `fill`."""
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[Any]) -> None:
+        """Put copies back into contents of the same sizes in the same order."""
+
     @property
     def built(self) -> bool:
         """Whether the model has all its variables yet; some make theirs with their first batch."""
@@ -65,8 +71,11 @@ class Framework(Protocol):
         In the same order on all workers. Nothing is copied.
         """
 
-    def set_weight(self, weight: float) -> None:
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
+
+        `weightless`: nobody has samples in these steps, so they change nothing (I13): no update is made, in a ring of
+        any size, also none of zero gradients, which momentum and weight decay would make one of.
 
         Gradients are multiplied by it and summed over the ring. It holds until it is set again, and it must be set
         again when the size of the ring changes. 1 / size on all workers is the even case, which costs nothing.
@@ -81,6 +90,19 @@ class Framework(Protocol):
     def adding_up(self) -> AbstractContextManager[None]:
         """Inside, gradients only add up in this worker."""
 
+    def applied(self) -> float | None:
+        """The weight of this worker in the newest update since the last call: 0.0 where none was made, None where that
+        cannot be seen. For the audit, which must not believe what `set_weight` was told.
+        """
+
+    def keep(self, *, only_statistics: bool) -> None:
+        """Remember all but what is learned, until `put_back`: buffers and hyper-parameters; or only what batch norm and
+        its like keep of forward passes, and nothing that a script may change on all workers alike.
+        """
+
+    def put_back(self) -> None:
+        """All that was remembered is again as it was at `keep`."""
+
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
 
@@ -92,8 +114,15 @@ class StepPort(Protocol):
     def voided(self) -> bool:
         """True from the first `void` of a mini-batch until its end."""
 
+    @property
+    def weightless(self) -> bool:
+        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13). All workers find it alike."""
+
     def keep_in_step(self) -> None:
         """The script's pipeline, which is inside a graph, may not read beyond the mini-batch being worked on."""
+
+    def step(self) -> int:
+        """Number of the mini-batch being worked on."""
 
     def before_reduce(self) -> None:
         """Called before the first collective of each step."""

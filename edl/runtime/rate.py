@@ -38,8 +38,13 @@ class FollowingRate:
         self._made = 0  # samples of the newest full step
 
     def count(self, samples: int) -> None:
-        """A full step was made with so many, of all workers. None at all, where these had left, changes nothing."""
-        self._made = samples or self._made
+        """A full step was made with so many, of all workers."""
+        self._made = samples
+
+    def skip(self) -> None:
+        """A step was made with none at all: the way to the next factor is as long as it was before."""
+        if self._ramp is not None:
+            self._ramp = msgspec.structs.replace(self._ramp, began=self._ramp.began + 1)
 
     def at(self, step: int, batch: int) -> float:
         """The factor in `step`. Ask in the order of steps.

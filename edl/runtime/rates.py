@@ -67,6 +67,15 @@ class Rates:
         if self._following is not None and not self._feed.ends_pass(step):
             self._following.count(self._feed.samples(step))
 
+    def skip(self) -> None:
+        """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
+        been. What goes by samples does anyway.
+        """
+        if self._following is not None:
+            self._following.skip()
+        if self._tuner is not None:
+            self._tuner.skip()
+
     def rehearse(self) -> None:
         """Whatever a trial of rates compiles, nobody waits for it later (I4)."""
         if self._tuner is not None:

@@ -27,6 +27,7 @@ from edl.runtime.endings import Leaving
 from edl.runtime.extras import Extras
 from edl.runtime.feed import LeaseFeed
 from edl.runtime.framework import Framework
+from edl.runtime.kept import Kept
 from edl.runtime.link import DaemonLink
 from edl.transport.page import Page
 
@@ -38,6 +39,7 @@ class Sitting:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0
         self.even_until = NEVER  # the weight holds up to this step
+        self.weightless = False  # nobody has samples in the mini-batch being worked on
         self.rate_until = NEVER  # learning rates are multiplied by the same up to this step
         self.check_at = NEVER  # the step after which this ring compares its members' states
         self.equal_step = 0  # the newest after which it did, and found them equal
@@ -65,6 +67,7 @@ class Sitting:
         self._leave_asked = False
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
         self._marked = (0, 0)  # as the daemon was told
+        self._kept = Kept(framework, extras)
         self._evenness = threading.Lock()  # guards `even_until`, which the link's thread may draw nearer
 
     @property
@@ -231,7 +234,7 @@ class Sitting:
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self._entered_step = self.count.step = step
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
-        self.even_until = NEVER
+        self.even_until, self.weightless = NEVER, False
         self.members, self.checking, self.equal_step = assignment.members, assignment.checking, 0
         # Before the first step there is nothing to compare yet: it begins from rank 0's model.
         at_once = step > 0 and place.size > 1
@@ -322,10 +325,17 @@ class Sitting:
                 return
             self.while_waiting()
             self.link.wait_news(self.link.orders)
-        self._framework.set_weight(self._feed.weight(step))
+        self.weightless = not self._feed.samples(step)
+        self._framework.set_weight(self._feed.weight(step), weightless=self.weightless)
+        if not self._feed.own(step):
+            self._kept.keep(everything=self.weightless)
         with self._evenness:
             self.even_until = self._feed.constant_until(step)
             self._refresh()
+
+    def forget_stand_ins(self) -> None:
+        """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind."""
+        self._kept.put_back()
 
     def weigh_if_known(self, step: int) -> None:
         """The same, without waiting: whoever needs the weight before the data has come waits in `weigh`."""

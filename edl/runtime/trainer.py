@@ -113,7 +113,9 @@ class Trainer:
         link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
         self._count = self._seat.count
         if self._seat.audit.on:
-            self._count = AuditedCount(self._seat.count, self._seat.audit, lambda: self._seat.generation)
+            self._count = AuditedCount(
+                self._seat.count, self._seat.audit, lambda: self._seat.generation, self._framework.applied
+            )
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave)
@@ -196,6 +198,21 @@ class Trainer:
         epoch = self._feed.epoch(self._seat.step + 1)
         self._epoch = self._epoch if epoch is None else epoch
         return self._epoch
+
+    def own_samples(self) -> int:
+        """Samples of this worker's own in the mini-batch being worked on. 0: what the loop handed out are stand-ins,
+        which weigh nothing, as none were left for this worker; and in a rehearsal.
+        """
+        self._started()
+        if self._rehearsing:
+            return 0
+        step = self._seat.step + 1
+        own = self._feed.own(step)
+        if own is None:
+            raise UsageError(
+                f"edl.own_samples(): step {step} has no mini-batch yet; ask in the loop over elastic_shard_generator()"
+            )
+        return own
 
     def rehearsing(self) -> bool:
         """True during a newcomer's throw-away first mini-batch."""
@@ -381,6 +398,11 @@ class Trainer:
         """True from the first `void` of a mini-batch until its end."""
         return self._seat.void is not None
 
+    @property
+    def weightless(self) -> bool:
+        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13)."""
+        return self._seat.weightless
+
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
         if self._seat.void is None:
@@ -437,7 +459,8 @@ class Trainer:
     # ------------------------------------------------------------------------------------------ the end of a batch
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
-        """Call once per mini-batch, after the update. True: committed. False: void, its samples come again.
+        """Call once per mini-batch, after the update. True: committed. False: nothing of it is in the model; if it was
+        void, its samples come again, and else it had none of anybody's: a rehearsal, or a step without samples.
 
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
@@ -475,11 +498,15 @@ class Trainer:
         seat = self._seat
         if samples is not None:
             self._check_samples(samples)
+        seat.forget_stand_ins()
         if seat.void is not None or not seat.generation:
             return self._end_uncommitted_batch()
-        self._rates.count()
+        if weightless := seat.weightless:
+            self._rates.skip()
+        else:
+            self._rates.count()
         seat.count.step += 1
-        seat.audit.committed(seat.generation, seat.step)
+        seat.audit.committed(seat.generation, seat.step, self._framework.applied())
         if seat.step >= seat.link.page.attention_step:
             old = seat.size
             seat.attend(self._timeout_s)
@@ -487,7 +514,7 @@ class Trainer:
         self._prepare_step()
         if seat.step >= seat.even_until:
             seat.weigh_if_known(seat.step + 1)
-        return True
+        return not weightless
 
     def _prepare_step(self) -> None:
         """What the coming one needs before the script may begin it."""

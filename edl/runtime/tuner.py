@@ -53,6 +53,10 @@ class RateTuner:
         """After `step`."""
         return step - self._tried_step >= self._every
 
+    def skip(self) -> None:
+        """A step changed nothing: it does not count as one between two trials."""
+        self._tried_step += 1
+
     def losses(self) -> list[float]:
         """This worker's, at each place. Raises UsageError."""
         losses = self._losses_at(tuple(1.0 + self._most * place for place in PLACES))

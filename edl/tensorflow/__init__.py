@@ -35,6 +35,7 @@ local_rank = _trainer.local_rank
 step = _trainer.step
 epoch = _trainer.epoch
 generation = _trainer.generation
+own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 on_resize = _trainer.on_resize
@@ -115,6 +116,7 @@ __all__ = [
     "local_rank",
     "notify_batch_end",
     "on_resize",
+    "own_samples",
     "rank",
     "register",
     "rehearsing",

@@ -33,7 +33,7 @@ from edl.tensorflow.state import (
     broadcast_bytes,
     synchronize,
 )
-from edl.tensorflow.tensors import TensorFlowTensors, statistics_of
+from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, statistics_of
 from edl.tensorflow.waiting import Waiting
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
@@ -77,6 +77,7 @@ class TensorFlowFramework:
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
         self._more_variables: list[Any] = []
+        self._kept: list[tuple[Any, Any]] = []
         self._tape_reducer: Reducer | None = None
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
@@ -149,6 +150,16 @@ class TensorFlowFramework:
             np.copyto(mine, theirs)
         return moved + sum(one.nbytes for one in arrays)
 
+    def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
+        return [one.copy() if isinstance(one, np.ndarray) else one.numpy() for one in contents]
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[Any]) -> None:
+        for one, copy in zip(contents, copies, strict=True):
+            if isinstance(one, np.ndarray):
+                np.copyto(one, copy)
+            else:
+                one.assign(copy)
+
     @property
     def built(self) -> bool:
         """Whether the state can be synchronized yet: models and optimizers may make their variables late."""
@@ -170,8 +181,23 @@ class TensorFlowFramework:
             return fingerprints_of_session(self._learned_in_graph(), more)
         return fingerprints(itertools.chain(self._compared(), more))
 
-    def set_weight(self, weight: float) -> None:
-        self._share.set(weight)
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self._share.set(weight, weightless=weightless)
+
+    def applied(self) -> float | None:
+        return self._share.value
+
+    def keep(self, *, only_statistics: bool) -> None:
+        if not only_statistics:
+            rest = list(self._rest(only_statistics=False))
+        else:
+            rest = [one for model in self._models if tf.executing_eagerly() for one in batch_norm_of(model)]
+        self._kept = [(variable, variable.numpy()) for _, variable in map(_named, rest)]
+
+    def put_back(self) -> None:
+        kept, self._kept = self._kept, []
+        for variable, value in kept:
+            variable.assign(value)
 
     def scale_rates(self) -> None:
         self._rate.use()

@@ -21,11 +21,11 @@ class TensorShare(Share):
     def __init__(self) -> None:
         super().__init__()
         self._variable: Any = None
-        self._value = 1.0
+        self.value = 1.0
 
-    def set(self, weight: float) -> None:
-        super().set(weight)
-        self._value = weight
+    def set(self, weight: float, *, weightless: bool = False) -> None:
+        super().set(weight, weightless=weightless)
+        self.value = weight
         if self._variable is not None:
             with context.eager_mode():  # the script may be inside of a graph of its own
                 self._variable.assign(weight)
@@ -48,8 +48,8 @@ class TensorShare(Share):
         """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
         if self._variable is None:
             with tf.init_scope():
-                self._variable = tf.Variable(self._value, trainable=False, dtype=tf.float32, name="edl_share")
+                self._variable = tf.Variable(self.value, trainable=False, dtype=tf.float32, name="edl_share")
 
     def _told(self, before: Callable[[], None]) -> np.float32:
         before()
-        return np.float32(self._value)
+        return np.float32(self.value)

@@ -68,6 +68,13 @@ def statistics_of(value: object) -> Iterable[Any]:
     return (variable for layer in layers for variable in layer._non_trainable_variables)
 
 
+def batch_norm_of(value: object) -> Iterable[Any]:
+    """Of these, what batch norm keeps; others a script may change on all workers alike."""
+    layers = value._flatten_layers() if isinstance(value, keras.Layer) else ()
+    norms = (layer for layer in layers if isinstance(layer, keras.layers.BatchNormalization))
+    return (variable for layer in norms for variable in layer._non_trainable_variables)
+
+
 def _variables(value: Any) -> Sequence[Any]:
     """Without the state of random numbers and of metrics, which is each worker's own."""
     return list(value.weights if isinstance(value, keras.Layer) else value.variables)

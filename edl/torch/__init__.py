@@ -35,6 +35,7 @@ local_rank = _trainer.local_rank
 step = _trainer.step
 epoch = _trainer.epoch
 generation = _trainer.generation
+own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
 on_resize = _trainer.on_resize
@@ -61,10 +62,10 @@ def Optimizer(  # noqa: N802 - stands where a class would
         named_parameters: names for the parameters, where there is no model to take them from. They must be the same on
             all workers; without them the position in the optimizer serves.
 
-    The wrapped optimizer has Horovod's `synchronize()`, which waits for the averaged gradients (clip them between it
-    and `step()`), and `no_sync()`: inside `with optimizer.no_sync():` backward only adds up gradients, to accumulate.
-    When a peer is lost in the middle of a step, `step()` leaves the parameters alone and `notify_batch_end()` returns
-    False.
+    `backward()` returns with the averaged gradients: clip them, look at their norms, unscale them as in any script.
+    Inside `with optimizer.no_sync():` it only adds up gradients, to accumulate. When a peer is lost in the middle of a
+    step, `step()` leaves the parameters alone and `notify_batch_end()` returns False. It does the same in a step in
+    which nobody has samples.
     """
     _framework.wrap(_trainer, optimizer, model, named_parameters)
     return optimizer
@@ -127,6 +128,7 @@ __all__ = [
     "local_rank",
     "notify_batch_end",
     "on_resize",
+    "own_samples",
     "rank",
     "register",
     "rehearsing",

@@ -21,9 +21,11 @@ from edl.collectives.share import Share
 from edl.core.digest import Fingerprint, leaves
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
+from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
+from edl.torch.rest import Rest, statistics
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensors import TorchTensors
 
@@ -55,10 +57,12 @@ class TorchFramework:
         self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
         self.sort = TorchTensors()
         self._share = Share()
+        self._backward = Backward()
         self._rate = 1.0
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
+        self._kept: Rest | None = None
 
     def wrap(
         self,
@@ -73,7 +77,8 @@ class TorchFramework:
         if model is not None and not isinstance(model, torch.nn.Module):
             raise UsageError(f"edl.Optimizer: model must be a torch.nn.Module, not a {type(model).__name__}")
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
-        reducer = Reducer(trainer, self.ring, self._share, names_of(optimizer, model, named_parameters, prefix), passes)
+        names = names_of(optimizer, model, named_parameters, prefix)
+        reducer = Reducer(trainer, self.ring, self._share, self._backward, names, passes)
         reducer.rate = self._rate
         attach(optimizer, reducer)
         self._reducers.append(reducer)
@@ -99,6 +104,14 @@ class TorchFramework:
         with torch.no_grad():
             return broadcast_tensors([_tensor(one) for one in contents], root, receive)
 
+    def copied(self, contents: Sequence[Any]) -> Sequence[torch.Tensor]:
+        return [_tensor(one).detach().clone() for one in contents]
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for one, copy in zip(contents, copies, strict=True):
+                _tensor(one).copy_(copy)
+
     @property
     def built(self) -> bool:
         return not any(is_lazy(tensor) for _, tensor in self.tensors())
@@ -117,8 +130,19 @@ class TorchFramework:
     def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
         return fingerprints(itertools.chain(self._compared(), more))
 
-    def set_weight(self, weight: float) -> None:
-        self._share.set(weight)
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self._share.set(weight, weightless=weightless)
+
+    def applied(self) -> float | None:
+        return max((reducer.take_applied() for reducer in self._reducers), default=None)
+
+    def keep(self, *, only_statistics: bool) -> None:
+        self._kept = Rest(statistics(self._models)) if only_statistics else Rest(self._models, self._optimizers)
+
+    def put_back(self) -> None:
+        if self._kept is not None:
+            self._kept.put_back()
+        self._kept = None
 
     def scale_rates(self) -> None:
         """They do in any case."""

@@ -1,4 +1,4 @@
-"""Any torch optimizer, with gradients averaged over the ring before its step.
+"""Any torch optimizer, with gradients averaged over the ring by backward, before its step.
 
 Owns: what `edl.torch.Optimizer` does to an optimizer. Does not own: the collectives (`edl.torch.reducer`).
 
@@ -10,9 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import sys
 from collections.abc import Callable, Iterable, Iterator
-from types import CodeType, FrameType, MethodType
+from types import MethodType
 from typing import Any
 
 import torch
@@ -20,11 +19,9 @@ import torch
 from edl.errors import UsageError
 from edl.torch.reducer import Reducer
 
-_STEP_OF_SCALER = torch.amp.GradScaler._maybe_opt_step.__code__
 
-
-class _Void(Exception):
-    """Ends a step whose closure met a broken ring."""
+class _Moot(Exception):
+    """Ends a step whose closure met a broken ring, or samples of nobody."""
 
 
 class Elastic:
@@ -33,41 +30,31 @@ class Elastic:
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Waits for the averaged gradients and applies them, unless the mini-batch is void."""
+        """Applies the averaged gradients, unless the mini-batch is void, or nobody has samples in it."""
         reducer = self._edl
         if reducer is None:
             return super().step(closure)  # type: ignore[misc]
+        result: Any = None
         if closure is not None:
-            with contextlib.suppress(_Void), _rates_times(self, reducer.rate):
-                loss = super().step(functools.partial(_reduced, reducer, closure))  # type: ignore[misc]
-                reducer.updates += 1
-                return loss
-            return None
-        if not reducer.finished:
-            if _STEP_OF_SCALER in _callers(sys._getframe(1)):
-                raise UsageError(
-                    "GradScaler.step(optimizer): it has looked for inf in gradients that are not averaged yet, so that "
-                    "workers could come to differ; call optimizer.synchronize() after backward(), before the scaler"
-                )
-            reducer.finish()
-        reducer.finished = False
-        if reducer.voided:
-            return None
-        reducer.updates += 1
-        with _rates_times(self, reducer.rate):
-            return super().step()  # type: ignore[misc]
+            closure = functools.partial(_reduced, reducer, closure)
+        else:
+            reducer.average()
+        if closure is not None or not reducer.moot:
+            with contextlib.suppress(_Moot), _rates_times(self, reducer.rate):
+                result = super().step(closure)  # type: ignore[misc]
+        reducer.use()
+        return result
 
     step.hooked = True  # type: ignore[attr-defined] # torch must not run the step hooks twice; the inherited step runs them
 
     def synchronize(self) -> None:
-        """Waits for the averaged gradients now, as Horovod's optimizers do: for clipping them before `step()`."""
+        """For scripts written for Horovod: backward has averaged the gradients already, unless in `no_sync()`."""
         if self._edl is not None:
-            self._edl.finish()
-            self._edl.finished = True
+            self._edl.average()
 
     @contextlib.contextmanager
     def skip_synchronize(self) -> Iterator[None]:
-        """Kept for scripts written for Horovod; a step after `synchronize()` does not reduce twice anyway."""
+        """Kept for scripts written for Horovod; no step reduces twice anyway."""
         yield
 
     def no_sync(self) -> contextlib.AbstractContextManager[None]:
@@ -75,7 +62,7 @@ class Elastic:
         return contextlib.nullcontext() if self._edl is None else self._edl.paused()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        if self._edl is not None and not self._edl.finished:
+        if self._edl is not None:
             self._edl.settle()
         super().zero_grad(set_to_none)  # type: ignore[misc]
 
@@ -103,19 +90,14 @@ def _rates_times(optimizer: Any, factor: float) -> Iterator[None]:
             group["lr"] = rate
 
 
-def _callers(frame: FrameType | None) -> list[CodeType]:
-    """The nearest two: a scheduler may have wrapped the step."""
-    return [one.f_code for one in (frame, frame and frame.f_back) if one is not None]
-
-
 def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:
     """The closure of an optimizer that evaluates the model itself, as LBFGS does."""
     with torch.enable_grad():
         loss = closure()
-    reducer.finish()
+    reducer.average()
     loss = reducer.mean(loss)
-    if reducer.voided:
-        raise _Void
+    if reducer.moot:
+        raise _Moot
     return loss
 
 

@@ -1,11 +1,16 @@
-"""Gradients of one optimizer, averaged over the ring as backward computes them.
+"""Gradients of one optimizer, averaged over the ring as backward computes them, and all of them when it returns.
 
-Owns: the collectives of a step, from the first gradient to the last. Does not own: applying the update
-(`edl.torch.optimizer`), nor what a failure leads to (`edl.runtime.trainer`).
+Owns: the collectives of a backward pass, from the first gradient to the last. Does not own: its end
+(`edl.torch.backward`), applying the update (`edl.torch.optimizer`), nor what a failure leads to
+(`edl.runtime.trainer`).
 
-What Horovod's own optimizer does is done here with the same calls, so a step costs the same. What differs: a ring of
-one needs no collective, a worker's share of the samples counts, and a failed collective voids the mini-batch (I8)
-instead of raising in the middle of backward.
+What Horovod's own optimizer does is done here with the same calls, so a step costs the same. What differs: backward
+returns with averaged gradients, as with DistributedDataParallel, so that a script may look at them and clip them; a
+ring of one needs no collective, a worker's share of the samples counts, and a failed collective voids the mini-batch
+(I8) instead of raising in the middle of backward.
+
+Gradients may be averaged again once more has been added to them: shares sum up to one, so what was averaged before
+stays what it was.
 """
 
 from __future__ import annotations
@@ -25,62 +30,85 @@ from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Share
 from edl.errors import RingBroken, UsageError
 from edl.runtime.framework import StepPort
+from edl.torch.backward import Backward, finish, task_id
 
 
 class Reducer:
-    """One per optimizer. Its life goes in steps: gradients become ready, `finish` waits for them all."""
+    """One per optimizer. A reduction begins with the first gradient, or at `step()` where backward gave none."""
 
     def __init__(
-        self, trainer: StepPort, ring: HorovodRing, share: Share, names: dict[torch.Tensor, str], passes: int = 1
+        self,
+        trainer: StepPort,
+        ring: HorovodRing,
+        share: Share,
+        backward: Backward,
+        names: dict[torch.Tensor, str],
+        passes: int = 1,
     ) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
+        self._backward = backward
         self._names: dict[torch.Tensor, str] = {}
+        self._lazy: dict[torch.Tensor, str] = {}  # without a hook yet
         self._handles: dict[torch.Tensor, Callable[[], None]] = {}
-        self._begun = False  # the first gradient of this step has come
-        self._reducing = False  # this step needs collectives, and none has failed yet
+        self._task = -1  # the backward pass whose end is waited for
+        self.begun = False  # a reduction
+        self._reducing = False  # it needs collectives, and none has failed yet
+        self._averaged = False  # nothing was added to the gradients since
+        self._step = 0  # the mini-batch of the newest reduction
+        self._number = 0  # of it, among those whose gradients were not yet used or dropped
         self._factor = 1.0  # what a gradient is multiplied with, so that the average over the ring is the weighted sum
         self._paused = False
         self._passes = passes  # of backward, before a gradient is averaged
         self._passed: Counter[torch.Tensor] = Counter()
-        self.updates = 0  # made since the script began
+        self._applied = 0.0  # the weight in the newest update
+        self.updates = 0  # made since the script began, or left out as nobody had samples
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
-        self.finished = False  # by the script's own call of synchronize(): step() need not do it again
         for parameter, name in names.items():
             self.add(parameter, name)
 
     def add(self, parameter: torch.Tensor, name: str) -> None:
         self._names[parameter] = name
-        if parameter.requires_grad and not is_lazy(parameter):  # without a hook: reduced at the end of backward
+        if is_lazy(parameter):
+            self._lazy[parameter] = name
+        elif parameter.requires_grad:  # without a hook: reduced at the end of backward
             parameter.register_post_accumulate_grad_hook(self._hook(name))  # type: ignore[no-untyped-call]
 
     @property
     def voided(self) -> bool:
         return self._trainer.voided
 
+    @property
+    def moot(self) -> bool:
+        """There is nothing to update by: the mini-batch is void (I8), or nobody has samples in it (I13)."""
+        return self._trainer.voided or self._share.weightless
+
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
         """Inside, gradients only add up here."""
-        self._paused = True
+        before, self._paused = self._paused, True
         try:
             yield
         finally:
-            self._paused = False
+            self._paused = before
 
-    def finish(self) -> None:
-        """Waits until all gradients are averaged. A failure voids the mini-batch; the caller asks `voided`."""
-        if not self._begun:
-            self._begin()
-        began = time.perf_counter_ns()
-        try:
-            self._reduce_missing()
-            for wait in self._handles.values():
-                wait()
-        except hvd.HorovodInternalError as error:
-            self._fail(error)
-        self._trainer.waited(time.perf_counter_ns() - began)
-        self.discard()
+    def average(self) -> None:
+        """What backward has not averaged, as it was paused, or gave no gradient here. The caller asks `voided`."""
+        if not (self._averaged and self._step == self._trainer.step()):
+            finish([self])
+
+    def use(self) -> None:
+        """`step()` is made, or left out."""
+        self.updates += not self._trainer.voided
+        if not self.moot:
+            self._applied = self._factor / self._ring.size if self._ring.size > 1 else 1.0
+        self._averaged, self._number = False, 0
+
+    def take_applied(self) -> float:
+        """The weight in the newest update since the last call."""
+        applied, self._applied = self._applied, 0.0
+        return applied
 
     def mean(self, loss: Any) -> Any:
         """The loss of the global batch: an optimizer that looks at its closure's loss must see the same everywhere."""
@@ -94,34 +122,84 @@ class Reducer:
             return loss
 
     def settle(self) -> None:
-        """The script drops gradients that are on their way: let them arrive first, as they do on all other ranks."""
+        """The script drops its gradients. Some may be on their way, of a backward that an exception has ended: let them
+        arrive first, as they do on all other ranks.
+        """
+        self._hook_lazy()
         if self._handles:
-            self.finish()
-        self._passed.clear()
-        self._begun = False
+            finish([self])
+        self._averaged, self._number = False, 0
+        self._clear()
 
     def discard(self) -> None:
+        """The ring is left: of a void mini-batch, or of a rehearsal."""
+        self._averaged, self._number, self._step, self._applied = False, 0, 0, 0.0
+        self._clear()
+
+    # ------------------------------------------------------------------------------------------- one reduction
+
+    def begin(self) -> None:
+        """Unless it is under way."""
+        if self.begun:
+            return
+        self.begun = True
+        self._hook_lazy()
+        self._trainer.before_reduce()
+        step = self._trainer.step()
+        self._number = self._number + 1 if step == self._step else 1
+        self._step = step
+        size = self._ring.size
+        self._reducing = size > 1 and not self._trainer.voided
+        self._factor = self._share.factor(size)
+
+    def reduce_missing(self) -> None:
+        """Parameters that got no gradient here may have got one on another rank: all take part, with what they have
+        from before, or with zeros.
+        """
+        if len(self._handles) == len(self._names):
+            return
+        for parameter, name in self._names.items():
+            if parameter.requires_grad and parameter not in self._handles:
+                if parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
+                if self._reducing:
+                    self._reduce(parameter, name)
+
+    def wait(self) -> None:
+        """Until all gradients are averaged."""
+        began = time.perf_counter_ns()
+        try:
+            for wait in self._handles.values():
+                wait()
+        except hvd.HorovodInternalError as error:
+            self._fail(error)
+        self._trainer.waited(time.perf_counter_ns() - began)
+        if self._trainer.voided:
+            self._blank()
+        self._averaged = True
+        self._clear()
+
+    def _clear(self) -> None:
         self._handles.clear()
         self._passed.clear()
-        self._begun = False
+        self.begun, self._task = False, -1
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
             if self._paused or not self._is_last_pass(parameter):
+                self._averaged = False
                 return
-            if not self._begun:
-                self._begin()
+            if (task := task_id()) != self._task:
+                self._task = task
+                self._backward.reach(self)
             if not self._reducing:
                 return
-            if parameter in self._handles:
+            if parameter in self._handles:  # its gradient is on its way, and was just added to
                 raise UsageError(
-                    f"edl.Optimizer: a second backward() reached {name} before step(); "
-                    "wrap all but the last backward() of a step in `with optimizer.no_sync():`"
+                    f"edl.Optimizer: {name} got a gradient twice in one backward(): as a parameter does that several "
+                    "checkpointed parts share; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
                 )
-            try:
-                self._reduce(parameter, name)
-            except hvd.HorovodInternalError as error:  # enqueued into a ring that is broken by now
-                self._fail(error)
+            self._reduce(parameter, name)
 
         return ready
 
@@ -131,29 +209,35 @@ class Reducer:
         self._passed[parameter] += 1
         return self._passed[parameter] >= self._passes
 
-    def _begin(self) -> None:
-        self._begun, self.finished = True, False
-        self._trainer.before_reduce()
-        size = self._ring.size
-        self._reducing = size > 1 and not self._trainer.voided
-        self._factor = self._share.factor(size)
+    def _hook_lazy(self) -> None:
+        if self._lazy:
+            lazy, self._lazy = self._lazy, {}
+            for parameter, name in lazy.items():
+                self.add(parameter, name)
 
     def _reduce(self, parameter: torch.Tensor, name: str) -> None:
         gradient = parameter.grad
-        if gradient is None:
-            gradient = parameter.grad = torch.zeros_like(parameter)
+        assert gradient is not None  # autograd has just put it there, or we have
+        if gradient.requires_grad:  # of backward(create_graph=True)
+            gradient = gradient.detach()
+        if self._number > 1:  # so that a worker which calls backward() less often than others is never mistaken
+            name = f"{name}#{self._number}"
+        try:
+            self._handles[parameter] = self._begin_reducing(parameter, gradient, name)
+        except hvd.HorovodInternalError as error:  # enqueued into a ring that is broken by now
+            self._fail(error)
+
+    def _begin_reducing(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Callable[[], None]:
         if gradient.is_sparse:
-            self._handles[parameter] = self._reduce_sparse(parameter, gradient, name)
-            return
+            return self._reduce_sparse(parameter, gradient, name)
         if self._factor != 1.0:
             _scale(gradient, self._factor)
         # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
         # Horovod's prescale_factor: that one has to be the same on all ranks.
         if gradient.is_contiguous():
             handle = hvd.allreduce_async_(gradient, name=name, op=hvd.Average)
-            self._handles[parameter] = lambda: hvd.synchronize(handle)
-        else:
-            self._handles[parameter] = self._reduce_copy(gradient, name)
+            return lambda: hvd.synchronize(handle)
+        return self._reduce_copy(gradient, name)
 
     def _reduce_copy(self, gradient: torch.Tensor, name: str) -> Callable[[], None]:
         """Horovod wants contiguous memory; channels_last gradients, for one, are not."""
@@ -175,16 +259,13 @@ class Reducer:
 
         return wait
 
-    def _reduce_missing(self) -> None:
-        """Parameters that got no gradient here may have got one on another rank: all take part, with zeros."""
-        if len(self._handles) == len(self._names):
-            return
-        for parameter, name in self._names.items():
-            if parameter.requires_grad and parameter not in self._handles:
-                if self._reducing:
-                    self._reduce(parameter, name)
-                elif parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+    def _blank(self) -> None:
+        """What a failed collective has left may be anything, and a script that looks at norms must not stumble. Anew,
+        as something may still be written into the old ones.
+        """
+        for parameter in self._names:
+            if parameter.grad is not None:
+                parameter.grad = torch.zeros_like(parameter)
 
     def _fail(self, error: BaseException) -> None:
         self._reducing = False

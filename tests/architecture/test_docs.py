@@ -198,7 +198,6 @@ def test_no_package_is_missing_among_the_layers() -> None:
 def test_every_invariant_is_in_the_table() -> None:
     shown = [row[0] for row in rows(section(DOCS / "architecture.md", "Where the invariants live"))]
     cited = {name for file in sources() for name in re.findall(r"\bI(?:1[0-9]|[1-9])\b", file.read_text())}
-    assert shown[:12] == [f"I{number}" for number in range(1, 13)]
     assert shown == sorted(set(shown), key=lambda name: int(name[1:]))
     assert cited <= set(shown)
 

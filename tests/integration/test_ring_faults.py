@@ -20,10 +20,8 @@ BATCH = [[1.0] * 6], [1.0]
 
 @pytest.fixture(scope="module", params=["torch", "eager", "fit", "function", "graph"])
 def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    script = (
-        ("torch_worker.py", 4, "sgd") if request.param == "torch" else ("tensorflow_worker.py", 4, request.param, "sgd")
-    )
-    with Fleet(*script) as fleet:
+    script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
+    with Fleet(script[0], 4, *script[1:], "clipped" if request.param == "torch" else "sgd") as fleet:
         fleet.together([0, 1], "train", [BATCH] * 2)
         yield fleet
 

@@ -12,21 +12,31 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
-from rings import check_changing_rings
+from rings import ALONE, batch, check_changing_rings, check_close, check_equal, joined
 
 pytestmark = pytest.mark.integration
 
 
 @pytest.fixture(params=["sgd", "adam", "adamw", "clipped", "lbfgs"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
-    with Fleet("torch_worker.py", 4, request.param) as fleet:
+def kind(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture
+def fleet(kind: str) -> Iterator[Fleet]:
+    with Fleet("torch_worker.py", 4, kind) as fleet:
         yield fleet
 
 
 @pytest.mark.timeout(400)
-def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet) -> None:
-    check_changing_rings(fleet, random.Random(7))
+def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str) -> None:
+    source = random.Random(7)
+    check_changing_rings(fleet, source)
     a_parameter_without_gradient_on_some_workers(fleet)
+    a_step_without_samples_changes_nothing(fleet, [0, 1])
+    a_step_without_samples_changes_nothing(fleet, [ALONE])
+    if kind == "sgd":
+        gradients_are_averaged_when_backward_returns(fleet, source)
     horovod_knows_of_hosts(fleet)
 
 
@@ -39,6 +49,32 @@ def a_parameter_without_gradient_on_some_workers(fleet: Fleet) -> None:
     assert fleet.together([0, 1], "train", [(*batch, True), (*batch, False)]) == ["", ""]
     first, second = fleet.together([0, 1], "weights")
     assert first == second
+
+
+def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> None:
+    """Though momentum, moments and weight decay would change weights with gradients of zero."""
+    before = [fleet.together(members, what) for what in ("weights", "slots")]
+    fleet.together(members, "weightless")
+    stand_ins = [[1.0] * 6], [1.0]
+    assert fleet.together(members, "train", [stand_ins] * len(members)) == [""] * len(members)
+    assert [fleet.together(members, what) for what in ("weights", "slots")] == before
+    fleet.together(members, "weight", [(1 / len(members),)] * len(members))
+
+
+def gradients_are_averaged_when_backward_returns(fleet: Fleet, source: random.Random) -> None:
+    """In each way in which scripts call it, to the bit the same on all, and those of the global batch."""
+    fleet.together([0, 1], "weight", [(0.25,), (0.75,)])
+    for way in ("plain", "twice", "no_sync", "create_graph", "checkpointed"):
+        fleet.form([0, 1, ALONE])
+        fleet.together([0, 1, ALONE], "synchronize", [(0,)] * 3)
+        fleet.form([ALONE])
+        fleet[ALONE].call("weight", 1.0)
+        fleet.form([0, 1])
+        batches = [batch(source, samples) for samples in (1, 3)]
+        mine, other = fleet.together([0, 1], "backward", [(way, *one) for one in batches])
+        assert mine == other, way
+        check_close(mine, fleet[ALONE].call("backward", way, *joined(batches)))
+        check_equal(fleet, [0, 1])
 
 
 def horovod_knows_of_hosts(fleet: Fleet) -> None:

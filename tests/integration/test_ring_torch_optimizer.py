@@ -188,33 +188,73 @@ def test_gradients_add_up_over_passes(framework: Any, backwards: int) -> None:
     assert (job.trainer.before, framework.updates() >= 2) == (2, True)
 
 
-def test_a_scaled_loss_is_looked_at_after_averaging(framework: Any) -> None:
+def test_a_scaled_loss_needs_no_call_before_the_scaler(framework: Any) -> None:
     job, scaler = Job(framework), torch.amp.GradScaler("cpu", init_scale=8.0)
-
-    def step(*, averaged: bool) -> None:
-        job.optimizer.zero_grad()
-        scaler.scale(job.model(torch.ones(2, 3)).pow(2).mean()).backward()
-        if averaged:
-            job.optimizer.synchronize()
+    before = job.weights()
+    for loss in (1.0, float("inf"), 1.0):
+        job.model.zero_grad()  # not the optimizer's: the scaler may have left out its step
+        scaler.scale(job.model(torch.ones(2, 3)).pow(2).mean() * loss).backward()
+        scaler.unscale_(job.optimizer)
+        torch.nn.utils.clip_grad_norm_(job.model.parameters(), 1.0)
         scaler.step(job.optimizer)
         scaler.update()
-
-    before = job.weights()
-    step(averaged=True)
     assert not torch.equal(job.weights(), before)
-    with pytest.raises(UsageError, match=r"call optimizer.synchronize\(\) after backward"):
-        step(averaged=False)
+    assert job.trainer.before == 3
+    assert scaler.get_scale() == 4.0
 
 
-def test_a_step_that_a_scaler_skips_does_not_spoil_the_next(framework: Any) -> None:
-    job = Job(framework)
+@pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.LBFGS])
+def test_a_step_in_which_nobody_has_samples_changes_nothing(framework: Any, kind: Any) -> None:
+    job = Job(framework, wrapped=False)
+    hyper = {} if kind is torch.optim.LBFGS else {"weight_decay": 0.1}
+    job.optimizer = kind(job.model.parameters(), lr=0.1, **hyper)
+    job.wrap()
+
+    def closure() -> Any:
+        job.optimizer.zero_grad()
+        loss = job.model(torch.ones(2, 3)).pow(2).mean()
+        loss.backward()
+        return loss
+
+    def step() -> None:
+        if kind is torch.optim.LBFGS:
+            job.optimizer.step(closure)
+        else:
+            closure()
+            job.optimizer.step()
+
+    step()
+    assert framework.applied() == 1.0
+    before, state, updates = job.weights(), str(job.optimizer.state_dict()), framework.updates()
+    framework.set_weight(0.0, weightless=True)
+    step()
+    assert framework.applied() == 0.0
+    assert torch.equal(job.weights(), before)
+    assert str(job.optimizer.state_dict()) == state
+    assert framework.updates() > updates  # a script that commits after an update still does
+    framework.set_weight(1.0)
+    step()
+    assert not torch.equal(job.weights(), before)
+
+
+def test_what_a_mini_batch_changes_besides_what_is_learned_can_be_put_back(framework: Any) -> None:
+    job = Job(framework, wrapped=False)
+    job.model = torch.nn.Sequential(torch.nn.BatchNorm1d(3), job.model)
+    job.wrap()
     job.backward()
-    job.optimizer.synchronize()  # and no step()
-    job.optimizer.zero_grad()
+    before = {name: tensor.clone() for name, tensor in job.model.named_buffers()}
+    framework.keep(only_statistics=True)
     job.backward()
-    job.optimizer.step()
-    assert job.trainer.before == 2
-    assert framework.updates() >= 1
+    job.optimizer.param_groups[0]["lr"] = 0.2
+    assert not torch.equal(job.model[0].running_mean, before["0.running_mean"])
+    framework.put_back()
+    assert all(torch.equal(tensor, before[name]) for name, tensor in job.model.named_buffers())
+    assert job.optimizer.param_groups[0]["lr"] == 0.2
+    framework.keep(only_statistics=False)
+    job.optimizer.param_groups[0]["lr"] = 0.3
+    framework.put_back()
+    framework.put_back()  # nothing is left to be
+    assert job.optimizer.param_groups[0]["lr"] == 0.2
 
 
 def test_parameters_added_later_are_reduced_too(framework: Any) -> None:

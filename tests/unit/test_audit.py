@@ -234,10 +234,10 @@ def test_a_worker_writes_what_is_its_own_alone(tmp_path: Path) -> None:
     file.sat(Place(1, 0, 1, "w1"), 0)
     file.given(Lease(1, 0, 3, 2, (Range(0, 0, 2), Range(0, 5, 7)), 0), 2, samples_at(SPEC, Range(0, 5, 7)))
     file.given(Lease(1, 0, 3, 2, (Range(0, 0, 2),), 0), 3, np.empty(0, np.int64))
-    file.committed(1, 1)
+    file.committed(1, 1, 0.25)
     file.ended(1, 1)
     (found,) = read(folder)  # it is there already, whatever becomes of this process
-    expected = (Opened(SPEC), Sat(1, 0, 0, 1), given(2, (5, 7)), Given(3, 0, (), 0), Committed(1, 1), Ended(1, 1))
+    expected = (Opened(SPEC), Sat(1, 0, 0, 1), given(2, (5, 7)), Given(3, 0, (), 0), Committed(1, 1, 0.25), Ended(1, 1))
     assert found == WorkerAudit("w1", "j", expected)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "audit-w1.jsonl").stat().st_mode) == 0o600
@@ -254,15 +254,15 @@ def test_a_full_disk_ends_the_worker(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path) -> None:
     count = Page.unshared().count()
-    audited = AuditedCount(count, AuditFile(tmp_path, "j", "w"), lambda: 7)
+    audited = AuditedCount(count, AuditFile(tmp_path, "j", "w"), lambda: 7, lambda: 0.5)
     assert not audited.advance()  # as long as the seat does not say until when
     page = Page.unshared()
     page.attention_step = NEVER
     count = page.count()
     count.usual_until = 3
-    audited = AuditedCount(count, AuditFile(tmp_path, "j", "v"), lambda: 7)
+    audited = AuditedCount(count, AuditFile(tmp_path, "j", "v"), lambda: 7, lambda: 0.5)
     assert [audited.advance() for _ in range(4)] == [True, True, False, False]
-    assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1), Committed(7, 2)), ()]
+    assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1, 0.5), Committed(7, 2, 0.5)), ()]
 
 
 class OneLease(NeverCut):

@@ -34,6 +34,9 @@ class FakeTrainer:
     def voided(self) -> bool:
         return self.error is not None
 
+    def step(self) -> int:
+        return self.ended + 1
+
     def before_reduce(self) -> None:
         self.before += 1
 
@@ -88,6 +91,7 @@ def serve(framework: Any, commands: dict[str, Callable[..., Any]], registered: d
         "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
         "synchronize": synchronize,
         "weight": framework.set_weight,
+        "weightless": lambda: framework.set_weight(0.0, weightless=True),
         **commands,
     }
     framework.ring.enter(solo(sys.argv[1]), 20.0)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 import horovod.torch as hvd
 import torch
+from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -69,10 +71,46 @@ def train(x: list[list[float]], y: list[float], use_branch: bool = True) -> str:
         return trainer.take_error()
     compute()
     if sys.argv[2] == "clipped":
-        optimizer.synchronize()
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        if not x:
+            optimizer.synchronize()  # there was no backward() here
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1, error_if_nonfinite=True)
     optimizer.step()
     return trainer.take_error()
+
+
+def loss_of(x: list[list[float]], y: list[float], part: float = 1.0) -> torch.Tensor:
+    return part * (model(torch.tensor(x), True).squeeze(1) - torch.tensor(y)).pow(2).mean()
+
+
+def checkpointed(x: list[list[float]], y: list[float]) -> torch.Tensor:
+    """All of the model is inside: no gradient comes from the outer backward."""
+    rows = torch.tensor(x).requires_grad_()
+    out = checkpoint(lambda tensor: model(tensor, True), rows, use_reentrant=True)
+    return (out.squeeze(1) - torch.tensor(y)).pow(2).mean()
+
+
+def twice(x: list[list[float]], y: list[float], pause: Callable[[], AbstractContextManager[None]]) -> None:
+    with pause():
+        loss_of(x, y, 0.25).backward()
+    loss_of(x, y, 0.75).backward()
+
+
+WAYS: dict[str, Callable[[list[list[float]], list[float]], None]] = {
+    "plain": lambda x, y: loss_of(x, y).backward(),
+    "twice": lambda x, y: twice(x, y, nullcontext),
+    "no_sync": lambda x, y: twice(x, y, optimizer.no_sync),
+    "create_graph": lambda x, y: loss_of(x, y).backward(create_graph=True),
+    "checkpointed": lambda x, y: checkpointed(x, y).backward(),
+}
+
+
+def backward(way: str, x: list[list[float]], y: list[float]) -> list[float]:
+    """The gradient that a script sees when backward() has returned."""
+    optimizer.zero_grad()
+    WAYS[way](x, y)
+    found = torch.cat([parameter.grad.detach().reshape(-1).double() for parameter in model.parameters()]).tolist()
+    optimizer.step()
+    return found
 
 
 def gradient(x: list[list[float]], y: list[float]) -> list[float]:
@@ -114,6 +152,7 @@ def hosts() -> list[int]:
 commands = {
     "train": train,
     "gradient": gradient,
+    "backward": backward,
     "weights": weights,
     "slots": slots,
     "disturb": disturb,

@@ -65,7 +65,6 @@ def groups() -> list[Any]:
             with optimizer.no_sync():
                 (mean(model, first) * (len(first) / len(ids))).backward()
             (mean(model, second) * (len(second) / len(ids))).backward()
-            optimizer.synchronize()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
             optimizer.step()
             path.pause(options)
@@ -131,7 +130,6 @@ def amp() -> list[Any]:
             with torch.autocast("cpu", torch.bfloat16):
                 loss = functional.mse_loss(compiled(numbers, rows).float(), wanted)
             scaler.scale(loss).backward()
-            optimizer.synchronize()
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.last.parameters(), 1.0)
             scaler.step(optimizer)

@@ -1,0 +1,86 @@
+"""The end of a backward pass: where all gradients that it has reached are waited for.
+
+Owns: finding that end. Does not own: the collectives (`edl.torch.reducer`).
+
+PyTorch runs callbacks at the end of a backward pass, as DistributedDataParallel's. A pass may be one inside of another:
+a checkpointed part that is `use_reentrant` calls backward anew. More gradients may come after the end of the inner one,
+so the callback is handed on to the outer one.
+
+All optimizers that a pass reaches are waited for together. Workers whose passes reach them in another order would
+otherwise wait for each other: one for the first optimizer's missing parameters, one for the second's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any, Protocol
+
+import torch
+from torch.autograd import Variable
+
+task_id = torch._C._current_graph_task_id  # of the backward pass under way; one inside of another has its own
+
+
+class Reduction(Protocol):
+    """The gradients of one optimizer."""
+
+    begun: bool
+
+    def begin(self) -> None:
+        """Unless it is under way."""
+
+    def reduce_missing(self) -> None:
+        """Of the parameters that got no gradient here."""
+
+    def wait(self) -> None:
+        """Until all are averaged, or one has failed."""
+
+
+def finish(reductions: Iterable[Reduction]) -> None:
+    """Waits until all gradients are averaged; none before those of all are on their way."""
+    for one in reductions:
+        one.begin()
+    for one in reductions:
+        one.reduce_missing()
+    for one in reductions:
+        one.wait()
+
+
+class Backward:
+    """Of one process: whatever script runs, it has one pass under way, with what is inside of it."""
+
+    def __init__(self) -> None:
+        self._reached: dict[Reduction, None] = {}
+        self._task = -1
+
+    def reach(self, reduction: Reduction) -> None:
+        """The pass under way has the first gradient of this one."""
+        self._reached[reduction] = None
+        reduction.begin()
+        self._await_end()
+
+    def _await_end(self) -> None:
+        if (task := task_id()) != self._task:
+            self._task = task
+            Variable._execution_engine.queue_callback(self._ended)
+
+    def _ended(self) -> None:
+        around: Any = torch._C._current_autograd_node()  # what has called this pass, if it is one inside of another
+        self._task = -1
+        if around is not None:
+            _before_next(around, self._await_end)
+            return
+        reached, self._reached = self._reached, {}
+        finish([one for one in reached if one.begun])  # not what an earlier pass has left, which an exception ended
+
+
+def _before_next(node: Any, call: Any) -> None:
+    """Once what comes after `node` in its pass is about to run: whatever it is, it runs before that pass ends."""
+    handles: list[Any] = []
+
+    def about_to_run(_gradients: Any) -> None:
+        for handle in handles:
+            handle.remove()
+        call()
+
+    handles.extend(following.register_prehook(about_to_run) for following, _ in node.next_functions if following)
