@@ -21,6 +21,7 @@ from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.dataset import dataset_of
 from edl.tensorflow.process import framework as _framework
 from edl.tensorflow.process import trainer as _trainer
+from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.voidable import Voidable
 
 AnyOptimizer = TypeVar("AnyOptimizer")
@@ -66,6 +67,19 @@ def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # no
     return optimizer
 
 
+def GradientTape(  # noqa: N802 - stands where a class would
+    persistent: bool = False, watch_accessed_variables: bool = True
+) -> AveragingTape:
+    """A `tf.GradientTape` whose `gradient()` averages those of variables over all workers, weighted by their samples.
+
+    So what stands between it and `apply_gradients` is right as it stands: `tf.clip_by_global_norm`, looking at norms,
+    skipping a step on nan. With it belongs `edl.Optimizer`, which then averages nothing. Gradients with respect to
+    other tensors stay this worker's own, and so do those that a plain `tf.GradientTape` gives; take one for gradients
+    that are part of a loss.
+    """
+    return AveragingTape(_framework.tape_reducer(_trainer), persistent, watch_accessed_variables)
+
+
 def elastic_dataset(shards: ShardGenerator, batch_size: int) -> Any:
     """This worker's samples as a `tf.data.Dataset`: one element per step, as from `shards.batches(batch_size)`.
 
@@ -100,6 +114,7 @@ def __getattr__(name: str) -> Any:
 
 
 __all__ = [
+    "GradientTape",
     "KerasCallback",
     "Knee",
     "Leaving",

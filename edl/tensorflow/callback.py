@@ -102,6 +102,9 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._batches = None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
+        self._end_batch()
+
+    def _end_batch(self) -> None:
         rehearsed = self._trainer.rehearsing()
         if self._trainer.ends_pass and not rehearsed and not self._trainer.voided:
             self._of_all = over_all_workers(self.model, self._ring) or {}
@@ -119,11 +122,10 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
         def guarded(iterator: Any) -> Any:
             nonlocal step
-            if not self._held.again:
-                self._item = next(iterator)  # before anything waits for its weight: there may be none in this pass
-            self._held.again = False
-            self._trainer.begin_batch()
-            self._trainer.before_reduce()
+            self._fetch(iterator)
+            while self._trainer.weightless:  # Keras, and callbacks that count batches, never hear of it (I13)
+                self._end_batch()
+                self._fetch(iterator)
             if step is None:
                 step = self._traced(train, iterator.element_spec)
             with Voidable(self._trainer, self._ring):
@@ -131,6 +133,14 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             return self.model.get_metrics_result()
 
         return guarded
+
+    def _fetch(self, iterator: Any) -> None:
+        """The next item, or the same one again, and what its step needs."""
+        if not self._held.again:
+            self._item = next(iterator)  # before anything waits for its weight: there may be none in this pass
+        self._held.again = False
+        self._trainer.begin_batch()
+        self._trainer.before_reduce()
 
     def _traced(self, train: Callable[[Any], Any], spec: Any) -> Callable[[Any], Any]:
         """One step of Keras's on one item; traced once for all lengths of a batch, as it is by Keras itself."""

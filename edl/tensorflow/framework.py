@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -21,6 +21,7 @@ from edl.core.digest import Fingerprint
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
 from edl.tensorflow import keras_optimizer, v1_optimizer
+from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
@@ -33,7 +34,7 @@ from edl.tensorflow.state import (
     broadcast_bytes,
     synchronize,
 )
-from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, statistics_of
+from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
 from edl.tensorflow.waiting import Waiting
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
@@ -73,18 +74,21 @@ class TensorFlowFramework:
         self.sort = TensorFlowTensors()
         self._share = TensorShare()
         self._waiting = Waiting()
+        self._averaged = Averaged()
         self._rate = TensorRate()
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
         self._more_variables: list[Any] = []
-        self._kept: list[tuple[Any, Any]] = []
+        self._kept: Callable[[], None] | None = None
+        self._session: SessionVariables | None = None  # whose variables make up the model
+        self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
 
     def wrap(self, trainer: StepPort, optimizer: Any, model: Any) -> None:
         """Carries out `edl.tensorflow.Optimizer`."""
         if isinstance(optimizer, (keras_optimizer.Elastic, v1_optimizer.Elastic)):
             raise UsageError("edl.Optimizer: this optimizer is wrapped already; wrap it once")
-        reducer = Reducer(trainer, self.ring, self._share, self._waiting, len(self._optimizers))
+        reducer = self._reducer(trainer, len(self._optimizers))
         if keras_optimizer.is_keras(optimizer):
             keras_optimizer.attach(optimizer, reducer, self._rate)
         elif v1_optimizer.is_v1(optimizer):
@@ -110,10 +114,13 @@ class TensorFlowFramework:
         self._more_variables.extend(variables)
 
     def tape_reducer(self, trainer: StepPort) -> Reducer:
-        """Of gradients that the script averages itself, before it gives them to an optimizer."""
+        """Of gradients that are averaged before the script gives them to an optimizer."""
         if self._tape_reducer is None:
-            self._tape_reducer = Reducer(trainer, self.ring, self._share, self._waiting, "tape")
+            self._tape_reducer = self._reducer(trainer, "tape")
         return self._tape_reducer
+
+    def _reducer(self, trainer: StepPort, number: int | str) -> Reducer:
+        return Reducer(trainer, self.ring, self._share, self._waiting, self._averaged, number)
 
     def expect_traces(self) -> None:
         """Functions will be traced that reduce, though their first traces did not."""
@@ -168,7 +175,9 @@ class TensorFlowFramework:
         return all(getattr(model, "built", True) for model in self._models)
 
     def synchronize(self, root: int) -> int:
-        return synchronize(self._variables(), self.ring, root)
+        moved = synchronize(self._variables(), self.ring, root)
+        self._counted = self.updates()  # what came with the model is no update of this worker's
+        return moved
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
         place, rest = self.ring.place, list(map(_named, self._rest(only_statistics)))
@@ -185,19 +194,25 @@ class TensorFlowFramework:
         self._share.set(weight, weightless=weightless)
 
     def applied(self) -> float | None:
-        return self._share.value
+        before, self._counted = self._counted, self.updates()
+        if self._counted is None:
+            return None
+        return 0.0 if self._counted == before else self._share.value
 
     def keep(self, *, only_statistics: bool) -> None:
-        if not only_statistics:
-            rest = list(self._rest(only_statistics=False))
-        else:
-            rest = [one for model in self._models if tf.executing_eagerly() for one in batch_norm_of(model)]
-        self._kept = [(variable, variable.numpy()) for _, variable in map(_named, rest)]
+        """Of a step that nobody has samples for, all there is: inside a graph nothing else holds updates back."""
+        if tf.compat.v1.executing_eagerly_outside_functions():
+            batch_norm = (one for model in self._models for one in batch_norm_of(model))
+            metrics = (one for model in self._models for one in metrics_of(model))
+            learned = () if only_statistics else (variable for _, variable in self._eager_variables())
+            self._kept = EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember()
+        elif not only_statistics and self._session is not None:
+            self._kept = self._session.remember()
 
     def put_back(self) -> None:
-        kept, self._kept = self._kept, []
-        for variable, value in kept:
-            variable.assign(value)
+        kept, self._kept = self._kept, None
+        if kept is not None:
+            kept()
 
     def scale_rates(self) -> None:
         self._rate.use()
@@ -215,13 +230,17 @@ class TensorFlowFramework:
 
     def _variables(self) -> Variables:
         if not tf.executing_eagerly():
-            return SessionVariables()
+            self._session = SessionVariables()
+            return self._session
         if not self.built:
             raise UsageError("edl.Optimizer(model=...): this model has no variables yet; call model.build(...) first")
+        return EagerVariables(self._eager_variables())
+
+    def _eager_variables(self) -> list[tuple[str, Any]]:
         known: dict[Any, tuple[str, Any]] = {}
         for name, variable in (*self._of_models(), *self._of_optimizers(), *map(_named, self._more_variables)):
             known.setdefault(variable.ref(), (name, variable))
-        return EagerVariables(list(known.values()))
+        return list(known.values())
 
     def _compared(self) -> Iterable[tuple[str, Any]]:
         """Not statistics: batch norm's differ from worker to worker between two changes of the ring.

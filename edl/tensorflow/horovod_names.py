@@ -11,6 +11,7 @@ import horovod.tensorflow as hvd
 
 from edl.errors import RingBroken, UsageError
 from edl.tensorflow.process import framework, trainer
+from edl.tensorflow.tape import average
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
@@ -72,12 +73,11 @@ class DistributedGradientTape:
 
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """As `tf.GradientTape.gradient`."""
-        single = not isinstance(sources, list | tuple)
-        found = self._tape.gradient(target, [sources] if single else sources, *args, **kwargs)
-        averaged = framework.tape_reducer(trainer).average(found)
+        found = self._tape.gradient(target, sources, *args, **kwargs)
+        averaged = average(framework.tape_reducer(trainer), found, sources)
         if averaged is None:
             raise RingBroken("the gradients were not averaged: a peer is gone")
-        return averaged[0] if single else averaged
+        return averaged
 
 
 def broadcast_variables(variables: Any, root_rank: int) -> Any:

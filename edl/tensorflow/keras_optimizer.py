@@ -41,10 +41,14 @@ class Elastic(Ordered):
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
-        """Average the gradients, then apply them, unless the mini-batch is void."""
+        """Average the gradients, unless a tape of edl's has, then apply them, unless the mini-batch is void."""
         gradients: list[Any] | None = list(grads)
         if self._edl is not None and gradients:
-            gradients = self._edl.average(gradients)
+            variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
+            if self._edl.is_averaged(variables):
+                gradients = None if self._edl.idle else gradients
+            else:
+                gradients = self._edl.average(gradients, variables)
         if gradients is not None:
             super().apply(gradients, trainable_variables)
 

@@ -29,6 +29,7 @@ import tensorflow as tf
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.runtime.framework import StepPort
+from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.voidable import Voidable
 from edl.tensorflow.waiting import Waiting, when
@@ -40,44 +41,84 @@ class Reducer:
     """One per optimizer; `number` tells their collectives apart."""
 
     def __init__(
-        self, trainer: StepPort, ring: HorovodRing, share: TensorShare, waiting: Waiting, number: int | str
+        self,
+        trainer: StepPort,
+        ring: HorovodRing,
+        share: TensorShare,
+        waiting: Waiting,
+        averaged: Averaged,
+        number: int | str,
     ) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
         self._waiting = waiting
+        self._averaged = averaged
         self._prefix = f"edl_{number}"
+        self._sparse: dict[
+            int, Any
+        ] = {}  # positions of gradients that were sparse here, with the type of their indices
+        self._all_present: Any = None
 
-    @property
-    def voided(self) -> bool:
-        return self._trainer.voided
-
-    def average(self, gradients: Sequence[Gradient]) -> list[Gradient] | None:
-        """The gradients of the global batch. None: the mini-batch is void (only when executing eagerly)."""
+    def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
+        """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or nobody has
+        samples in it (only when executing eagerly).
+        """
         if not tf.executing_eagerly():
             return _each_present(gradients, self._average_in_graph)
         self._trainer.before_reduce()
-        if self._trainer.voided:
+        if self.idle:
             return None
         if self._ring.size == 0:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
         began = time.perf_counter_ns()
         try:
             with Voidable(self._trainer, self._ring):
-                return _each_present(gradients, self._average_now)
+                return self._average_now([_dense(gradient) for gradient in gradients], variables)
         finally:
             self._trainer.waited(time.perf_counter_ns() - began)
         return None
 
+    def average_of_tape(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
+        """The same, for a tape; whoever applies them need not average them again."""
+        found = self.average(gradients, variables)
+        self._averaged.note(variables, self._trainer.step())
+        return found
+
+    def is_averaged(self, variables: Sequence[Any]) -> bool:
+        """A tape has averaged the gradients of these, which are applied now."""
+        return self._averaged.take(variables, self._trainer.step())
+
+    @property
+    def idle(self) -> bool:
+        """Executing eagerly, there is no update in this mini-batch."""
+        return tf.executing_eagerly() and (self._trainer.voided or self._share.weightless)
+
     # -------------------------------------------------------------------------------------------------- eagerly
 
-    def _average_now(self, gradients: list[Gradient]) -> list[Gradient]:
+    def _average_now(self, gradients: list[Gradient], variables: Sequence[Any]) -> list[Gradient]:
+        self._sparse |= {
+            position: gradient.indices.dtype
+            for position, gradient in enumerate(gradients)
+            if isinstance(gradient, tf.IndexedSlices)
+        }
         size = self._ring.size
         factor = self._share.factor(size)
         if factor != 1.0:
-            gradients = [_scaled(gradient, tf.constant(factor)) for gradient in gradients]
+            gradients = [gradient if gradient is None else _scaled(gradient, factor) for gradient in gradients]
         if size == 1:
             return gradients
+        filled = [
+            self._zeros(position, variable) if gradient is None else gradient
+            for position, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
+        ]
+        *averaged, present = self._all_reduced([*filled, self._present(gradients, counts=factor != 0.0)], size)
+        if factor and not any(gradient is None for gradient in gradients):
+            return averaged
+        somewhere = present.numpy() > 0
+        return [gradient if there else None for gradient, there in zip(averaged, somewhere, strict=True)]
+
+    def _all_reduced(self, gradients: list[Gradient], size: int) -> list[Gradient]:
         averaged = list(gradients)
         for kind in dict.fromkeys(gradient.dtype for gradient in gradients):
             dense = [
@@ -93,6 +134,21 @@ class Reducer:
             if isinstance(gradient, tf.IndexedSlices):
                 averaged[position] = self._gathered(gradient, 1.0 / size, f"{self._prefix}_{position}")
         return averaged
+
+    def _present(self, gradients: list[Gradient], *, counts: bool) -> Any:
+        """Which there are here. What nobody has, no optimizer may see: zeros would let momentum and decay go on."""
+        if counts and all(gradient is not None for gradient in gradients):
+            if self._all_present is None or len(self._all_present) != len(gradients):
+                self._all_present = tf.ones(len(gradients))
+            return self._all_present
+        return tf.constant([float(counts and gradient is not None) for gradient in gradients])
+
+    def _zeros(self, position: int, variable: Any) -> Gradient:
+        """Of a variable that the loss does not depend on here, and may on another worker, which waits for ours."""
+        if position not in self._sparse:
+            return tf.zeros(variable.shape, variable.dtype)
+        indices = tf.zeros([0], self._sparse[position])
+        return tf.IndexedSlices(tf.zeros([0, *variable.shape[1:]], variable.dtype), indices, tf.shape(variable))
 
     # ------------------------------------------------------------------------------------------------ in a graph
 
@@ -124,14 +180,15 @@ class Reducer:
 
 
 def _each_present(gradients: Sequence[Gradient], average: Callable[[list[Gradient]], list[Gradient]]) -> list[Gradient]:
-    """Variables that the loss does not depend on have no gradient, on any rank."""
-    present = [gradient for gradient in gradients if gradient is not None]
-    averaged = iter(average([tf.convert_to_tensor(g) if _is_dense(g) else g for g in present]) if present else ())
+    """In what is traced, variables that the loss does not depend on have no gradient, on any rank."""
+    present = [_dense(gradient) for gradient in gradients if gradient is not None]
+    averaged = iter(average(present) if present else ())
     return [None if gradient is None else next(averaged) for gradient in gradients]
 
 
-def _is_dense(gradient: Gradient) -> bool:
-    return not isinstance(gradient, tf.IndexedSlices)
+def _dense(gradient: Gradient) -> Gradient:
+    """A tensor, where it is not sparse or none at all."""
+    return gradient if gradient is None or isinstance(gradient, tf.IndexedSlices) else tf.convert_to_tensor(gradient)
 
 
 def _scaled(gradient: Gradient, weight: Any) -> Gradient:

@@ -9,7 +9,8 @@ initializers, so that a finalized graph needs no new operation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 import horovod.tensorflow as hvd
@@ -41,6 +42,9 @@ class Variables(Protocol):
     def broadcast(self, root: int, receive: bool) -> int:
         """Send the values of rank `root`; take them over if told to. Returns the bytes sent."""
 
+    def remember(self) -> Callable[[], None]:
+        """On any thread: the values as they are. Calling it makes them so again."""
+
 
 class EagerVariables:
     """Variables of TensorFlow 2."""
@@ -68,6 +72,16 @@ class EagerVariables:
                 variable.assign(value)
         return moved + _bytes(values)
 
+    def remember(self) -> Callable[[], None]:
+        with context.eager_mode():
+            kept = [(variable, variable.read_value()) for _, variable in self._variables]
+
+        def put_back() -> None:
+            for variable, value in kept:
+                variable.assign(value)
+
+        return put_back
+
 
 class SessionVariables:
     """Variables of a graph, by the session that is the default one where the script calls edl."""
@@ -90,9 +104,13 @@ class SessionVariables:
             self._write(received)
         return _bytes(values)
 
-    def _read(self) -> list[np.ndarray[Any, Any]]:
+    def remember(self) -> Callable[[], None]:
+        # Perhaps from within a run of the script's, which asks for its weight: that one may hold all threads.
+        return partial(self._write, self._read(tf.compat.v1.RunOptions(inter_op_thread_pool=-1)))
+
+    def _read(self, options: Any = None) -> list[np.ndarray[Any, Any]]:
         try:
-            values: list[np.ndarray[Any, Any]] = self._session.run(self._variables)
+            values: list[np.ndarray[Any, Any]] = self._session.run(self._variables, options=options)
         except tf.errors.FailedPreconditionError as error:
             raise UsageError(
                 "the variables of the graph have no values yet: run tf.compat.v1.global_variables_initializer() before "

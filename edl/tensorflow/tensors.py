@@ -75,6 +75,11 @@ def batch_norm_of(value: object) -> Iterable[Any]:
     return (variable for layer in norms for variable in layer._non_trainable_variables)
 
 
+def metrics_of(value: object) -> Iterable[Any]:
+    """What the metrics of a model have added up in this epoch."""
+    return value.metrics_variables if isinstance(value, keras.Model) else ()
+
+
 def _variables(value: Any) -> Sequence[Any]:
     """Without the state of random numbers and of metrics, which is each worker's own."""
     return list(value.weights if isinstance(value, keras.Layer) else value.variables)

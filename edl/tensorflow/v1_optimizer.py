@@ -29,21 +29,21 @@ class Elastic:
         self._edl_computed = True
         pairs = super().compute_gradients(*args, **kwargs)  # type: ignore[misc]
         self._edl_variables.update((variable.ref(), variable) for _, variable in pairs)
-        averaged = self._edl.average([gradient for gradient, _ in pairs])
+        averaged = self._edl.average([gradient for gradient, _ in pairs], [variable for _, variable in pairs])
         if averaged is None:  # void: apply_gradients will leave the variables alone
             return list(pairs)
         return [(gradient, variable) for gradient, (_, variable) in zip(averaged, pairs, strict=True)]
 
     def apply_gradients(self, grads_and_vars: Iterable[tuple[Any, Any]], *args: Any, **kwargs: Any) -> Any:
         """The update, unless the mini-batch is void."""
-        if not self._edl_computed:
+        pairs = list(grads_and_vars)
+        if not self._edl_computed and not self._edl.is_averaged([variable for _, variable in pairs]):
             raise UsageError(
                 "edl.Optimizer: apply_gradients() got gradients that nobody averaged; "
-                "take them from compute_gradients() of the same optimizer, or call minimize()"
+                "take them from its compute_gradients() or from an edl.GradientTape(), or call minimize()"
             )
-        if tf.executing_eagerly() and self._edl.voided:
+        if self._edl.idle:
             return None
-        pairs = list(grads_and_vars)
         # The first samples of all, which may come inside the graph, settle the rate: it is read after the gradients.
         with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):
             return super().apply_gradients(pairs, *args, **kwargs)  # type: ignore[misc]

@@ -12,7 +12,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 ONLY_THERE = {
-    "edl.tensorflow": {"KerasCallback", "elastic_dataset", "voidable"},
+    "edl.tensorflow": {"GradientTape", "KerasCallback", "elastic_dataset", "voidable"},
     "edl.torch": {"ElasticDataLoader", "ElasticDataset"},
 }
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all

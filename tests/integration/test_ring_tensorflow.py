@@ -22,8 +22,47 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [("eager", "sgd"), ("function", "adam"), ("fit", "sgd"), ("graph", "adam")],
+    [("eager", "clipped"), ("function", "clipped"), ("fit", "clipped"), ("graph", "adam"), ("function", "adam")],
 )
 def test_weights_are_those_of_one_worker_on_the_global_batches(way: str, kind: str) -> None:
     with Fleet("tensorflow_worker.py", 4, way, kind) as fleet:
         check_changing_rings(fleet, random.Random(7))
+        fleet.form([0, 1])
+        for members in ([0, 1], [3]):
+            a_step_without_samples_changes_nothing(fleet, members)
+        if way == "eager":
+            variables_that_some_losses_do_not_depend_on(fleet)
+
+
+def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> None:
+    """Though momentum, moments and weight decay would change weights with gradients of zero, and a count goes on."""
+    before = [fleet.together(members, what) for what in ("weights", "slots")]
+    stand_ins = [[1.0] * 6], [1.0]
+    for _ in range(2):
+        assert fleet.together(members, "train_without_samples", [stand_ins] * len(members)) == [""] * len(members)
+    assert [fleet.together(members, what) for what in ("weights", "slots")] == before
+    fleet.together(members, "weight", [(1 / len(members),)] * len(members))
+    assert fleet.together(members, "train", [stand_ins] * len(members)) == [""] * len(members)
+    assert fleet.together(members, "weights") != before[0]
+
+
+def variables_that_some_losses_do_not_depend_on(fleet: Fleet) -> None:
+    """On one worker: it takes part with zeros. On all: the optimizer sees no gradient, so that none decays."""
+    for worker in (0, 1):
+        fleet.form([worker])
+        fleet[worker].call("branches", [0])  # a rehearsal: what is sparse is known
+    fleet.form([0, 1])
+    fleet.together([0, 1], "synchronize", [(0,), (0,)])
+    fleet.together([0, 1], "weight", [(0.25,), (0.75,)])
+    for _ in range(2):
+        one, other = fleet.together([0, 1], "branches", [([0, 1],), ([1, 2],)])
+        assert one == other
+    error, table, first, second, nobodys = one
+    assert error == ""
+    assert table[0][0] < table[1][0] < 1.0  # the second row only decays
+    assert first < second < 1.0
+    assert nobodys == 1.0
+    fleet.together([0, 1], "weight", [(1.0,), (0.0,)])
+    one, other = fleet.together([0, 1], "branches", [([0, 1],), ([2],)])  # the other's samples are stand-ins
+    assert one == other
+    assert one[3] == second

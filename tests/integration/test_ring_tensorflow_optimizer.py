@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import pytest
 import tensorflow as tf
 
@@ -134,6 +135,69 @@ def test_a_rehearsal_leaves_nothing_in_the_metrics(framework: Any) -> None:
     job.trainer.rehearses = True
     job.fit()
     assert float(job.model.metrics[0].count) == 2  # samples of the second of two batches
+
+
+@pytest.mark.filterwarnings("ignore:.*input ran out of data")
+def test_fit_and_its_callbacks_never_hear_of_a_step_without_samples(framework: Any) -> None:
+    job = Job(framework)
+    job.trainer.without_samples = {1, 3, 4}  # of six
+    seen: list[int] = []
+    counting = keras.callbacks.LambdaCallback(on_train_batch_end=lambda batch, logs: seen.append(job.trainer.ended))
+    job.model.compile(optimizer=job.optimizer, loss="mse", metrics=["mae"])
+    rows = tf.data.Dataset.from_tensor_slices((tf.ones((6, 3)), tf.ones((6, 1)))).batch(1)
+    callbacks = [job.callback, counting]
+    job.model.fit(rows, epochs=1, shuffle=False, verbose=0, callbacks=callbacks)
+    assert job.trainer.ended == 6
+    assert seen == [2, 5, 6]
+    assert int(job.optimizer.iterations) == 3
+    assert float(job.model.metrics[0].count) == 3
+
+
+def test_a_tape_averages_once_and_what_comes_between_acts_on_the_average(framework: Any) -> None:
+    """In a ring of one the share alone shows how often: a fourth of the samples make a fourth of the gradient."""
+    from edl.tensorflow.tape import AveragingTape
+
+    variable, optimizer, trainer = tf.Variable([3.0, 4.0]), keras.optimizers.SGD(1.0), FakeTrainer()
+    framework.wrap(trainer, optimizer, None)
+
+    def step(clip: float) -> Any:
+        with AveragingTape(framework.tape_reducer(trainer), persistent=True, watch_accessed_variables=True) as tape:
+            other = tf.constant(2.0)
+            tape.watch(other)
+            loss = tf.reduce_sum(variable * variable) * other
+        gradients, norm = tf.clip_by_global_norm(tape.gradient(loss, [variable]), clip)
+        optimizer.apply_gradients(zip(gradients, [variable], strict=True))
+        return norm, tape.gradient(loss, {"a": variable, "b": other})
+
+    framework.set_weight(0.25)
+    try:
+        for train in (step, tf.function(step)):
+            variable.assign([3.0, 4.0])
+            norm, gradients = train(1e9)
+            assert float(norm) == 5.0
+            assert variable.numpy().tolist() == [0.0, 0.0]
+            assert gradients["b"].numpy() == 25.0, "only of variables"
+            variable.assign([3.0, 4.0])
+            train(1.0)
+            np.testing.assert_allclose(variable.numpy(), [3.0 - 0.6, 4.0 - 0.8], rtol=1e-6)
+        with tf.GradientTape() as plain:
+            loss = tf.reduce_sum(variable)
+        variable.assign([3.0, 4.0])
+        trainer.ended += 1
+        optimizer.apply_gradients(zip(plain.gradient(loss, [variable]), [variable], strict=True))
+        assert variable.numpy().tolist() == [2.75, 3.75], "another tape's gradients are averaged as ever"
+    finally:
+        framework.set_weight(1.0)
+
+
+def test_a_step_without_samples_changes_nothing_eagerly(framework: Any) -> None:
+    job = Job(framework)
+    job.step()
+    before, iterations = job.weights(), int(job.optimizer.iterations)
+    framework.set_weight(0.0, weightless=True)
+    job.step()
+    framework.set_weight(1.0)
+    assert (job.weights(), int(job.optimizer.iterations)) == (before, iterations)
 
 
 def test_a_void_step_changes_nothing(framework: Any) -> None:

@@ -29,10 +29,15 @@ class FakeTrainer:
         self.epochs_done: int | None = None
         self.rehearses = False
         self.ends_pass = False
+        self.without_samples: set[int] = set()  # steps in which nobody has any
 
     @property
     def voided(self) -> bool:
         return self.error is not None
+
+    @property
+    def weightless(self) -> bool:
+        return self.step() in self.without_samples
 
     def step(self) -> int:
         return self.ended + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ from tensorflow_values import Registered
 
 from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.framework import TensorFlowFramework
+from edl.tensorflow.tape import AveragingTape
 
+CLIP = 0.2  # less than most gradients here
 WAY, KIND = sys.argv[2:4]
 tf.config.threading.set_intra_op_parallelism_threads(1)
 tf.config.threading.set_inter_op_parallelism_threads(1)
@@ -44,6 +47,9 @@ class Keras:
             self.optimizer = keras.optimizers.SGD(1.0)
         elif KIND == "sgd":
             self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9)
+        elif KIND == "clipped":
+            clipping = {"global_clipnorm": CLIP} if WAY == "fit" else {}
+            self.optimizer = keras.optimizers.SGD(0.05, momentum=0.9, **clipping)
         else:
             self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
         framework.wrap(trainer, self.optimizer, self.model)
@@ -52,10 +58,18 @@ class Keras:
         self.traced = tf.function(self.step) if WAY == "function" else self.step
 
     def step(self, x: Any, y: Any) -> None:
-        with tf.GradientTape() as tape:
+        with self.tape() as tape:
             loss = tf.reduce_mean(tf.square(self.model(x, training=True)[:, 0] - y))
         variables = self.model.trainable_variables
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, variables), variables, strict=True))
+        gradients = tape.gradient(loss, variables)
+        if KIND == "clipped":
+            gradients, _ = tf.clip_by_global_norm(gradients, CLIP)
+        self.optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    def tape(self) -> Any:
+        if KIND == "clipped":
+            return AveragingTape(framework.tape_reducer(trainer), persistent=False, watch_accessed_variables=True)
+        return tf.GradientTape()
 
     def train(self, x: Any, y: Any) -> None:
         if WAY == "fit":
@@ -134,6 +148,15 @@ def train(x: list[list[float]], y: list[float]) -> str:
     return trainer.take_error()
 
 
+def train_without_samples(x: list[list[float]], y: list[float]) -> str:
+    """A step in which nobody has any, on stand-ins; as the trainer frames it."""
+    framework.set_weight(0.0, weightless=True)
+    framework.keep(only_statistics=False)
+    error = train(x, y)
+    framework.put_back()
+    return error
+
+
 def gradient(x: list[list[float]], y: list[float]) -> list[float]:
     """That of the global batch: what one step of rate 1 makes of the weights, which then are as they were."""
     before = job.weights()
@@ -147,6 +170,34 @@ def flat(arrays: list[Any]) -> list[float]:
     return np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays]).tolist()
 
 
+class Branches:
+    """Variables of which each worker's loss may depend on others: the first is sparse."""
+
+    def __init__(self) -> None:
+        import keras
+
+        self.variables = [tf.Variable(tf.ones((3, 2))), tf.Variable(1.0), tf.Variable(1.0), tf.Variable(1.0)]
+        self.optimizer = keras.optimizers.SGD(0.5, momentum=0.5, weight_decay=0.5)
+        framework.wrap(trainer, self.optimizer, None)
+
+    def step(self, used: list[int]) -> list[Any]:
+        """Eagerly. The loss grows by one with each that is used."""
+        with tf.GradientTape() as tape:
+            losses = [
+                tf.reduce_sum(tf.gather(self.variables[0], [0])) if one == 0 else self.variables[one] for one in used
+            ]
+            loss = tf.add_n(losses)
+        pairs = zip(tape.gradient(loss, self.variables), self.variables, strict=True)
+        self.optimizer.apply_gradients(list(pairs))
+        return [trainer.take_error(), *(variable.numpy().tolist() for variable in self.variables)]
+
+
+@functools.cache
+def branches() -> Branches:
+    """Only where it is asked for: it adds to the state."""
+    return Branches()
+
+
 def disturb() -> None:
     """What a rehearsal leaves behind."""
     job.disturb()
@@ -155,9 +206,11 @@ def disturb() -> None:
 
 commands = {
     "train": train,
+    "train_without_samples": train_without_samples,
     "gradient": gradient,
     "weights": lambda: flat(job.weights()),
     "slots": lambda: [flat(job.slots()), registered and registered.shown()],
     "disturb": disturb,
+    "branches": lambda used: branches().step(used),
 }
 serve(framework, commands, registered.values() if registered else {})

@@ -63,6 +63,18 @@ def values(*holders: Any) -> list[Any]:
     return [variable.numpy() for holder in holders for variable in holder]
 
 
+class Averaged:
+    """A moving average of a model, as the script keeps it: a second model, which is registered."""
+
+    def __init__(self, model: keras.Model) -> None:
+        self.model, self.ema = model, keras.models.clone_model(model)
+        edl.register(ema=self.ema)
+
+    def update(self) -> None:
+        for mine, theirs in zip(self.ema.weights, self.model.weights, strict=True):
+            mine.assign(0.9 * mine + 0.1 * theirs)
+
+
 def follow() -> path.Slowing:
     """The rates, the batch and the samples trained."""
     edl.scale_rate("sqrt", base_batch=2 * task.BATCH)
@@ -99,7 +111,8 @@ def tried(model: keras.Model, multipliers: tuple[float, ...]) -> list[float]:
 
 
 def tape(traced: bool) -> list[Any]:
-    """The custom loop, eagerly or with its step in a tf.function; with the statistics of batch norm.
+    """The custom loop, eagerly or with its step in a tf.function: with clipping, one of Keras's schedules, a moving
+    average of the model, dropout, and the statistics of batch norm.
 
     One of them counts samples for its rate, the other one tunes it.
     """
@@ -107,27 +120,32 @@ def tape(traced: bool) -> list[Any]:
     tuner = edl.RateTuner(lambda multipliers: tried(model, multipliers), every=7)
     if traced:
         edl.schedule_rate(tuner, epochs=1000)
-    model = small_model(keras.layers.BatchNormalization())
-    optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)  # its variables come with the first step
-    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables))
+    model = small_model(keras.layers.BatchNormalization(), keras.layers.Dropout(0.2))
+    decay = keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=10, decay_rate=0.99)
+    optimizer = edl.Optimizer(keras.optimizers.Adam(decay), model=model)  # its variables come with the first step
+    averaged = Averaged(model)
+    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables, averaged.ema.weights))
 
     def step(ids: Any) -> None:
-        with tf.GradientTape() as recorded:
+        with edl.GradientTape() as recorded:
             loss = mean_square(tf.gather(targets, ids), model(tf.gather(inputs, ids), training=True))
         weights = model.trainable_variables
-        optimizer.apply_gradients(zip(recorded.gradient(loss, weights), weights, strict=True))
+        gradients, _ = tf.clip_by_global_norm(recorded.gradient(loss, weights), 0.5)
+        optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
     train = tf.function(step, input_signature=[tf.TensorSpec([None], tf.int64)]) if traced else step
     while go_on():
         for ids in shards.batches(task.BATCH):
             with edl.voidable():
                 train(tf.constant(note(ids)))
+            averaged.update()
             end_batch()
     if slowing is not None:
         expect_counted(slowing)
     else:
         assert tuner.at(1.0) != 1.0, "it has found the rate to be exactly right"
-    return [*values(model.trainable_variables, optimizer.variables), [tuner.at(1.0)]]
+    learned = values(model.trainable_variables, averaged.ema.trainable_variables, optimizer.variables)
+    return [*learned, [tuner.at(1.0)]]
 
 
 def dataset() -> list[Any]:
@@ -206,12 +224,15 @@ class Seen(keras.metrics.Metric):  # type: ignore[misc]
 
 
 def fit() -> list[Any]:
-    """Keras's own loop in mixed precision, with weights of classes, fed by a pipeline that reads ahead."""
+    """Keras's own loop in mixed precision, with weights of classes, fed by a pipeline that reads ahead; and as above,
+    clipping, a schedule, a moving average, dropout.
+    """
 
     class Before(keras.callbacks.Callback):  # type: ignore[misc]
         rehearsed = False
 
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+            averaged.update()
             before_end()
             self.rehearsed = edl.rehearsing()
 
@@ -228,16 +249,17 @@ def fit() -> list[Any]:
 
     before = Before()
     keras.mixed_precision.set_global_policy("mixed_float16")
-    model = small_model(keras.layers.Activation("linear", dtype="float32"))
+    model = small_model(keras.layers.Activation("linear", dtype="float32"), keras.layers.Dropout(0.2))
+    averaged = Averaged(model)
     ids = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
     ids = ids.map(lambda i: tf.ensure_shape(tf.numpy_function(note, [i], tf.int64), [None]))
     classes = tf.constant(task.TARGETS > 0, tf.int32)
     dataset = ids.map(lambda i: (tf.gather(inputs, i), tf.gather(classes, i))).prefetch(2)
-    optimizer = keras.optimizers.LossScaleOptimizer(
-        keras.optimizers.Adam(0.01), initial_scale=2.0**20, dynamic_growth_steps=7
-    )
+    decay = keras.optimizers.schedules.ExponentialDecay(0.01, decay_steps=10, decay_rate=0.99)
+    adam = keras.optimizers.Adam(decay, global_clipnorm=0.5)
+    optimizer = keras.optimizers.LossScaleOptimizer(adam, initial_scale=2.0**20, dynamic_growth_steps=7)
     optimizer = edl.Optimizer(optimizer, model=model)
-    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables))
+    path.tell_of_switches(edl, options.out, lambda: values(model.weights, optimizer.variables, averaged.ema.weights))
     loss = lambda wanted, found: mean_square(tf.cast(wanted, tf.float32), tf.cast(found, tf.float32))  # noqa: E731
     model.compile(optimizer=optimizer, loss=loss, metrics=[Seen()])
     model.fit(
@@ -249,7 +271,8 @@ def fit() -> list[Any]:
         callbacks=[before, edl.KerasCallback(), After()],
     )
     assert result["epoch"]["seen"] == task.SAMPLES, result["epoch"]
-    return [*values(model.weights, optimizer.variables), list(result["epoch"].values())]
+    learned = values(model.weights, averaged.ema.weights, optimizer.variables)
+    return [*learned, list(result["epoch"].values())]
 
 
 def graph() -> list[Any]:
