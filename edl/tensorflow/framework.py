@@ -175,11 +175,13 @@ class TensorFlowFramework:
         return all(getattr(model, "built", True) for model in self._models)
 
     def synchronize(self, root: int) -> int:
+        self._note_session()
         moved = synchronize(self._variables(), self.ring, root)
         self._counted = self.updates()  # what came with the model is no update of this worker's
         return moved
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        self._note_session()
         place, rest = self.ring.place, list(map(_named, self._rest(only_statistics)))
         if place is not None and place.size > 1 and rest:
             with self.ring.failing():
@@ -201,13 +203,13 @@ class TensorFlowFramework:
 
     def keep(self, *, only_statistics: bool) -> None:
         """Of a step that nobody has samples for, all there is: inside a graph nothing else holds updates back."""
-        if tf.compat.v1.executing_eagerly_outside_functions():
+        if self._session is not None:
+            self._kept = None if only_statistics else self._session.remember()
+        else:
             batch_norm = (one for model in self._models for one in batch_norm_of(model))
             metrics = (one for model in self._models for one in metrics_of(model))
             learned = () if only_statistics else (variable for _, variable in self._eager_variables())
             self._kept = EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember()
-        elif not only_statistics and self._session is not None:
-            self._kept = self._session.remember()
 
     def put_back(self) -> None:
         kept, self._kept = self._kept, None
@@ -230,11 +232,15 @@ class TensorFlowFramework:
 
     def _variables(self) -> Variables:
         if not tf.executing_eagerly():
-            self._session = SessionVariables()
-            return self._session
+            return SessionVariables()
         if not self.built:
             raise UsageError("edl.Optimizer(model=...): this model has no variables yet; call model.build(...) first")
         return EagerVariables(self._eager_variables())
+
+    def _note_session(self) -> None:
+        """The one around the script's calls of edl: other threads do not see it."""
+        if not tf.executing_eagerly() and tf.compat.v1.get_default_session() is not None:
+            self._session = SessionVariables()
 
     def _eager_variables(self) -> list[tuple[str, Any]]:
         known: dict[Any, tuple[str, Any]] = {}
