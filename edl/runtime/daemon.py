@@ -61,11 +61,17 @@ from edl.transport.service import Call
 logger = logging.getLogger("edl")
 
 
+AFTER_END = 2  # session time-outs that somebody is looked for to be told of the trainer's end
+RETRY_S = 0.5
+
+
 class Daemon:
     """One worker's daemon, from its trainer's init() to the end of what it has to say."""
 
-    def __init__(self, settings: Settings, folder: Path, trainer: int) -> None:
+    def __init__(self, settings: Settings, folder: Path, trainer: int, *, anew: bool = False) -> None:
+        """`anew`: in the place of one that died."""
         self._settings = settings
+        self._anew = anew
         self._job = settings.job or "solo"
         self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
         self._folder = folder
@@ -95,6 +101,8 @@ class Daemon:
             self._stand_in = StandIn(self._settings.stand_in, self._on_driver_word)
         try:
             await self._live()
+        except StoreUnavailable:
+            raise  # as it begins; the trainer starts another, which waits
         except EdlError as error:
             await self._give_up(str(error))
             raise
@@ -120,7 +128,26 @@ class Daemon:
     async def _connect(self, coordinator: Coordinator | None) -> Store:
         if coordinator is None:
             return MemoryServer().connect()
+        if self._anew:
+            return await self._connect_in_time(coordinator)
         return await zookeeper.connect(coordinator, self._settings.session_timeout_s)
+
+    async def _connect_in_time(self, coordinator: Coordinator) -> Store:
+        """The one before had a session there: the coordinator is away just now, and training is not down for that.
+
+        It is waited for as those wait that have a session (I11): while the trainer lives, and a while beyond its end.
+        """
+        session_s, gone_at = self._settings.session_timeout_s, None
+        while True:
+            try:
+                return await zookeeper.connect(coordinator, session_s)
+            except ConfigError as error:
+                if self._trainer_gone.is_set():
+                    gone_at = self._clock.now() if gone_at is None else gone_at
+                    if self._clock.now() - gone_at >= AFTER_END * session_s:
+                        raise
+                logger.warning("%s: trying again", error)
+            await asyncio.sleep(RETRY_S)
 
     def _address(self, coordinator: Coordinator | None) -> str:
         if self._settings.network_interface:
@@ -164,7 +191,7 @@ class Daemon:
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
             if office.hopeless.done() and not telling.done():
                 raise JobFailed(office.hopeless.result())
-            await asyncio.wait({telling}, timeout=2 * self._settings.session_timeout_s)
+            await asyncio.wait({telling}, timeout=AFTER_END * self._settings.session_timeout_s)
             if not telling.done():
                 logger.warning("nobody takes the news that the trainer is gone: giving up")
         finally:
@@ -294,18 +321,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="edl.runtime.daemon", description="A worker's daemon; edl.init() starts it.")
     parser.add_argument("--folder", type=Path, required=True)
     parser.add_argument("--trainer", type=int, required=True)
+    parser.add_argument("--anew", action="store_true", help="the one before has died")
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     collect_seldom()
     raise_open_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
     try:
-        asyncio.run(Daemon(Settings.from_environment(os.environ), arguments.folder, arguments.trainer).run())
+        settings = Settings.from_environment(os.environ)
+        asyncio.run(Daemon(settings, arguments.folder, arguments.trainer, anew=arguments.anew).run())
     except ConfigError as error:
         sys.stderr.write(f"edl: {error}\n")  # the trainer shows the log's last line
         return 2
     except JobFailed as error:
         logger.error("gave up: %s", error)  # the trainer was told
+        return 1
+    except StoreUnavailable as error:
+        logger.error("the coordinator went away: %s", error)
         return 1
     return 0
 

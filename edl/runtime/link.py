@@ -6,8 +6,11 @@ Owns: the daemon's process, the pipe and the page, seen from the trainer. Does n
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import signal
+import subprocess
 import sys
 import threading
 import time
@@ -18,6 +21,7 @@ import msgspec
 
 import edl
 from edl.config import Settings
+from edl.core.restarts import MOST, Restarts
 from edl.errors import ConfigError, JobFailed
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
@@ -58,6 +62,8 @@ class DaemonLink:
         self._gave_up: str | None = None
         self._noted = False
         self._gone = False
+        self._starting = False  # one is started, by whoever has set this
+        self._restarts = Restarts(settings.session_timeout_s)
         self._closed = False
         self._pid = 0
         self._started: int | None = None
@@ -67,10 +73,22 @@ class DaemonLink:
 
     def start(self) -> None:
         """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
+        self._starting = True
+        self._start()
+        self._started_well()
+
+    def _started_well(self) -> None:
+        """From now on its end is noticed by `_on_gone`. Raises ConfigError where it has died in between."""
+        with self._news:
+            if self._gone and self._gave_up is None:
+                raise ConfigError(self._last_words())
+            self._starting = False
+
+    def _start(self, *, anew: bool = False) -> None:
         self._introduced = self._gone = False
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
         self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: nobody must call that one
-        self._pid = spawn_daemon(self._command(), self._environment(), self._log)
+        self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
         for message in self._story():  # told now, so that nothing is missing that was said to the one before
@@ -108,7 +126,7 @@ class DaemonLink:
             except PipeClosed:
                 if process_start_time(self._pid) != self._started:
                     raise ConfigError(self._last_words()) from None
-                if time.monotonic() > deadline:
+                if self._closed or time.monotonic() > deadline:
                     raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
             else:
                 self._pipe = pipe
@@ -150,19 +168,22 @@ class DaemonLink:
         return self._orders
 
     def wait_noted(self, timeout_s: float) -> bool:
-        """The leader knows of this worker's end."""
+        """The leader knows of this worker's end, by this daemon or by another one that was told the story."""
         with self._news:
-            return self._news.wait_for(lambda: self._noted or self._gone or self._gave_up is not None, timeout_s)
+            return self._news.wait_for(lambda: self._noted or self._gave_up is not None, timeout_s)
 
     def close(self) -> None:
         """Let go of the daemon; it ends by itself when it has nothing left to do."""
-        self._closed = True
+        with self._news:
+            self._closed = True
+            self._news.notify_all()  # another daemon may be being started: nobody needs it
         if self._pipe is not None:
             self._pipe.close()
 
     def _wait(self, ready: Callable[[], bool], timeout_s: float, complaint: str) -> None:
         with self._news:
-            done = self._news.wait_for(lambda: ready() or self._gave_up is not None or self._gone, timeout_s)
+            over = lambda: ready() or self._gave_up is not None or self._gone or self._closed  # noqa: E731
+            done = self._news.wait_for(over, timeout_s)
         if self._gave_up is not None:
             raise JobFailed(self._gave_up)
         if complaint and (not done or not ready()):
@@ -191,16 +212,42 @@ class DaemonLink:
             if self._gave_up is not None:  # another one would hear the same
                 self._stop_script()
             self._news.notify_all()
-        if self._closed or self._gave_up is not None:
-            return
-        logger.warning("the daemon of worker %s died: starting another", self.worker)
-        try:
-            self.start()
-        except (ConfigError, JobFailed) as error:
-            with self._news:
-                self._gave_up = str(error)
-                self._stop_script()
-                self._news.notify_all()
+            if self._closed or self._gave_up is not None or self._starting:
+                return
+            self._starting = True
+        self._replace()
+
+    def _replace(self) -> None:
+        """One after the other, on the thread that has seen the first one's end. Bounded (I12)."""
+        words, started = "", False
+        while not (started or self._closed):
+            if not self._restarts.allow(time.monotonic()):
+                often = f"{MOST + 1} times within {self._restarts.within_s:g} s"
+                self._give_up(f"edl's daemon has died {often}; its log is {self._log}{words}")
+                return
+            logger.warning("the daemon of worker %s died: starting another", self.worker)
+            try:
+                self._start(anew=True)
+                self._started_well()
+                started = True
+            except (ConfigError, OSError, subprocess.SubprocessError) as error:  # no memory for a fork, say
+                words = f"; the last one: {error}"
+                self._end_daemon()
+            except JobFailed as error:
+                self._give_up(str(error))
+                return
+
+    def _end_daemon(self) -> None:
+        """One that does not answer, and may yet: two must not speak for one trainer."""
+        if self._started is not None and process_start_time(self._pid) == self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _give_up(self, reason: str) -> None:
+        with self._news:
+            self._gave_up = reason
+            self._stop_script()
+            self._news.notify_all()
 
     def _stop_script(self) -> None:
         """After this step. The page has no other writer, now that the daemon is gone."""

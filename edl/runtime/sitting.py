@@ -65,6 +65,7 @@ class Sitting:
         self._failed_generation = 0  # a newer one that could not be entered
         self._missed = 0  # the newest generation whose switch this trainer has missed
         self._leave_asked = False
+        self._ended: say.Ended | None = None
         self._tainted = False  # a synchronization broke off: this state must not become anybody's
         self._marked = (0, 0)  # as the daemon was told
         self._kept = Kept(framework, extras)
@@ -369,6 +370,11 @@ class Sitting:
         self._leave_asked = True
         self.link.send(say.LeaveAsked())
 
+    def say_ended(self) -> None:
+        """The script has come to its end, a good one unless a failure was noted."""
+        self._ended = say.Ended(self.failure)
+        self.link.send(self._ended)
+
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
         story: list[say.FromTrainer] = [say.Hello(self.link.trainer, self._framework.name)]
@@ -388,6 +394,8 @@ class Sitting:
             story.append(say.Diverged(self.diverged))
         if self._leave_asked:  # perhaps of a daemon that the same signal has ended
             story.append(say.LeaveAsked())
+        if self._ended is not None:
+            story.append(self._ended)
         return story
 
 

@@ -131,7 +131,7 @@ class Trainer:
         if self._shards is not None:
             self._shards.close()
         link = self._seat.link
-        link.send(say.Ended(self._seat.failure))
+        self._seat.say_ended()
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         link.close()

@@ -74,8 +74,8 @@ class Job:
             # Nobody may have begun the last one when the word comes, so they pause for as long as it takes. Who leads,
             # if anybody does, may not know all.
             hold.touch()
-            begun = (line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, Given))
-            self.epochs = max(self.status()["epoch"], *begun) + 3
+            begun = [line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, Given)]
+            self.epochs = max([self.status().get("epoch", 0), *begun]) + 3
         draft = self.until.with_suffix(".new")
         draft.write_text(str(self.epochs))
         draft.rename(self.until)

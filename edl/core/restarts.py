@@ -1,0 +1,24 @@
+"""How often what keeps dying is started anew: a pure decision."""
+
+from __future__ import annotations
+
+from typing import Final
+
+MOST: Final = 5
+SESSIONS: Final = 6.0  # so many session time-outs make the time within which `MOST` are too many
+
+
+class Restarts:
+    """Of one trainer's daemon. Whoever dies now and then is started each time; one that always dies is not (I12)."""
+
+    def __init__(self, session_timeout_s: float) -> None:
+        self.within_s = SESSIONS * session_timeout_s
+        self._started: list[float] = []
+
+    def allow(self, now: float) -> bool:
+        """Another one may be started, and is."""
+        self._started = [at for at in self._started if now - at < self.within_s]
+        if len(self._started) >= MOST:
+            return False
+        self._started.append(now)
+        return True

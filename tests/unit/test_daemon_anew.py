@@ -1,0 +1,65 @@
+"""A daemon in the place of one that died, while the coordinator is away."""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+
+from edl.clock import ManualClock
+from edl.config import Settings
+from edl.coordination import zookeeper
+from edl.coordination.settings import Coordinator
+from edl.errors import ConfigError
+from edl.runtime import daemon as module
+from edl.runtime.daemon import AFTER_END, Daemon
+from edl.transport.page import Page
+
+AWAY = 5
+
+
+@pytest.fixture
+def tried(monkeypatch):
+    tried = []
+
+    async def away(*_: object) -> str:
+        tried.append(True)
+        if len(tried) <= AWAY:
+            raise ConfigError("nobody answers")
+        return "a session"
+
+    monkeypatch.setattr(zookeeper, "connect", away)
+    monkeypatch.setattr(module, "RETRY_S", 0.0)
+    return tried
+
+
+def daemon(tmp_path, *, anew: bool) -> Daemon:
+    Page.create(tmp_path / "page")
+    return Daemon(Settings(job="j", session_timeout_s=4.0), tmp_path, os.getpid(), anew=anew)
+
+
+async def test_it_waits_for_the_coordinator_as_long_as_the_trainer_lives(tried, tmp_path):
+    assert await daemon(tmp_path, anew=True)._connect(Coordinator("zk:2181")) == "a session"
+    assert len(tried) == AWAY + 1
+
+
+async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
+    with pytest.raises(ConfigError, match="nobody answers"):
+        await daemon(tmp_path, anew=False)._connect(Coordinator("zk:2181"))
+    assert len(tried) == 1
+
+
+async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monkeypatch):
+    one, clock = daemon(tmp_path, anew=True), ManualClock()
+    one._clock = clock
+    one._trainer_gone.set()
+
+    async def away(*_: object) -> str:
+        tried.append(True)
+        clock.advance(2.0)
+        raise ConfigError("nobody answers")
+
+    monkeypatch.setattr(zookeeper, "connect", away)
+    with pytest.raises(ConfigError, match="nobody answers"):
+        await one._connect(Coordinator("zk:2181"))
+    assert len(tried) == AFTER_END * 4.0 / 2.0 + 1
