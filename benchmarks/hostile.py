@@ -8,8 +8,8 @@ job listens is found in /proc, and gets its share of the inputs (benchmarks/host
 recorded of an honest client, for which the job's secret is read.
 
 The table tells what became of each kind; then, what the job counted itself, its step time before and during the attack,
-and what memory, logs and connections the attack has left with the daemons. Exit code 1 if anything was taken, if a
-refusal that the stranger heard of is not in the counts, if connections are left or logs grow, or if the job lost a
+and what memory, logs and connections the attack has left with the daemons. Exit code 1 if anything was taken or run, if
+a refusal that the stranger heard of is not in the counts, if connections are left or logs grow, or if the job lost a
 worker, a mini-batch, a sample or its leader.
 """
 
@@ -198,7 +198,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     job.wait_training()
     status = status_of(job)
     secret = (folder / "home/jobs" / NAME / "secret").read_bytes()
-    attacker = Attacker(secret, NAME, status["term"], workers_of(status), source)
+    attacker = Attacker(secret, NAME, status["term"], workers_of(status), source, folder / "stranger.py")
     if options.switches:
         await switch(job, attacker, status, options.switches, outcomes)
         status = status_of(job)
@@ -229,6 +229,7 @@ async def measure(options: argparse.Namespace, folder: Path) -> dict[str, Any]:
     kinds["batch_voided"] -= len(late)
     return {
         "inputs": outcomes.total(),
+        "code_run": int(attacker.mark.exists()),
         "seconds": ended - began,
         "ports": sorted(f"{target.role} {target.host}" for target in found),
         "outcomes": [
@@ -267,7 +268,7 @@ def planned_at(events: list[dict[str, Any]]) -> set[int]:
 
 
 def is_sound(result: dict[str, Any]) -> bool:
-    bad = ("accepted", "uncounted", "harm", "forced", "lost", "repeated", "wrong")
+    bad = ("accepted", "code_run", "uncounted", "harm", "forced", "lost", "repeated", "wrong")
     bounded = result["connections_left"] <= 0 and result["log_bytes"] <= LOG_BYTES
     return bounded and result["leaders"] == 1 and not any(result[name] for name in bad)
 
@@ -284,8 +285,9 @@ def show(result: dict[str, Any]) -> None:
     for name, ways in sorted(kinds.items()):
         how = ", ".join(f"{way} {number}" for way, number in ways.most_common())
         print(f"{name[0]:<12} {name[1]:<34} {ways.total():>6} {accepted[name]:>5}  {how}")
+    print(f"\ncode that a message names: {'run' if result['code_run'] else 'not run'}")
     counted = ", ".join(f"{reason} {number}" for reason, number in result["counted"].items())
-    print(f"\ncounted by the job: {counted}; told to the stranger and not counted: {result['uncounted']}")
+    print(f"counted by the job: {counted}; told to the stranger and not counted: {result['uncounted']}")
     print(f"honest calls meanwhile: {result['honest_calls']}, answered in {result['honest_ms']:.0f} ms (median)")
     before, during = result["step_ms_before"], result["step_ms_during"]
     print(f"a step: {before:.1f} ms before, {during:.1f} ms during the attack (medians), ratio {during / before:.3f}")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence
+from pathlib import Path
 from random import Random
 from typing import NamedTuple
 
@@ -17,6 +18,7 @@ import msgspec
 
 from benchmarks import hostile_wire as wire
 from edl.protocol import messages as say
+from edl.protocol.governing import Batching, BatchRule, Governing
 from edl.protocol.job import Identity
 from edl.transport.envelope import MAX_BYTES, VERSION, Request
 from edl.transport.errors import Refused
@@ -52,8 +54,13 @@ class Verdict(NamedTuple):
 class Attacker:
     """What a stranger holds: connections, another secret, and what was recorded of an honest client's messages."""
 
-    def __init__(self, secret: bytes, job: str, term: int, workers: Sequence[Identity], source: Random) -> None:
+    def __init__(
+        self, secret: bytes, job: str, term: int, workers: Sequence[Identity], source: Random, trap: Path
+    ) -> None:
+        """`trap`: code that leaves a mark beside itself when it is run."""
         self.source = source
+        self.trap = trap
+        trap.write_text(f"import pathlib\npathlib.Path({str(self.mark)!r}).touch()\nPolicy = object\n")
         self.term = term
         self.workers = workers
         self._secret, self._other_secret, self._job = secret, source.randbytes(32), job
@@ -62,6 +69,11 @@ class Attacker:
         self.sent_elsewhere = 0  # to daemons that do not lead
         self._recorded: dict[tuple[Target, type], tuple[bytes, int]] = {}
         self._channels: dict[Target, list[grpc.aio.Channel]] = {}
+
+    @property
+    def mark(self) -> Path:
+        """There once the trap was run."""
+        return self.trap.with_suffix(".sprung")
 
     async def call(self, target: Target, message: bytes, method: str = wire.METHOD, **options: object) -> bytes:
         """As gRPC's own client does it. Raises AioRpcError."""
@@ -284,6 +296,38 @@ async def replayed_registration(attacker: Attacker, target: Target) -> Verdict:
     return await told(attacker, target, message, attacker.honest(target))
 
 
+async def names_code(attacker: Attacker, target: Target) -> Verdict:
+    """Whoever has the keys presents a worker whose policy is code: on any disk, installed, or no code at all."""
+    source, trap = attacker.source, attacker.trap
+    policy = source.choice(
+        (
+            f"policy={trap}:Policy",
+            f"policy={trap.stem}",
+            "policy=os:system",
+            f"policy=sha256:{source.randbytes(31).hex()}",
+            f"policy=sha256:{source.randbytes(32).hex()}\n",
+            f"policy=sha256:{source.randbytes(32).hex()},cooldown=__import__('{trap.stem}')",
+            f"efficiency=0.1,policy={trap}:Policy",
+            f"function={trap}:Policy",
+            f"utility={trap},stride={10**30}",
+        )
+    )
+    table = ((source.choice((0, -1, 10**12)), 1),)
+    hostile = source.choice(
+        (
+            Governing(autoscale=policy),
+            Governing(stragglers=str(trap)),
+            Governing(every=source.choice((0, -1, 2**62))),
+            Governing(batching=Batching(BatchRule.TABLE, table=table)),
+            Governing(utility=policy * 5000),
+        )
+    )
+    worker = Identity(f"stranger-{source.randbytes(4).hex()}", "h", target.host, 1, 1)
+    register = say.Register(worker, 9, 1, 0, governing=hostile)
+    message = attacker.honest(target).seal(register, attacker.term)
+    return await told(attacker, target, message, attacker.honest(target))
+
+
 async def too_large(attacker: Attacker, target: Target) -> Verdict:
     return await called(attacker, target, bytes(MAX_BYTES + attacker.source.choice((1, 1000, 5000, 1_000_000))))
 
@@ -316,7 +360,7 @@ KINDS = (
     Kind("slow connections", RPC, 0.002, slow),
     Kind("calls that bring no message", RPC, 0.02, calls_without_message),
     Kind("calls that declare up to 4 GiB", RPC, 0.02, declared_length),
-    Kind("unknown methods", RPC, 0.06, unknown_method),
+    Kind("unknown methods", RPC, 0.04, unknown_method),
     Kind("sealed messages, cut off", RPC, 0.12, cut_off),
     Kind("sealed messages, bits flipped", RPC, 0.12, bits_flipped),
     Kind("unsealed msgpack bombs", RPC, 0.06, unsealed),
@@ -326,6 +370,7 @@ KINDS = (
     Kind("sealed, to another daemon", RPC, 0.03, to_another),
     Kind("sealed, replayed", RPC, 0.05, replayed),
     Kind("sealed, a registration replayed", RPC, 0.03, replayed_registration),
+    Kind("with valid keys, naming code to run", RPC, 0.02, names_code),
     Kind("larger than a message may be", RPC, 0.0003, too_large),
     Kind("compressed bombs", RPC, 0.0003, compressed),
     Kind("random bytes", (RENDEZVOUS,), 0.02, garbage),

@@ -89,8 +89,10 @@ def _autoscale(text: str) -> str:
 
 
 def _batch_policy(text: str) -> str:
-    """The form only; `edl.policy.choice` reads it."""
-    if not re.fullmatch(r"fixed-local(,most=[1-9][0-9]*)?|fixed-global|function=[^,]+:[A-Za-z_][A-Za-z_0-9]*", text):
+    """The form only; `edl.runtime.policies` reads it. `table=` is what a function said, as `edl run` hands it on."""
+    fixed, function = r"fixed-local(,most=[1-9][0-9]*)?|fixed-global", r"function=[^,]+:[A-Za-z_][A-Za-z_0-9]*"
+    pair = r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}"
+    if not re.fullmatch(rf"{fixed}|{function}|table={pair}(,{pair})*", text):
         raise ValueError("must be fixed-local, fixed-local,most=N, fixed-global or function=FILE.py:NAME")
     return text
 
@@ -292,6 +294,7 @@ TABLE: tuple[Setting, ...] = (
         "port of the local ZooKeeper (default: any free one)",
     ),
     Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
+    Setting("policy_file", _path, ("EDL_POLICY_FILE",)),
     Setting("batch_size", _whole_number(1), ("EDL_BATCH_SIZE",)),
     Setting("slot", _whole_number(0), ("EDL_SLOT",)),
     Setting("worker_id", _name, ("EDL_WORKER_ID",)),
@@ -326,6 +329,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
+    policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
     batch_size: int | None = None
     session_timeout_s: float = 10.0
     step_timeout_s: float = 60.0

@@ -18,26 +18,30 @@ from edl.errors import ConfigError, UsageError
 from edl.launch.local import Launch, Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
-from edl.policy.choice import Choice, batching, file_of
 from edl.runtime.audit import PATTERN, prepare, taken
+from edl.runtime.policies import tabulated, try_policy
 from edl.runtime.processes import raise_open_files
 
 
 def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(arguments.given, os.environ)
     command = checked_command(arguments.line)
-    _try_policy(settings)
+    policy = try_policy(settings)
+    table = tabulated(settings.batch_policy, settings.max_workers)
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)
     raise_open_files()
-    settings = msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
-    outcome = asyncio.run(_launch(settings, command))
+    job = settings.job or new_name(settings.home)
+    settings = msgspec.structs.replace(settings, job=job, batch_policy=table)
+    outcome = asyncio.run(_launch(settings, command, policy.source if policy is not None and policy.file else None))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, command: Sequence[str]) -> Outcome:
-    return await Launch(settings, launch_record(settings, command)).run()  # made inside the loop, which it belongs to
+async def _launch(settings: Settings, command: Sequence[str], policy: bytes | None) -> Outcome:
+    return await Launch(
+        settings, launch_record(settings, command), policy
+    ).run()  # made inside the loop, which it belongs to
 
 
 def _prepare_audit(folder: Path, *, alone: bool) -> None:
@@ -45,13 +49,6 @@ def _prepare_audit(folder: Path, *, alone: bool) -> None:
     prepare(folder)
     if alone and (others := sorted(folder.glob(PATTERN))):
         raise ConfigError(f"EDL_AUDIT={folder}: {taken(others[0])}")
-
-
-def _try_policy(settings: Settings) -> None:
-    """Whoever will lead reads it again, where it can only be logged that something is wrong."""
-    if settings.autoscale:
-        Choice.of(settings.autoscale).policy(file_of(settings.autoscale))
-    batching(settings.batch_policy, settings.max_workers)
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import sys
 import time
@@ -12,6 +13,7 @@ from edl.cli.telling import told
 from edl.launch.records import Record
 from edl.protocol.job import JobState, Status, WorkerState
 
+DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
 
@@ -25,7 +27,8 @@ def show_status(status: Status) -> None:
     if status.horovodrun:
         say(f"  horovodrun: {status.horovodrun}")
     if status.autoscale:
-        say(f"  autoscale {status.autoscale}: {status.ruling or 'it has not decided anything yet'}")
+        policy = DIGEST.sub(r"\1", status.autoscale)
+        say(f"  autoscale {policy}: {status.ruling or 'it has not decided anything yet'}")
     elif status.ruling:
         say(f"  {status.ruling}")
     if status.batch:

@@ -80,7 +80,9 @@ class Outcome(msgspec.Struct, frozen=True):
 class Launch:
     """One run of one command. Use it once, in a running event loop of the main thread."""
 
-    def __init__(self, settings: Settings, record: Record) -> None:
+    def __init__(self, settings: Settings, record: Record, policy: bytes | None = None) -> None:
+        """`policy`: the code that the job's size is chosen by, where that is a file of the user's."""
+        self._policy = policy
         self._settings = settings
         self._record = record
         self._folder = Folder(settings.job_home)
@@ -128,6 +130,7 @@ class Launch:
 
     async def _start(self, stack: AsyncExitStack) -> None:
         self._keep_secret()
+        self._keep_policy()
         coordinator = await self._unless_interrupted(
             stack.enter_async_context(coordinator_of(self._settings, self._folder))
         )
@@ -163,6 +166,13 @@ class Launch:
         else:
             return
         self._settings = msgspec.structs.replace(self._settings, secret_file=self._folder.secret)
+
+    def _keep_policy(self) -> None:
+        """As it was when it was typed: whoever leads later runs the same, whatever becomes of the file."""
+        if self._policy is not None:
+            self._folder.write_policy(self._policy)
+        kept = self._folder.policy if self._policy is not None else None
+        self._settings = msgspec.structs.replace(self._settings, policy_file=kept)
 
     async def _unless_interrupted(self, action: Coroutine[Any, Any, T]) -> T:
         task = asyncio.create_task(action)

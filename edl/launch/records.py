@@ -63,6 +63,7 @@ class Folder:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.secret = path / "secret"
+        self.policy = path / "policy.py"
         self.zookeeper = path / "zookeeper"
         self.logs = path / "logs"
         self.events = path / "events.jsonl"
@@ -81,6 +82,9 @@ class Folder:
 
     def write_secret(self, secret: bytes) -> None:
         self._replace(self.secret, secret)
+
+    def write_policy(self, source: bytes) -> None:
+        self._replace(self.policy, source)
 
     def write_status(self, status: bytes) -> None:
         self._replace(self.status, status)

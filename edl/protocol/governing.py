@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import Annotated, Final
 
 import msgspec
 
 from edl.protocol.divergence import Checking
+
+_NUMBER: Final = r"[0-9]{1,9}(\.[0-9]{1,9})?"
+_DIGEST: Final = r"sha256:[0-9a-f]{64}"
+_CHOICE: Final = rf"(efficiency={_NUMBER}|utility=[^,]+|policy={_DIGEST})"
+_AUTOSCALE: Final = rf"\A({_CHOICE}(,(stride|batches|cooldown)={_NUMBER}|,dry-run)*)?\Z"
+
+Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+Table = Annotated[tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)]
+"""Pairs of workers, and the batch of all of them."""
+
+
+def digest_text(digest: str) -> str:
+    """How code is called where it must not be named."""
+    return f"sha256:{digest}"
 
 
 class BatchRule(StrEnum):
@@ -21,20 +36,23 @@ class Batching(msgspec.Struct, frozen=True):
     """How large the batch of a step is, at any number of workers."""
 
     rule: BatchRule = BatchRule.LOCAL
-    most: int = 0  # of all workers together; 0: no bound (LOCAL)
-    table: tuple[tuple[int, int], ...] = ()  # what the user's function said: (workers, batch of all), ascending
+    most: Annotated[int, msgspec.Meta(ge=0)] = 0  # of all workers together; 0: no bound (LOCAL)
+    table: Annotated[
+        tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)
+    ] = ()  # what the user's function said: (workers, batch of all), ascending
 
     def __str__(self) -> str:
         return f"{self.rule.value},most={self.most}" if self.most else self.rule.value
 
 
 class Governing(msgspec.Struct, frozen=True):
-    """As its first worker says it; equal for all leaders."""
+    """As its first worker says it; equal for all leaders. What has another form is not taken (I18)."""
 
-    autoscale: str = ""  # as `edl run --autoscale` takes it; empty: nobody but people changes the size
-    utility: str = ""  # what the file named there holds
-    every: int = 10  # steps from one look to the next
-    stragglers: str = "off"  # or "tell", "replace", "share"
+    # As `edl run --autoscale` takes it, but a user's code by its digest; empty: nobody but people changes the size.
+    autoscale: Annotated[str, msgspec.Meta(pattern=_AUTOSCALE, max_length=4096)] = ""
+    utility: Annotated[str, msgspec.Meta(max_length=100_000)] = ""  # what the file named there holds
+    every: Count = 10  # steps from one look to the next
+    stragglers: Annotated[str, msgspec.Meta(pattern=r"\A(off|tell|replace|share)\Z")] = "off"
     batching: Batching = Batching()
     checking: Checking = Checking()
 

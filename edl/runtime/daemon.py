@@ -34,11 +34,9 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store
 from edl.coordination.store import Refused as StoreRefused
 from edl.core.seat import attention_step
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
-from edl.policy.choice import batching, file_of
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
-from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.driver import Word
 from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
@@ -49,6 +47,7 @@ from edl.runtime.membership import Candidacy, Membership
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.runtime.observer import Observer
 from edl.runtime.office import Office
+from edl.runtime.policies import Code, governing, own_code
 from edl.runtime.processes import raise_open_files, used_by, watch_exit
 from edl.runtime.stand_in import StandIn
 from edl.transport.errors import Reason, Refused
@@ -84,6 +83,8 @@ class Daemon:
         self._connection: Connection | None = None
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
+        self._code: Code | None = None
+        self._governing = Governing()
         self._office: Office | None = None
         self._membership: Membership | None = None
         self._stand_in: StandIn | None = None
@@ -116,6 +117,8 @@ class Daemon:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     async def _live(self) -> None:
+        self._code = own_code(self._settings)
+        self._governing = governing(self._settings, self._code)
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
         self._restored_at = self._clock.now()  # who comes first after an outage cannot tell that there was one
@@ -202,7 +205,8 @@ class Daemon:
 
     def _opened(self, store: Store, server: Server, address: str, port: int) -> Office:
         settings = self._settings
-        about = Reigning(self._job, self._worker, address, settings.session_timeout_s, settings.step_timeout_s)
+        session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
+        about = Reigning(self._job, self._worker, address, session_s, step_s, self._code)
 
         def lead(reign: Reign) -> Leader:
             return Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
@@ -215,15 +219,9 @@ class Daemon:
         slot = settings.driver_slot or ""
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot)
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
-        utility = file_of(settings.autoscale)
-        batches = batching(settings.batch_policy, settings.max_workers)
-        checking = Checking(settings.check_weights, OnDivergence(settings.on_divergence))
-        governing = Governing(
-            settings.autoscale, utility, settings.autoscale_every, settings.stragglers, batches, checking
-        )
         maximum = settings.max_workers or 0
         return messages.Register(
-            identity, settings.np, settings.min_workers, maximum, answering, governing, settings.keep_nodes_s
+            identity, settings.np, settings.min_workers, maximum, answering, self._governing, settings.keep_nodes_s
         )
 
     # ------------------------------------------------------------------------------------------------- the trainer

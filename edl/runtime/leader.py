@@ -51,6 +51,7 @@ from edl.protocol.job import OVER, Record
 from edl.runtime import remains
 from edl.runtime.chronicle import Chronicle, patiently
 from edl.runtime.governor import Governor
+from edl.runtime.policies import Code
 from edl.runtime.resigning import forget
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
@@ -73,6 +74,7 @@ class Reigning(msgspec.Struct, frozen=True):
     address: str  # the rendezvous listens here
     session_timeout_s: float
     step_timeout_s: float = 60.0
+    code: Code | None = None  # its own copy of a policy of the user's
 
 
 Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
@@ -123,7 +125,7 @@ class Leader:
                 tasks.create_task(self._watch_time())
                 tasks.create_task(self._sweep())
                 tasks.create_task(self._settle_in())
-                self._governor = Governor(machine, self._clock, self._put)
+                self._governor = Governor(machine, self._clock, self._put, self._about.code)
                 tasks.create_task(self._governor.run())
         except* Fenced:
             logger.info("term %d is over", self._reign.term)

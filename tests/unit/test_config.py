@@ -87,7 +87,8 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
         "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60,
         "check_weights": 50, "on_divergence": "heal",
-        "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in", "driver_slot": "localhost:1",
+        "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
+        "policy_file": tmp_path / "policy.py", "driver_slot": "localhost:1",
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
     settings = Settings.from_environment({}, **given)
