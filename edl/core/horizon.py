@@ -58,8 +58,11 @@ class Horizon:
         """
         return int(MORE_AT * self.lease_steps(step_time_s))
 
-    def switch_step(self, newest_step: int, age_s: float, step_time_s: float) -> int:
-        """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago."""
+    def switch_step(self, newest_step: int, age_s: float, step_time_s: float, words: int = 1) -> int:
+        """A step that no worker has committed when the word arrives; `newest_step` was reported `age_s` ago.
+
+        `words`: how many follow each other before that.
+        """
         if step_time_s <= 0:
-            return newest_step + 2
-        return newest_step + 1 + math.ceil((age_s + self.notice_s) / step_time_s)
+            return newest_step + 1 + words
+        return newest_step + 1 + math.ceil((age_s + words * self.notice_s) / step_time_s)

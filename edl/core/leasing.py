@@ -7,6 +7,10 @@ when leases are cut anew (`edl.core.recut`).
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+import msgspec
+
 from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.horizon import Horizon
@@ -21,6 +25,15 @@ from edl.protocol.ledger import LedgerSnapshot
 WORD_S = 0.2  # that orders take to reach every trainer, usually
 
 
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """From a ring that trains to the next: after which step, with which data, and the mark that these rest on."""
+
+    after_step: int | None  # None: at once, as the ring is broken; then the data is not known beforehand
+    ledger: LedgerSnapshot | None
+    recut: Recut | None
+
+
 class Leasing:
     """The data, by what is seen of the workers. `horizon`: how far it is leased ahead of them."""
 
@@ -28,6 +41,8 @@ class Leasing:
         self._draft = draft
         self._horizon = horizon
         self._enough_until = 0  # while nobody has applied this step, no more need be leased
+        self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
+        self._marks_for_switch = False  # it is for a switch that is wanted
         self._slowest: set[str] = set()  # of the ring: who is not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
@@ -67,9 +82,51 @@ class Leasing:
         left_s = (end - newest) * self._step_time_s() - (draft.now - at)
         return end if left_s > WORD_S else None
 
-    def planned(self, roster: tuple[str, ...], after_step: int | None) -> LedgerSnapshot | None:
-        """The data of a ring that is planned."""
-        return self._draft.supply.planned(roster, after_step, self._lease_steps())
+    def crossing(self, roster: tuple[str, ...]) -> Crossing | None:
+        """How a ring of `roster` can follow that which trains. None: not now."""
+        draft, under_way = self._draft, self._draft.record.recut
+        if under_way is not None:
+            told = recut.told_by(draft.record.roster, under_way, draft.seen)
+            if told is not None and (cut := self._crossing_at(roster, under_way, told)) is not None:
+                return cut
+            if told is None and draft.now - self._marked_since(under_way) < self._horizon.torn_s:
+                self._marks_for_switch = True
+                return None
+        step = self.switch_step()
+        if step is None:
+            return None
+        ledger = draft.supply.planned(roster, step, self._lease_steps())
+        if under_way is None and ledger is not None and ledger.outdated_until > (mark := self._mark(words=2)):
+            self._set_mark(mark)
+            self._marks_for_switch = True
+            return None
+        return Crossing(step, None if ledger is None else ledger.snapshot(), None)
+
+    def beginning(self, roster: tuple[str, ...]) -> Crossing:
+        """To the first ring of all."""
+        ledger = self._draft.supply.planned(roster, 0, self._lease_steps())
+        return Crossing(0, None if ledger is None else ledger.snapshot(), None)
+
+    def _crossing_at(self, roster: tuple[str, ...], mark: Recut, told: list[int]) -> Crossing | None:
+        """After the first of the steps that were told, as nobody can be beyond; None: no sample is left there."""
+        ledger, after_step = self._draft.supply.ledger, min(told)
+        if ledger is None or after_step >= ledger.wanted_step:
+            return None
+        read = min(max(told), ledger.covered_step)
+        planned = self._draft.supply.planned(roster, after_step, self._lease_steps(), read)
+        assert planned is not None
+        return Crossing(after_step, planned.snapshot(), msgspec.structs.replace(mark, planned=True))
+
+    def _marked_since(self, mark: Recut) -> float:
+        """This leader's own time: another one waits anew."""
+        if self._marked[0] != mark.number:
+            self._marked = (mark.number, self._draft.now)
+        return self._marked[1]
+
+    def _set_mark(self, step: int) -> None:
+        number = self._draft.record.recuts + 1
+        self._draft.change(recut=Recut(number, step), recuts=number)
+        self._marked = (number, self._draft.now)
 
     def enter(self, plan: Plan) -> int:
         """Bring the data to the generation that takes over; return the step that it takes over after."""
@@ -107,12 +164,16 @@ class Leasing:
             draft.keep_ledger()
 
     def go_on_cutting(self) -> None:
-        """The batches that go with this roster, in what was leased before it."""
+        """The samples and batches that go with this roster, in what was leased before it."""
         draft, ledger = self._draft, self._draft.supply.ledger
+        for_switch, self._marks_for_switch = self._marks_for_switch, False
+        if for_switch:
+            return
+        if self._holds_up():
+            draft.change(recut=None)
         match recut.follows(draft.record, ledger, draft.seen, self._mark):
             case recut.SetMark(step):
-                number = draft.record.recuts + 1
-                draft.change(recut=Recut(number, step), recuts=number)
+                self._set_mark(step)
             case recut.Lift():
                 draft.change(recut=None)
             case recut.Cut(step):
@@ -123,6 +184,15 @@ class Leasing:
                 draft.tell(Kind.RECUT, after_step=step, batch=ledger.batch, workers=len(draft.record.roster))
             case None:
                 pass
+
+    def _holds_up(self) -> bool:
+        """Somebody waits for samples at the mark of a plan, and cannot come to the ring that follows. It has not left
+        the ring of before, so that plan's never stood, nor will: all is as before.
+        """
+        mark, plan = self._draft.record.recut, self._draft.record.plan
+        if mark is None or not mark.planned or plan is None or not self._draft.seen.late:
+            return False
+        return any(self._draft.seen.misses(worker, plan.generation) for worker in plan.roster)
 
     def grant(self) -> None:
         """Lease as far ahead as it takes, and see whose step matters next."""
@@ -149,10 +219,10 @@ class Leasing:
         for epoch in epochs:
             self._draft.tell(Kind.EPOCH_ENDED, epoch=epoch)
 
-    def _mark(self) -> int:
-        """A step that the word arrives before."""
+    def _mark(self, words: int = 1) -> int:
+        """A step that the word arrives before, or so many words that follow each other."""
         newest, at = self._draft.newest()
-        return self._horizon.switch_step(newest, self._draft.now - at, self._step_time_s())
+        return self._horizon.switch_step(newest, self._draft.now - at, self._step_time_s(), words)
 
     def _step_time_s(self) -> float:
         return self._draft.seen.step_time_s(self._draft.record.roster)

@@ -1,26 +1,35 @@
-"""Batches of another size, put in force without stopping: what is leased is cut anew beyond what pipelines have read.
+"""What is leased ahead, cut anew beyond what pipelines have read, without stopping.
 
-A switch changes the batches of its workers, but what survivors hold by then was leased in those of before, and their
-pipelines may have read far into it. So once the new ring trains:
+What survivors of a switch hold by then was leased for the workers and the batches of before: newcomers would have
+nothing of it, and take part without samples of their own until it is used up. So:
 
 1. the leader sets a *mark*, a step that nobody is at yet. Each worker hands out nothing beyond it, or beyond what it
-   has handed out already, and tells that step;
+   has handed out already and the step that it works on, and tells that step;
 2. when all have told, what is leased beyond the last of these steps is taken back and leased anew.
 
-If the word arrives in time, nobody waits at the mark. While one is set, a worker that reaches it waits; so a mark is
-lifted as soon as anything else is planned, or a worker's script has ended. Then all is as before, and the leases of
-before are used up in their own batches.
+**Before a switch** that would leave somebody without samples, the mark comes first, and the plan once all have told: it
+has the leases of all, cut anew. The switch is after the first of the steps told, so that nobody can be beyond. The mark
+holds as long as such a plan may come into force; who comes to it waits at the end of that mini-batch, where rings
+change. Where not all tell in time (one hangs, say), the switch is planned as if there were no mark.
 
-Owns: what follows. Does not own: taking leases back (`edl.core.ledger`), keeping to a mark (`edl.runtime.feed`).
+**In a ring that trains**, where a switch could not do it (a forced one), or where the batch is shared out otherwise,
+the same follows it. Such a mark is lifted as soon as anything else is planned, or a worker's script has ended. Then all
+is as before, and the leases of before are used up in their own batches.
+
+If the word arrives in time, nobody waits at a mark.
+
+Owns: what follows. Does not own: taking leases back (`edl.core.ledger`), keeping to a mark (`edl.runtime.feed`), when a
+switch needs one (`edl.core.leasing`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from edl.core.ledger import Ledger
 from edl.core.sightings import Sightings
+from edl.protocol.governing import Recut
 from edl.protocol.job import Record
 
 
@@ -47,17 +56,25 @@ def follows(
     record: Record, ledger: Ledger | None, seen: Sightings, mark: Callable[[], int]
 ) -> SetMark | Cut | Lift | None:
     """What is to be done about leases in batches of before. `mark`: a step that the word arrives before."""
-    if ledger is None or not record.generation:
-        return None
     under_way = record.recut
+    if ledger is None or not record.generation or (under_way is not None and under_way.planned):
+        return None  # a plan's holds until its ring stands, or never will
     train = all(seen.trains(worker, record.generation) for worker in record.roster)
-    if record.plan is not None or not train:
-        return None if under_way is None else Lift()
+    idle = record.plan is not None or not train or ledger.outdated_until <= ledger.step
     if under_way is None:
-        if ledger.outdated_until <= ledger.step or ledger.outdated_until <= (step := mark()):
-            return None
-        return SetMark(step)
-    told = [seen.marked(worker) for worker in record.roster]
-    if any(number != under_way.number for number, _ in told):
-        return None
-    return Cut(min(max(step for _, step in told), ledger.covered_step))
+        return None if idle or ledger.outdated_until <= (step := mark()) else SetMark(step)
+    if idle:
+        return Lift()
+    told = told_by(record.roster, under_way, seen)
+    return None if told is None else Cut(min(max(told), ledger.covered_step))
+
+
+def told_by(roster: Iterable[str], recut: Recut, seen: Sightings) -> list[int] | None:
+    """How far each of `roster` may have read; None while not all have told."""
+    told = [seen.marked(worker) for worker in roster]
+    return None if any(number != recut.number for number, _ in told) else [step for _, step in told]
+
+
+def lifted(record: Record) -> Recut | None:
+    """What is left of a mark when something else is decided."""
+    return record.recut if record.recut is not None and record.recut.planned else None

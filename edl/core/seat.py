@@ -80,12 +80,14 @@ def attention_step(generation: int, orders: Orders) -> int:
     """The step from which on `next_move` may say something else than Stay; the trainer looks at no orders before."""
     if orders.verdict is Verdict.STOP:
         return 0
+    marks = [share.mark for share in orders.shares if share.recut and share.generation == generation]
+    mark = min(marks, default=NEVER)  # where it waits for what follows
     if orders.verdict is Verdict.LEAVE:
-        return orders.leave_after_step
+        return min(mark, orders.leave_after_step)
     assignment = orders.assignment
     if assignment is None or assignment.place.generation <= generation:
-        return NEVER
-    return assignment.after_step or 0
+        return mark
+    return min(mark, assignment.after_step or 0)
 
 
 def _is_due(seat: Seat, assignment: Assignment) -> bool:

@@ -12,6 +12,7 @@ from edl.core import recount, replacing, scaling
 from edl.core.draft import Draft
 from edl.core.inputs import Acknowledge, Refuse, Ruled, ScaleAsked, Scaling
 from edl.core.members import Cause, may
+from edl.core.recut import lifted
 from edl.events import Kind
 from edl.protocol.job import OVER, Taken
 
@@ -73,7 +74,7 @@ class Sizing:
             self._replace(ruled.replace[0], begun)
         elif act and ruled.shares:
             draft.supply.share_out(ruled.shares)
-            draft.keep_ledger(shares=ruled.shares, recut=None)
+            draft.keep_ledger(shares=ruled.shares, recut=lifted(draft.record))
         elif act and not ruled.replace and isinstance(change, scaling.Change):
             self._take(ScaleAsked(ruled.size), change)
 

@@ -56,14 +56,21 @@ class Supply:
         self.ledger.extend(spec.epochs)
         return True
 
-    def planned(self, roster: Sequence[str], after_step: int | None, ahead: int) -> LedgerSnapshot | None:
-        """The data as it will be after `after_step`, so that nobody asks for it inside the pause."""
+    def planned(
+        self, roster: Sequence[str], after_step: int | None, ahead: int, read: int | None = None
+    ) -> Ledger | None:
+        """The data as it will be after `after_step`, so that nobody asks for it inside the pause.
+
+        `read`: nobody has read beyond this step, nor will; what is leased of later ones is leased anew.
+        """
         if self.ledger is None or after_step is None:
             return None
         ledger = Ledger.restore(self.ledger.snapshot())
+        if read is not None:
+            ledger.recut(read)
         ledger.enter(roster, after_step, self._batches(ledger.spec, roster))
         ledger.grant(after_step + ahead)
-        return ledger.snapshot()
+        return ledger
 
     def enter(self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int) -> Epochs:
         """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.

@@ -7,10 +7,11 @@ one of. Does not own: whether one is needed and who is in it (`edl.core.planning
 
 from __future__ import annotations
 
+from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.horizon import Horizon
 from edl.core.inputs import CloseRing, HostRing
-from edl.core.leasing import Leasing
+from edl.core.leasing import Crossing, Leasing
 from edl.core.members import Cause
 from edl.core.orders import newcomers
 from edl.core.patience import NEVER
@@ -58,6 +59,7 @@ class Switching:
             state=JobState.RUNNING,
             unended="",
             begun=True,
+            recut=None,
         )
         draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
         draft.commands.append(CloseRing(plan.generation))
@@ -101,9 +103,7 @@ class Switching:
             self.shortage = ""
         match decision:
             case Follow(roster, forced):
-                step = self._leasing.switch_step() if draft.record.generation else 0
-                if forced or step is not None:
-                    self._plan(roster, None if forced else step)
+                self._follow(roster, forced)
             case WaitAnew():
                 self._wait_anew()
             case PutOff():
@@ -114,6 +114,15 @@ class Switching:
                 draft.end(JobState.FAILED, f"{reason}{draft.last_loss}")
             case None:
                 pass
+
+    def _follow(self, roster: tuple[str, ...], forced: bool) -> None:
+        """At once, or as soon as the ring that trains can be left."""
+        if forced:
+            self._plan(roster, Crossing(None, None, recut.lifted(self._draft.record)))
+        elif not self._draft.record.generation:
+            self._plan(roster, self._leasing.beginning(roster))
+        elif (crossing := self._leasing.crossing(roster)) is not None:
+            self._plan(roster, crossing)
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """Whoever is gone from the ring will be known in a moment: a plan with that one in it would fail, too."""
@@ -146,22 +155,22 @@ class Switching:
         if draft.now - self._short_at >= self._boot_s:
             draft.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{draft.last_loss}")
 
-    def _plan(self, roster: tuple[str, ...], after_step: int | None) -> None:
+    def _plan(self, roster: tuple[str, ...], crossing: Crossing) -> None:
         draft = self._draft
         generation = draft.record.planned + 1
         if draft.record.plan is not None:
             self._drop(draft.record.plan, roster)
         staying = [worker for worker in roster if draft.state(worker) is not WorkerState.LEAVING]
         draft.move_all(staying, Cause.PLANNED)
-        plan = Plan(generation, roster, after_step, self._leasing.planned(roster, after_step), draft.now)
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, draft.now)
         state = JobState.STARTING if draft.record.generation == 0 else JobState.SCALING
-        draft.change(plan=plan, planned=generation, state=state, recut=None)
+        draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut)
         draft.spans.planned_at = draft.now
         draft.commands.append(HostRing(generation, roster))
         draft.tell(
             Kind.SWITCH_SCHEDULED,
             next_generation=generation,
-            after_step=after_step,
+            after_step=crossing.after_step,
             size=len(roster),
             newcomers=newcomers(draft.record, plan),
         )
@@ -175,7 +184,7 @@ class Switching:
         draft.tell(Kind.SWITCH_PUT_OFF, next_generation=plan.generation, after_step=plan.after_step)
         self._close(plan, draft.record.roster)
         draft.move_all(self._on_their_way(draft.record.roster), Cause.PUT_OFF)
-        draft.change(plan=None, state=JobState.RUNNING)
+        draft.change(plan=None, state=JobState.RUNNING, recut=None)
 
     def _wait_anew(self) -> None:
         plan = self._draft.record.plan

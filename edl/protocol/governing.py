@@ -62,6 +62,7 @@ class Recut(msgspec.Struct, frozen=True):
 
     number: int  # never used twice
     mark: int
+    planned: bool = False  # a plan rests on it: what was leased beyond may be others' in its ring
 
 
 class Replacing(msgspec.Struct, frozen=True):

@@ -30,8 +30,11 @@ class LeaseFeed:
         self._recut = 0  # the one under way (`edl.core.recut`)
         self._mark = NEVER  # while it is, nothing beyond this step is handed out
 
-    def adopt(self, share: Share, stamp: tuple[int, int]) -> None:
-        """A share of the present generation; `stamp` is the term and version of its orders. Old news is dropped."""
+    def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
+        """A share of the present generation; `stamp` is the term and version of its orders. Old news is dropped.
+
+        `at_work`: the step that is worked on. Its samples may be asked for already, so they are handed out in any case.
+        """
         with self._changed:
             if stamp < self._newest:
                 return
@@ -42,7 +45,7 @@ class LeaseFeed:
             self._leases |= {lease.number: lease for lease in share.leases}
             if share.recut != self._recut:
                 self._recut = share.recut
-                self._mark = max(share.mark, self._handed_out) if share.recut else NEVER
+                self._mark = max(share.mark, self._handed_out, at_work) if share.recut else NEVER
             self._changed.notify_all()
 
     def want(self, epochs: int) -> None:
@@ -74,6 +77,11 @@ class LeaseFeed:
         """The recut under way, and the step that nothing is handed out beyond; zeros without one."""
         with self._changed:
             return (self._recut, self._mark) if self._recut else (0, 0)
+
+    def holds_at(self, step: int) -> bool:
+        """What follows `step`, here or in another ring, is about to be decided."""
+        with self._changed:
+            return bool(self._recut) and step >= self._mark
 
     @property
     def batch(self) -> int:

@@ -139,14 +139,26 @@ class Sitting:
         return next_move(self._seat(waiting=True), orders)
 
     def attend(self, timeout_s: float) -> None:
-        """The daemon asked for attention: see what the orders mean now."""
+        """The daemon asked for attention: see what the orders mean now.
+
+        At a mark it waits for what follows: here, as only here it could follow to another ring.
+        """
         orders = self.link.orders
-        if orders is None:
-            return
-        move = next_move(self._seat(), orders)
-        self.obey_endings(move)
-        if isinstance(move, Enter):
-            self.change_ring(timeout_s)
+        while orders is not None:
+            move = next_move(self._seat(), orders)
+            self.obey_endings(move)
+            if isinstance(move, Enter):
+                return self.change_ring(timeout_s)
+            self.hear(orders)
+            if not self._feed.holds_at(self.step):
+                return None
+            orders = self.link.wait_news(orders)
+        return None
+
+    @property
+    def held(self) -> bool:
+        """At a mark."""
+        return self._feed.holds_at(self.step)
 
     def obey_endings(self, move: Move | None) -> None:
         """Leave the job, or stop with it."""
@@ -260,7 +272,7 @@ class Sitting:
         """Take the share of this generation, if it is there. On the link's thread too: a generator may wait for it."""
         for share in orders.shares:
             if (share.generation, share.after_step) == (self.generation, self._entered_step):
-                self._feed.adopt(share, (orders.term, orders.version))
+                self._feed.adopt(share, (orders.term, orders.version), at_work=self.step + 1)
                 self._leases_of = share.generation
                 self._heed_mark()
                 return True
@@ -312,7 +324,9 @@ class Sitting:
 
     def _tell_missed(self, seat: Seat, move: Move) -> None:
         """A switch that was due before its word came, and cannot come about while nobody has samples to go on to."""
-        if not isinstance(move, Enter) or not move.assignment.after_step or self._feed.covers(seat.step + 1):
+        if not isinstance(move, Enter) or self._feed.covers(seat.step + 1):
+            return
+        if not move.assignment.after_step and not self._feed.marked[0]:  # else there are samples for a void mini-batch
             return
         generation = move.assignment.place.generation
         if seat.generation and generation > self._missed:

@@ -507,7 +507,7 @@ class Trainer:
             self._rates.count()
         seat.count.step += 1
         seat.audit.committed(seat.generation, seat.step, self._framework.applied())
-        if seat.step >= seat.link.page.attention_step:
+        if seat.step >= seat.link.page.attention_step or seat.held:
             old = seat.size
             seat.attend(self._timeout_s)
             self._tell_resized(old)

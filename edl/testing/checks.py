@@ -15,7 +15,7 @@ from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
 from edl.errors import InvalidTransition, JobFailed
 from edl.protocol.assignment import Assignment, Orders
-from edl.protocol.job import OVER, JobState, Record, WorkerState
+from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 Sample = tuple[int, int]  # epoch, position
+SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
 
 
 class Violation(AssertionError):
@@ -40,6 +41,7 @@ class Checks:
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
         self._trained_in: dict[Sample, int] = {}
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
+        self._newcomers: dict[int, set[str]] = {}  # by the generation that they were planned for
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
@@ -96,6 +98,7 @@ class Checks:
         if record.arrivals > before.arrivals:
             self._admits_no_more_than_may_train(record)
         if record.plan is not before.plan and record.plan is not None:
+            self._note_plan(before, record, record.plan)
             self._roster(record.plan.generation, record.plan.roster)
             self._respects_limits(record, record.plan.roster)
             if record.generation:
@@ -104,6 +107,13 @@ class Checks:
             self._roster(record.generation, record.roster)
             if record.generation <= before.generation:
                 self.violated("I2", f"generation {record.generation} follows {before.generation}")
+
+    def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
+        """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""
+        in_time = before.recut is None or record.recut is not None
+        newcomers = set(plan.roster) - set(record.roster)
+        if record.generation and plan.after_step is not None and newcomers and in_time:
+            self._newcomers[plan.generation] = newcomers
 
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
@@ -190,6 +200,7 @@ class Checks:
         told = {total_told(worker, step) for worker in members}
         if self.job.spec is not None and told != {len(samples)}:
             self.violated("I7", f"step {step} has {len(samples)} samples, and the workers were told {told}")
+        self._newcomers_take_part(ring, members, step)
         if not done:
             return
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
@@ -211,6 +222,24 @@ class Checks:
         if self.job.spec is None:
             return mean((of_own(worker.id, step) for worker in members), of=len(members))
         return mean(map(of_sample, samples), of=len(samples))
+
+    def _newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
+        """From their first step, where samples are left that no pipeline has read, enough of them for all."""
+        new = self._newcomers.pop(ring, ())
+        newcomers = [worker for worker in members if worker.id in new]
+        at = {worker.id: lease_at(worker, step) for worker in members}
+        batch = sum(lease.batch for lease in at.values() if lease is not None)
+        read = max([step + SOON, *(last for one in members for last in one.read)])
+        for worker in newcomers:
+            lease = at[worker.id]
+            if lease is None or lease.share(step) or not lease.batch:  # or these are batches of before
+                continue
+            left = sum(leased(one, lease.epoch, read) for one in members)
+            if left > batch:
+                self.violated(
+                    "newcomers",
+                    f"{worker.id} has no samples in its first step {step}, and nobody has read {left} of those leased",
+                )
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
         holders = [w.id for w in self.job.workers.values() if self._holds(w, step) and w not in members]
@@ -280,3 +309,9 @@ class Checks:
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:
         return worker.alive and not worker.stalled and not worker.leaving and worker.has_state
+
+
+def leased(worker: SimWorker, epoch: int, after_step: int) -> int:
+    """Samples of `epoch` that it holds for steps after that."""
+    leases = worker.share.leases if worker.share else ()
+    return sum(len(piece) for lease in leases if lease.epoch == epoch for piece in lease.left(after_step))

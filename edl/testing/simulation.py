@@ -413,18 +413,21 @@ class SimJob:
             return
         self.checks.heard(worker, orders, book.record)
         worker.orders, recut = orders, worker.recut
+        if worker.stalled:  # all of the process, say
+            return
         worker.attention = attention_step(worker.generation, orders)
         if worker.generation and worker.hear() and worker.sits:
             self._take_up(worker)
         if worker.recut != recut:
             self._stir(worker)
-        if worker.waits or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
+        if worker.waits or worker.is_held or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
             self.look(worker)
 
     def _is_hungry(self, worker: SimWorker) -> bool:
-        return self.spec is not None and (
-            worker.share is None or min(worker.share.covered_step, worker.mark) <= worker.step
-        )
+        if self.spec is None:
+            return False
+        share = worker.share
+        return share is None or share.covered_step <= worker.step or worker.step == worker.stuck
 
     def _take_up(self, worker: SimWorker) -> None:
         """There is data: train."""
@@ -452,7 +455,7 @@ class SimJob:
                 self._boot(worker)
 
     def _miss(self, worker: SimWorker, assignment: Assignment) -> None:
-        if assignment.after_step and assignment.place.generation > worker.missed:
+        if (assignment.after_step or worker.recut) and assignment.place.generation > worker.missed:
             worker.missed = assignment.place.generation
             self._stir(worker)
 

@@ -71,6 +71,7 @@ class SimWorker:
         "size",
         "stalled",
         "step",
+        "stuck",
         "tainted",
         "voided",
         "wanted",
@@ -98,6 +99,7 @@ class SimWorker:
         self.ahead = 1  # steps that its pipeline reads ahead
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
         self.recut, self.mark = 0, NEVER  # nothing beyond this step is read while that recut is under way
+        self.stuck = NEVER  # beyond this step it waits for samples that are behind the mark
         self.assignment: Assignment | None = None  # while it enters
         self.share: Share | None = None
         self.leases_of = 0  # the generation by whose leases `step` was trained
@@ -135,6 +137,11 @@ class SimWorker:
         """It hangs, or hears nothing for longer than others wait."""
         return self.stalled or self.deaf_until > 0
 
+    @property
+    def is_held(self) -> bool:
+        """At the end of a mini-batch, for what follows the mark."""
+        return self.doing is Doing.TRAINING and self.mark <= self.step != self.stuck
+
     def seat(self) -> Seat:
         return Seat(max(self.generation, self.failed_generation), self.step, self.waits)
 
@@ -167,7 +174,10 @@ class SimWorker:
                 self.share, self.leases_of = share, share.generation
                 if share.recut != self.recut:
                     self.recut = share.recut
-                    self.mark = max(share.mark, self.step, *self.read) if share.recut else NEVER
+                    # It works on the step after. Now and then it has heard just before it began that one.
+                    at_work = self.step + (self.step % 5 > 0)
+                    self.mark = max(share.mark, at_work, *self.read) if share.recut else NEVER
+                    self.stuck = self.step if self.mark <= self.step else NEVER
                 return True
         return False
 

@@ -171,3 +171,14 @@ def test_after_a_cut_the_samples_are_those_of_the_new_leases():
     assert [len(batch) for batch in taken] == [4, 4, 2, 2, 2, 2, 2, 2]
     assert [at for batch in taken for at in batch] == [at for piece in mine for at in range(piece.start, piece.stop)]
     assert worker.weight(3) == 0.5
+
+
+def test_the_samples_of_the_step_at_work_are_handed_out_whatever_the_mark():
+    """The script may wait for them already, where no ring can be changed; then it waits at the end of that step."""
+    worker = Worker()
+    share = msgspec.structs.replace(share_of(worker.ledger, "a", 1), after_step=0, recut=7, mark=0)
+    worker.adopt(share, (1, worker.version), at_work=1)
+    assert worker.marked == (7, 1)
+    assert (worker.holds_at(0), worker.holds_at(1)) == (False, True)
+    worker.hear()
+    assert not worker.holds_at(1)
