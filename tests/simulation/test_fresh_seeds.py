@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import secrets
+import sys
 import time
 
 import pytest
@@ -23,7 +24,7 @@ FIRST = secrets.randbelow(10**9)
 def test_no_invariant_breaks_in_jobs_that_nobody_has_played(capsys: pytest.CaptureFixture[str]) -> None:
     until, seed = time.monotonic() + FRESH_S, FIRST
     with capsys.disabled():
-        print(f"\nfresh seeds from {FIRST}, for {FRESH_S:g} s", flush=True)
+        sys.stdout.write(f"\nfresh seeds from {FIRST}, for {FRESH_S:g} s\n")
     while time.monotonic() < until:
         for broken, story in play(range(seed, seed + 1)).failures:
             pytest.fail(f"python -m benchmarks.simulation --first {broken} --seeds 1\n{story}", pytrace=False)
