@@ -234,7 +234,7 @@ class Ledger:
         if any(self._uncovered()):
             raise self._refused(f"recut({step}) before newcomers were granted leases (I7)")
         for member in self._members.values():
-            kept = tuple(_shortened(lease, step) for lease in member.leases if lease.after_step < step)
+            kept = tuple(lease.up_to(step) for lease in member.leases if lease.after_step < step)
             self._pool.give_back(piece for lease in member.leases for piece in lease.between(step, lease.until_step))
             member.number -= len(member.leases) - len(kept)
             member.leases = kept if step > self._step else ()  # then the first one is trained, as far as it goes now
@@ -486,14 +486,6 @@ def _check(spec: DataSpec) -> None:
 def _leasable(spec: DataSpec) -> int:
     """Epochs that may be leased."""
     return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
-
-
-def _shortened(lease: Lease, step: int) -> Lease:
-    """The part of `lease` up to `step`."""
-    if lease.until_step <= step:
-        return lease
-    kept = lease.between(lease.after_step, step)
-    return msgspec.structs.replace(lease, steps=step - lease.after_step, ranges=kept, final=False)
 
 
 def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:

@@ -95,6 +95,13 @@ class Lease(msgspec.Struct, frozen=True, array_like=True):
         skipped = max(0, after_step - self.after_step) * self.batch
         return cut(self.ranges, skipped, (until_step - self.after_step) * self.batch)
 
+    def up_to(self, step: int) -> Lease:
+        """What remains of it when all of later steps is taken back. Not for a step before its own."""
+        if self.until_step <= step:
+            return self
+        kept = self.between(self.after_step, step)
+        return msgspec.structs.replace(self, steps=step - self.after_step, ranges=kept, final=False)
+
     def left(self, step: int) -> tuple[Range, ...]:
         """What is not yet trained once `step` is committed."""
         return self.between(step, self.until_step)

@@ -7,7 +7,7 @@ Owns: which leases have come, and what each step weighs by them. Does not own: w
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from edl.core.seat import NEVER
 from edl.protocol.assignment import Share
@@ -39,10 +39,8 @@ class LeaseFeed:
             if stamp < self._newest:
                 return
             self._newest, self._share = stamp, share
-            newest = max((lease.number for lease in share.leases), default=None)
-            if newest is not None:  # what was leased on speculation, and not begun, may have been taken back
-                self._leases = {number: lease for number, lease in self._leases.items() if number <= newest}
-            self._leases |= {lease.number: lease for lease in share.leases}
+            held = _left_of(self._leases.values(), share.leases, share.covered_step)
+            self._leases = {lease.number: lease for lease in (*held, *share.leases)}
             if share.recut != self._recut:
                 self._recut = share.recut
                 self._mark = max(share.mark, self._handed_out, at_work) if share.recut else NEVER
@@ -105,8 +103,9 @@ class LeaseFeed:
                 self._changed.wait(POLL_S)
             if self._recut:
                 return None
-            first = min(self._leases, default=0)
-            return tuple(self._leases.get(x.number, x) for x in leases if x.number in self._leases or x.number < first)
+            held = tuple(self._leases[number] for number in sorted(self._leases))
+            trained = _left_of(leases, held, self._share.covered_step if self._share else NEVER)
+            return (*trained, *(self._leases[one.number] for one in leases if one.number in self._leases))
 
     def there_after(self, number: int) -> Lease | None:
         """The lease after `number`, if it is here."""
@@ -181,6 +180,15 @@ class LeaseFeed:
     def _at(self, step: int) -> Lease | None:
         with self._changed:
             return next((x for x in self._leases.values() if x.after_step < step <= x.until_step), None)
+
+
+def _left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int) -> tuple[Lease, ...]:
+    """Of `leases`, those before all of `newer`, which are in order: they are trained, as far as they were not cut.
+
+    What was leased on speculation, and not begun, may have been taken back.
+    """
+    number, after_step = (newer[0].number, newer[0].after_step) if newer else (NEVER, covered_step)
+    return tuple(one.up_to(after_step) for one in leases if one.number < number and one.after_step < after_step)
 
 
 def _run_of_share(lease: Lease, step: int) -> int:

@@ -182,3 +182,25 @@ def test_the_samples_of_the_step_at_work_are_handed_out_whatever_the_mark():
     assert (worker.holds_at(0), worker.holds_at(1)) == (False, True)
     worker.hear()
     assert not worker.holds_at(1)
+
+
+def test_a_lease_that_was_cut_where_the_next_ring_begins_is_gone_beyond():
+    """That ring's share no longer has it, as all that is left of it is trained."""
+    worker = Worker()
+    batches = worker.batches()
+    taken = [next(batches), next(batches)]
+    worker.hear(recut=7, mark=2)
+    worker.ledger.recut(2)
+    worker.ledger.enter(["b", "a", "c"], 2)
+    worker.ledger.grant(12)
+    worker.committed = 2
+    worker.hear()
+    worker.forget_before(3)
+    taken += [next(batches) for _ in range(2)]
+    leases = worker.ledger.leases("a")
+    assert [lease.after_step for lease in leases] == [2]
+    mine = [
+        at for step in (3, 4) for piece in leases[0].between(step - 1, step) for at in range(piece.start, piece.stop)
+    ]
+    assert [at for batch in taken[2:] for at in batch] == mine
+    assert worker.weight(3) == 1 / 3
