@@ -18,6 +18,7 @@ from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.models import learn, mean, of_own, of_sample
+from edl.testing.record_checks import RecordChecks
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
 
 if TYPE_CHECKING:
@@ -36,12 +37,14 @@ class Checks:
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
+        self.records = RecordChecks(self.violated)
         self._rosters: dict[int, tuple[str, ...]] = {}
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
         self._trained_in: dict[Sample, int] = {}
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
         self._newcomers: dict[int, set[str]] = {}  # by the generation that they were planned for
+        self._stable = 0  # by the ledger in force
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
@@ -63,6 +66,7 @@ class Checks:
         ledger = machine.ledger
         if ledger is None:
             return
+        self._is_stable(machine.record, ledger.step)
         known = (ledger, ledger.covered_step, machine.record.generation)
         if self._ledger != known:  # else it has only moved on by whole steps, which its leases know how to count
             self._ledger = known
@@ -75,6 +79,16 @@ class Checks:
             if now < self._reported.get(worker, now):
                 self.violated("I10", f"an old report of {worker} counts: {now} after {self._reported[worker]}")
             self._reported[worker] = now
+
+    def _is_stable(self, record: Record, step: int) -> None:
+        """What counts as trained is trained by all, whoever of them may die next."""
+        if step == self._stable:
+            return
+        self._stable = step
+        members = {member.identity.id for member in record.members}
+        for worker in (self.job.workers[worker] for worker in record.roster if worker in members):
+            if worker.alive and worker.step < step:
+                self.violated("I5", f"step {step} counts as stable, and {worker.id} has applied {worker.step}")
 
     def _accounts_for_every_sample(self, ledger: Ledger) -> None:
         try:
@@ -93,6 +107,7 @@ class Checks:
         if record.version <= before.version:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
+        self.records.durable(before, record)
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
@@ -168,6 +183,12 @@ class Checks:
         after_step = assignment.after_step
         if worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
+
+    def leaves(self, worker: SimWorker, orders: Orders) -> None:
+        """A worker obeys, and goes."""
+        if worker.sits and worker.doing is Doing.TRAINING and worker.step < orders.leave_after_step:
+            last = orders.leave_after_step
+            self.violated("I3", f"{worker.id} leaves after step {worker.step}, and its ring needs it up to {last}")
 
     def formed(self, generation: int, members: list[SimWorker], found: Mapping[str, Beginning | JobFailed]) -> None:
         """A ring stands, and each member has found how it begins, or that it cannot."""
@@ -255,6 +276,11 @@ class Checks:
         lives = worker.alive and not worker.stalled and worker.doing is not Doing.OVER
         return lives and worker.has_state and worker.step >= step
 
+    def missed(self, worker: SimWorker) -> None:
+        """Its daemon has had no session for long."""
+        if any(one.identity.id == worker.id and one.state is not WorkerState.DONE for one in self.job.durable.members):
+            self.violated("I12", f"{worker.id} is gone, host and all, and still is a member")
+
     # ------------------------------------------------------------------------------------------------------ the end
 
     def reached(self, size: int) -> None:
@@ -300,11 +326,19 @@ class Checks:
         able = [worker for worker in left if self._could_go_on(self.job.workers[worker])]
         if able:
             self.violated("I5", f"the job failed: {reason}; and {able} could have gone on")
+        leavers = [one.identity.id for one in record.members if one.state is WorkerState.LEAVING]
+        givers = [one for one in leavers if one in record.roster and self._could_give(self.job.workers[one])]
+        if givers and any(self.job.workers[one].rehearsed and self.job.workers[one].alive for one in staying):
+            self.violated("I5", f"the job failed: {reason}; and {givers} could have handed on what they have")
 
     def _did_not_end(self, worker: SimWorker) -> None:
         """Or it did, and its host was gone before that could be told."""
         if worker.phase is Phase.DONE and worker.daemon:
             self.violated("ends", f"the job failed, as {worker.id} is said not to have come to its end")
+
+    @staticmethod
+    def _could_give(worker: SimWorker) -> bool:
+        return worker.alive and not worker.stalled and worker.has_state and worker.doing is not Doing.OVER
 
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:

@@ -95,6 +95,7 @@ class SimLeader:
                 self.alive = False
                 return
             self.job.make_durable(record)
+            self.job.checks.records.told(self.kept, record, commands)
         for command in commands:
             match command:
                 case HostRing(generation, roster):

@@ -209,6 +209,12 @@ class SimJob:
     def _expire(self, worker: SimWorker) -> None:
         self._roll.discard(worker.id)
         self._call(Vanished(worker.id, "its daemon's session ended"))
+        self.after(2 * SESSION_S, self._is_missed, worker, self._calm_at)
+
+    def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
+        """By whoever leads, unless something else has happened meanwhile."""
+        if calm_at == self._calm_at and self.durable.state not in OVER and self.leader.alive:
+            self.checks.missed(worker)
 
     def _renew(self, worker: SimWorker) -> None:
         """Another daemon registers, and is told the trainer's story a moment later."""
@@ -448,6 +454,7 @@ class SimJob:
                     self.checks.enters(worker, assignment)
                     self.rings.arrive(worker, assignment)
             case Leave():
+                self.checks.leaves(worker, worker.orders)
                 self._finish(worker, Phase.DONE, "")
             case Stop(reason):
                 self._finish(worker, Phase.FAILED if reason else Phase.DONE, reason)

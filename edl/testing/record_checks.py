@@ -1,0 +1,52 @@
+"""What must hold of the records that leaders write, one after the other, and of the events that go with them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable
+from typing import NoReturn
+
+from edl.core.inputs import Command, Tell
+from edl.events import Kind
+from edl.protocol.job import OVER, JobState, Record
+
+Complain = Callable[[str, str], NoReturn]
+
+
+class RecordChecks:
+    """Of one job. `violated`: who is told of an invariant that does not hold."""
+
+    def __init__(self, violated: Complain) -> None:
+        self._violated = violated
+        self._were_members: set[str] = set()
+
+    def durable(self, before: Record, record: Record) -> None:
+        """`record` was written over `before`."""
+        if record.members is before.members:
+            return
+        after = {member.identity.id for member in record.members}
+        if again := after & self._were_members:
+            self._violated("ids", f"{sorted(again)} are members again; ids are used once")
+        self._were_members |= {member.identity.id for member in before.members} - after
+        places = [(member.identity.host, member.local_rank) for member in record.members]
+        if len(set(places)) != len(places):
+            self._violated("local ranks", f"two members have the same: {sorted(places)}")
+
+    def told(self, before: Record, record: Record, commands: Iterable[Command]) -> None:
+        """With what was written come the events that tell of it."""
+        kinds = {command.kind for command in commands if isinstance(command, Tell)}
+        if missing := set(due(before, record)) - kinds:
+            self._violated("events", f"version {record.version} was written without {sorted(missing)}")
+
+
+def due(before: Record, record: Record) -> Collection[Kind]:
+    """The events without which nobody would know what has changed."""
+    found: list[Kind] = []
+    if record.state in OVER and before.state not in OVER:
+        found.append(Kind.JOB_FINISHED if record.state is JobState.FINISHED else Kind.JOB_FAILED)
+    elif record.plan is not None and record.planned != before.planned:
+        found.append(Kind.SWITCH_SCHEDULED)
+    if record.arrivals != before.arrivals:
+        found.append(Kind.WORKER_JOINING)
+    if any(gone.reason and gone not in before.gone for gone in record.gone):
+        found.append(Kind.WORKER_LOST)
+    return found
