@@ -36,17 +36,28 @@ def show_account(found: Account) -> None:
         f"{job}{found.steps} steps, {_counted(found.workers, 'worker')} and "
         f"{_counted(found.generations, 'generation')} in all"
     )
+    if found.updates is not None:
+        show.say(_updates(found.steps, found.updates, found.weightless))
     rows = [_row(epoch) for epoch in found.epochs]
     show.table(("epoch", "total", "trained", "lost", "repeated", ""), rows)
     for epoch in found.epochs:
         _show_offenders(epoch)
     for taken in found.first_wrong:
         show.say(f"{taken.worker} was given other samples in step {taken.step} than those of its positions")
+    for one in found.first_misweighed:
+        show.say(f"{one.worker} went into step {one.step} with weight {one.weight:g}, and {one.right:g} is right")
     if len(found.epochs) < found.epochs_wanted:
         show.say(f"{len(found.epochs)} of {found.epochs_wanted} epochs have begun")
     lost, repeated = (sum(getattr(epoch, what) for epoch in found.epochs) for what in ("lost", "repeated"))
     wrong = f", {_counted(found.wrong, 'wrong batch', 'es')}" if found.wrong else ""
+    wrong += f", {_counted(found.misweighed, 'wrong weight')}" if found.misweighed else ""
     show.say(f"{lost} lost, {repeated} repeated{wrong}", "" if found.clean else "red")
+
+
+def _updates(steps: int, updates: int, weightless: int) -> str:
+    told = f"{_counted(updates, 'update')}, {_counted(weightless, 'step')} weighed nothing"
+    others = steps - updates - weightless
+    return told + (f", {_counted(others, 'step')} made no update" if others > 0 else "")
 
 
 def _row(epoch: EpochAccount) -> tuple[str, ...]:

@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 from edl.core.lineage import Span, WorkerAudit, lineage
 from edl.core.permutation import samples_at
 from edl.errors import UsageError
-from edl.protocol.audit import Ended, Given, Opened
+from edl.protocol.audit import Committed, Ended, Given, Opened
 from edl.protocol.data import DataSpec, Range
 
 FIRST = 5  # offenders of a kind that are named
+NEAR = 1e-6  # weights are rounded on their way through a framework
 
 
 class Taken(msgspec.Struct, frozen=True):
@@ -56,6 +57,15 @@ class EpochAccount(msgspec.Struct, frozen=True):
     first_repeated: tuple[Offender, ...]
 
 
+class Weighed(msgspec.Struct, frozen=True):
+    """A worker's samples went into an update with another weight than their share of all of that step."""
+
+    step: int
+    worker: str
+    weight: float
+    right: float
+
+
 class Account(msgspec.Struct, frozen=True):
     """The whole job."""
 
@@ -67,10 +77,15 @@ class Account(msgspec.Struct, frozen=True):
     epochs_wanted: int
     wrong: int  # steps of workers whose samples were not those of their positions
     first_wrong: tuple[Taken, ...]
+    updates: int | None  # steps that have changed the model; None: not all steps have a worker that says so
+    weightless: int  # steps in which nobody had samples (I13)
+    misweighed: int  # shares of workers in updates
+    first_misweighed: tuple[Weighed, ...]
 
     @property
     def clean(self) -> bool:
-        return not self.wrong and not any(epoch.lost or epoch.repeated for epoch in self.epochs)
+        samples = any(epoch.lost or epoch.repeated for epoch in self.epochs)
+        return not (self.wrong or self.misweighed or samples)
 
 
 class _Hand(msgspec.Struct, frozen=True):
@@ -84,6 +99,27 @@ class _Hand(msgspec.Struct, frozen=True):
         return any(piece.epoch == epoch and piece.start <= position < piece.stop for piece in self.line.ranges)
 
 
+class _Weighing(msgspec.Struct, frozen=True):
+    """What a step was made of."""
+
+    step: int
+    samples: dict[str, int]  # of each member
+    weights: dict[str, float]  # of those who lived to tell, and could
+
+    @property
+    def updated(self) -> bool | None:
+        """None: nobody tells."""
+        return any(self.weights.values()) if self.weights else None
+
+    def misweighed(self) -> Iterator[Weighed]:
+        """Of an update. Where all left it out, as a loss was not finite, nobody was weighed wrongly."""
+        total = sum(self.samples.values())
+        for worker, weight in self.weights.items() if self.updated else ():
+            right = self.samples[worker] / total if total else 0.0
+            if abs(weight - right) > NEAR:
+                yield Weighed(self.step, worker, weight, right)
+
+
 def account(audits: Sequence[WorkerAudit]) -> Account:
     """Raises UsageError for audits that do not belong together, or are not complete."""
     job, spec, spans = _job_of(audits), _spec_of(audits), lineage(audits)
@@ -92,6 +128,8 @@ def account(audits: Sequence[WorkerAudit]) -> Account:
     wrong = [hand.taken for hand in hands if hand.counts and _check(spec, hand.line.ranges) != hand.line.check]
     over = _epochs_over(audits, spans, hands)
     begun = max(over, max(by_epoch, default=-1) + 1)
+    weighings = tuple(_weighings(audits, spans, hands))
+    misweighed = [one for weighing in weighings for one in weighing.misweighed()]
     return Account(
         job=job,
         workers=len(audits),
@@ -101,6 +139,10 @@ def account(audits: Sequence[WorkerAudit]) -> Account:
         epochs_wanted=spec.epochs,
         wrong=len(wrong),
         first_wrong=tuple(wrong[:FIRST]),
+        updates=None if any(one.updated is None for one in weighings) else sum(bool(one.updated) for one in weighings),
+        weightless=sum(not sum(one.samples.values()) for one in weighings),
+        misweighed=len(misweighed),
+        first_misweighed=tuple(misweighed[:FIRST]),
     )
 
 
@@ -131,6 +173,22 @@ def _hands(audits: Sequence[WorkerAudit], spans: Sequence[Span]) -> Iterator[_Ha
         newest = {line.step: line for line in audit.lines if isinstance(line, Given)}
         for step, line in newest.items():
             yield _Hand(Taken(step, audit.worker), line, (audit.worker, step) in counted)
+
+
+def _weighings(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
+    """Of all steps that count."""
+    samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
+    weights = {
+        (audit.worker, line.generation, line.step): line.weight
+        for audit in audits
+        for line in audit.lines
+        if isinstance(line, Committed) and line.weight is not None
+    }
+    for span in spans:
+        for step in range(span.after_step + 1, span.until_step + 1):
+            told = {worker: weights.get((worker, span.generation, step)) for worker in span.members}
+            known = {worker: weight for worker, weight in told.items() if weight is not None}
+            yield _Weighing(step, {worker: samples.get((worker, step), 0) for worker in span.members}, known)
 
 
 def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_Hand]]:

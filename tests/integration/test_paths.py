@@ -87,6 +87,22 @@ def test_torch(edl: Any, tmp_path: Any, way: str) -> None:
     check(edl, job)
 
 
+def test_a_strangers_script(edl: Any, tmp_path: Any) -> None:
+    """Written without a thought of other workers: weights and their average are equal after each step, to the bit."""
+    job = Job(edl, tmp_path / "out", 2, script=["torch_stranger.py", "--way", "its own"], **LIMITS)
+    check(edl, job)
+    living = {f"steps-{result['pid']}" for result in job.results()}
+    found = defaultdict(set)
+    workers = Counter[int]()
+    for file in job.out.glob("steps-*.jsonl"):
+        lines = [json.loads(line) for line in file.read_text().splitlines()]
+        for line in lines if file.stem in living else lines[:-1]:  # the last step of who is killed may be void
+            found[line["step"]].add(line["digest"])
+            workers[line["step"]] += 1
+    assert all(len(digests) == 1 for digests in found.values()), found
+    assert set(workers.values()) >= {2, 3}
+
+
 def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, tmp_path: Any) -> None:
     """The script counts epochs by itself, so each must be given to it once, an empty one where all was trained."""
     job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", "horovod"], EDL_MAX_RESTARTS="1")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from edl.cli import main
-from edl.core.audit import Account, Offender, Taken, account
+from edl.core.audit import Account, Offender, Taken, Weighed, account
 from edl.core.lineage import WorkerAudit, lineage
 from edl.core.permutation import samples_at
 from edl.errors import ConfigError, UsageError
@@ -301,6 +301,50 @@ def test_a_look_at_samples_to_come_is_no_handing_out(tmp_path: Path) -> None:
     assert [line.step for line in found.lines if isinstance(line, Given)] == [1]
 
 
+# -------------------------------------------------------------------------------------------------------- weights
+
+
+def weighed(first: float | None, second: float | None, *, stand_ins: bool = False) -> Account:
+    """One step of two workers, with these weights: of two samples each, or of none; before it a step with weights."""
+    mine, yours = (given(2), given(2)) if stand_ins else (given(2, (4, 6)), given(2, (6, 8)))
+    return found(
+        {
+            "a": [Sat(1, 0, 0, 2), given(1, (0, 2)), Committed(1, 1, 0.5), mine, Committed(1, 2, first)],
+            "b": [Sat(1, 0, 1, 2), given(1, (2, 4)), Committed(1, 1, 0.5), yours, Committed(1, 2, second)],
+        }
+    )
+
+
+def counts(account: Account) -> tuple[int | None, int, int, bool]:
+    return account.updates, account.weightless, account.misweighed, account.clean
+
+
+def test_it_says_how_many_updates_were_made() -> None:
+    assert counts(weighed(0.5, 0.5)) == (2, 0, 0, True)
+    assert counts(weighed(0.0, 0.0)) == (1, 0, 0, True)  # all left it out, as a scaled loss was not finite
+    assert counts(weighed(0.0, 0.0, stand_ins=True)) == (1, 1, 0, True)
+
+
+def test_a_step_that_was_applied_though_nobody_had_samples_is_wrong() -> None:
+    account = weighed(0.0, 1.0, stand_ins=True)
+    assert counts(account) == (2, 1, 1, False)
+    assert account.first_misweighed == (Weighed(2, "b", 1.0, 0.0),)
+
+
+@pytest.mark.parametrize(("first", "second"), [(0.25, 0.75), (1.0, 0.0), (0.5, 0.0)])
+def test_a_weight_that_is_not_the_share_of_the_samples_is_wrong(first: float, second: float) -> None:
+    assert not weighed(first, second).clean
+
+
+def test_who_was_killed_before_it_could_tell_is_told_of_by_others() -> None:
+    assert counts(weighed(None, 0.5)) == (2, 0, 0, True)
+    assert counts(weighed(None, None)) == (None, 0, 0, True)  # of a version that did not write weights, say
+
+
+def test_lines_of_a_version_without_weights_are_read() -> None:
+    assert decoded(b'["committed",1,2]\n') == (Committed(1, 2, None),)
+
+
 # ---------------------------------------------------------------------------------------------------- the command
 
 
@@ -319,6 +363,19 @@ def test_verify_says_that_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixt
         "0      8      8        0     0",
         "0 lost, 0 repeated",
     ]
+
+
+def test_verify_says_what_weighed_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    lines: dict[str, list[Line]] = {
+        "a": [Sat(1, 0, 0, 1), given(1, (0, 8)), Committed(1, 1, 1.0), given(2), Committed(1, 2, 0.0), Ended(1, 2)]
+    }
+    assert main(["data", "verify", str(written(tmp_path, lines))]) == 0
+    assert capsys.readouterr().out.splitlines()[1] == "1 update, 1 step weighed nothing"
+    lines["a"][4] = Committed(1, 2, 1.0)
+    assert main(["data", "verify", str(written(tmp_path, lines))]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[1] == "2 updates, 1 step weighed nothing"
+    assert said[-2:] == ["a went into step 2 with weight 1, and 0 is right", "0 lost, 0 repeated, 1 wrong weight"]
 
 
 def test_verify_names_who_was_lost_and_repeated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
