@@ -78,6 +78,7 @@ class TensorFlowFramework:
         self._rate = TensorRate()
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
+        self._reducers: list[Reducer] = []
         self._more_variables: list[Any] = []
         self._kept: Callable[[], None] | None = None
         self._session: SessionVariables | None = None  # whose variables make up the model
@@ -120,7 +121,9 @@ class TensorFlowFramework:
         return self._tape_reducer
 
     def _reducer(self, trainer: StepPort, number: int | str) -> Reducer:
-        return Reducer(trainer, self.ring, self._share, self._waiting, self._averaged, number)
+        reducer = Reducer(trainer, self.ring, self._share, self._waiting, self._averaged, number)
+        self._reducers.append(reducer)
+        return reducer
 
     def expect_traces(self) -> None:
         """Functions will be traced that reduce, though their first traces did not."""
@@ -128,7 +131,12 @@ class TensorFlowFramework:
             self._share.create()
 
     def updates(self) -> tuple[int, ...] | None:
-        """What each update changes, be it only the scale of a loss that was not finite. None: nobody can tell."""
+        """What changes with each update, be it one that nobody had samples for. None: nobody can tell."""
+        counts = self._counts()
+        return None if counts is None else (*counts, *(reducer.skipped for reducer in self._reducers))
+
+    def _counts(self) -> tuple[int, ...] | None:
+        """What each update changes, be it only the scale of a loss that was not finite."""
         optimizers = [optimizer for optimizer in self._optimizers if keras_optimizer.is_keras(optimizer)]
         if not optimizers or not tf.executing_eagerly():
             return None
@@ -177,7 +185,7 @@ class TensorFlowFramework:
     def synchronize(self, root: int) -> int:
         self._note_session()
         moved = synchronize(self._variables(), self.ring, root)
-        self._counted = self.updates()  # what came with the model is no update of this worker's
+        self._counted = self._counts()  # what came with the model is no update of this worker's
         return moved
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
@@ -196,7 +204,7 @@ class TensorFlowFramework:
         self._share.set(weight, weightless=weightless)
 
     def applied(self) -> float | None:
-        before, self._counted = self._counted, self.updates()
+        before, self._counted = self._counted, self._counts()
         if self._counted is None:
             return None
         return 0.0 if self._counted == before else self._share.value

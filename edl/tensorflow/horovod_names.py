@@ -75,9 +75,9 @@ class DistributedGradientTape:
         """As `tf.GradientTape.gradient`."""
         found = self._tape.gradient(target, sources, *args, **kwargs)
         averaged = average(framework.tape_reducer(trainer), found, sources)
-        if averaged is None:
+        if averaged is None and trainer.voided:
             raise RingBroken("the gradients were not averaged: a peer is gone")
-        return averaged
+        return found if averaged is None else averaged
 
 
 def broadcast_variables(variables: Any, root_rank: int) -> Any:

@@ -46,7 +46,7 @@ class Elastic(Ordered):
         if self._edl is not None and gradients:
             variables = self._trainable_variables if trainable_variables is None else list(trainable_variables)  # type: ignore[attr-defined]
             if self._edl.is_averaged(variables):
-                gradients = None if self._edl.idle else gradients
+                gradients = None if self._edl.skips() else gradients
             else:
                 gradients = self._edl.average(gradients, variables)
         if gradients is not None:

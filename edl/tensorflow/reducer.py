@@ -59,6 +59,7 @@ class Reducer:
             int, Any
         ] = {}  # positions of gradients that were sparse here, with the type of their indices
         self._all_present: Any = None
+        self.skipped = 0  # updates that were not made, as nobody had samples
 
     def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
         """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or nobody has
@@ -67,7 +68,7 @@ class Reducer:
         if not tf.executing_eagerly():
             return _each_present(gradients, self._average_in_graph)
         self._trainer.before_reduce()
-        if self.idle:
+        if self.skips():
             return None
         if self._ring.size == 0:
             raise UsageError("edl.Optimizer: no job was joined; call edl.init() before the first step")
@@ -89,10 +90,14 @@ class Reducer:
         """A tape has averaged the gradients of these, which are applied now."""
         return self._averaged.take(variables, self._trainer.step())
 
-    @property
-    def idle(self) -> bool:
-        """Executing eagerly, there is no update in this mini-batch."""
-        return tf.executing_eagerly() and (self._trainer.voided or self._share.weightless)
+    def skips(self) -> bool:
+        """Executing eagerly, there is no update in this mini-batch. One that nobody has samples for is over all the
+        same, and whoever looks whether there was an update must see it.
+        """
+        if not tf.executing_eagerly():
+            return False
+        self.skipped += self._share.weightless
+        return self._trainer.voided or self._share.weightless
 
     # -------------------------------------------------------------------------------------------------- eagerly
 

@@ -42,7 +42,7 @@ class Elastic:
                 "edl.Optimizer: apply_gradients() got gradients that nobody averaged; "
                 "take them from its compute_gradients() or from an edl.GradientTape(), or call minimize()"
             )
-        if self._edl.idle:
+        if self._edl.skips():
             return None
         # The first samples of all, which may come inside the graph, settle the rate: it is read after the gradients.
         with tf.control_dependencies([gradient for gradient, _ in pairs if gradient is not None]):

@@ -194,10 +194,17 @@ def test_a_step_without_samples_changes_nothing_eagerly(framework: Any) -> None:
     job = Job(framework)
     job.step()
     before, iterations = job.weights(), int(job.optimizer.iterations)
-    framework.set_weight(0.0, weightless=True)
+    framework.applied()
+    for number in (1, 2):
+        updates = framework.updates()
+        framework.set_weight(0.0, weightless=True)
+        job.step()
+        assert framework.updates() != updates, "a training function would wait for the end of this mini-batch"
+        framework.set_weight(1.0)
+        assert (job.weights(), int(job.optimizer.iterations)) == (before, iterations)
+        assert framework.applied() == 0.0, number
     job.step()
-    framework.set_weight(1.0)
-    assert (job.weights(), int(job.optimizer.iterations)) == (before, iterations)
+    assert framework.applied() == 1.0
 
 
 def test_a_void_step_changes_nothing(framework: Any) -> None:
