@@ -31,6 +31,7 @@ class Kind(StrEnum):
     TOO_FEW_WORKERS = "too_few_workers"
     WORKER_LEFT = "worker_left"
     WORKER_LOST = "worker_lost"
+    WORKER_UNFIT = "worker_unfit"
     BATCH_VOIDED = "batch_voided"
     DIVERGED = "diverged"
     RECUT = "recut"

@@ -41,6 +41,8 @@ def show_status(status: Status) -> None:
             f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained, "
             f"{data.leased} leased, {data.unassigned} unassigned"
         )
+    for one in status.unfit:
+        say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")
     if status.workers:
         rows = [
             (

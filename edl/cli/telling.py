@@ -64,6 +64,10 @@ def _lost(details: Details) -> str:
     return f"{details['worker']}, which was {details['was']}: {details['reason']}"
 
 
+def _unfit(details: Details) -> str:
+    return f"{details['worker']} of {details['host']} can be part of no ring: {details['reason']}"
+
+
 def _recounted(details: Details) -> str:
     freed, lost = ", ".join(details["freed"]), ", ".join(details["given_up"])
     line = f"horovodrun has {details['size']} workers" + (f", without {freed}" if freed else "")
@@ -88,6 +92,7 @@ WORDS: Mapping[str, Callable[[Details], str]] = {
     "scaled": _scaled,
     "worker_left": _spent,
     "worker_lost": _lost,
+    "worker_unfit": _unfit,
 }
 
 

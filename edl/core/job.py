@@ -17,6 +17,7 @@ from edl.core import recount, scaling
 from edl.core.divergence import CAUSES, told
 from edl.core.draft import Draft
 from edl.core.ending import Ending
+from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
 from edl.core.hosts import free_local_rank
 from edl.core.inputs import (
@@ -83,7 +84,8 @@ class JobMachine:
         self._waits = Waits(patience)
         self._sizing = Sizing(self._draft, patience.boot_s)
         self._leasing = Leasing(self._draft, horizon)
-        self._switching = Switching(self._draft, self._sizing, self._leasing, horizon, patience.boot_s)
+        self._fitness = Fitness(self._draft, horizon, patience)
+        self._switching = Switching(self._draft, self._sizing, self._leasing, self._fitness, horizon, patience.boot_s)
         self._ending = Ending(self._draft, patience.boot_s)
         self._history: deque[Input] = deque(maxlen=50)
 
@@ -133,6 +135,7 @@ class JobMachine:
         for member in self.record.members:
             if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
                 self._miss(member.identity.id, "its daemon had no session when a new leader took over")
+        self._fitness.excuse()
         if self.record.plan is not None:
             self._draft.commands.append(HostRing(self.record.plan.generation, self.record.plan.roster))
 
@@ -164,6 +167,9 @@ class JobMachine:
             draft.commands.append(
                 Refuse(f"{full}: wait until one leaves, or give it a larger --max-np at its next start")
             )
+            return
+        if refusal := self._fitness.refusal(happened.identity):
+            draft.commands.append(Refuse(refusal))
             return
         number = self.record.arrivals + 1
         asks_from = recount.asks_from(self.record, self.seen)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from edl.core.hosts import grouped
 from edl.core.scaling import BOOTING, GOING
 from edl.core.sightings import Sightings
+from edl.core.unfit import suspects
 from edl.protocol.job import Member, Record, WorkerState
 
 
@@ -92,6 +93,7 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     if not forced:
         # Who is done keeps its seat, until the ring must be made anew for those who are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
+    staying = _without_the_unproven(now, staying, forced)
     leavers: list[str] = []
     if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
         # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
@@ -110,6 +112,26 @@ def _nobody_would_come(now: Situation) -> bool:
     """All are at the end of their scripts, whoever is lost there."""
     at_the_end = now.spent and now.record.plan is None and not is_broken(now)
     return at_the_end or outlived(now.record.roster, now.members)
+
+
+def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> set[str]:
+    """A ring that comes to nothing for a newcomer's sake is made anew without it, and it is tried once more, alone,
+    when the others train again (I14). Where too few would be left without them, they are needed.
+    """
+    record, trials = now.record, now.record.trials
+    staying = staying - {trials.left_out}
+    newest = record.plan.generation if record.plan else record.generation
+    doubted = set(suspects(trials, record.roster)) if record.roster else set()
+    if trials.judged == newest and record.roster:
+        doubted = staying.difference(record.roster)
+    sure = staying - doubted
+    if len(sure) < record.limits.minimum:
+        return staying
+    trains = now.seen.newest_step(record.roster)[0] > record.began_step
+    if not forced and trains and sure.issubset(record.roster):
+        order = sorted(staying & doubted, key=lambda worker: now.members[worker].number)
+        sure.update(order[:1])
+    return sure
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:

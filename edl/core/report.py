@@ -40,6 +40,7 @@ def status_of(
         ruling=record.ruling,
         batching=str(record.governing.batching),
         batch=ledger.batch if ledger else 0,
+        unfit=record.trials.unfit,
     )
 
 

@@ -7,8 +7,13 @@ one of. Does not own: whether one is needed and who is in it (`edl.core.planning
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import msgspec
+
 from edl.core import recut
 from edl.core.draft import Draft
+from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
 from edl.core.inputs import CloseRing, HostRing
 from edl.core.leasing import Crossing, Leasing
@@ -19,16 +24,19 @@ from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAne
 from edl.core.sizing import Sizing
 from edl.core.spans import since_ms
 from edl.events import Kind
-from edl.protocol.job import JobState, Plan, WorkerState
+from edl.protocol.job import OVER, JobState, Plan, WorkerState
 
 
 class Switching:
     """The plan of the next generation. `boot_s`: how long others are waited for where too few are left."""
 
-    def __init__(self, draft: Draft, sizing: Sizing, leasing: Leasing, horizon: Horizon, boot_s: float) -> None:
+    def __init__(
+        self, draft: Draft, sizing: Sizing, leasing: Leasing, fitness: Fitness, horizon: Horizon, boot_s: float
+    ) -> None:
         self._draft = draft
         self._sizing = sizing
         self._leasing = leasing
+        self._fitness = fitness
         self._horizon = horizon
         self._boot_s = boot_s
         self.shortage = ""  # why the next generation waits for workers to come
@@ -49,7 +57,9 @@ class Switching:
         if plan is None or not all(draft.seen.sits(worker, plan.generation) for worker in plan.roster):
             return
         old, first = draft.record.roster, draft.record.generation == 0
-        step = self._leasing.enter(plan)
+        step, trials = self._leasing.enter(plan), draft.record.trials
+        if old and step > draft.record.began_step:
+            trials = msgspec.structs.replace(trials, proven=old)
         draft.change(
             generation=plan.generation,
             began_step=step,
@@ -60,6 +70,7 @@ class Switching:
             unended="",
             begun=True,
             recut=None,
+            trials=trials,
         )
         draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
         draft.commands.append(CloseRing(plan.generation))
@@ -94,11 +105,14 @@ class Switching:
 
     def follow(self) -> None:
         """Do what `edl.core.planning` decides."""
-        draft = self._draft
-        situation = Situation(draft.record, draft.members, draft.seen, self._is_torn(), draft.supply.spent)
+        draft, torn = self._draft, self._is_torn()
+        situation = Situation(draft.record, draft.members, draft.seen, torn, draft.supply.spent)
         if self._may_hear_why(situation):
             return
-        decision = decide(situation)
+        self._fitness.look(situation)
+        if draft.record.state in OVER or self._is_too_early():
+            return
+        decision = decide(replace(situation, record=draft.record, members=draft.members))
         if not isinstance(decision, TooFew):
             self.shortage = ""
         match decision:
@@ -125,15 +139,26 @@ class Switching:
             self._plan(roster, crossing)
 
     def _may_hear_why(self, situation: Situation) -> bool:
-        """Whoever is gone from the ring will be known in a moment: a plan with that one in it would fail, too."""
+        """Whoever is gone from the ring, or says why it failed, will be known in a moment: a plan with that one in it
+        would fail, too.
+        """
+        now = self._draft.now
+        if due := self._fitness.hears_more(situation):
+            self.wake_at = due
+            return True
         if not fails_unexplained(situation):
             self._broken_at, self.wake_at = None, NEVER
             return False
-        now = self._draft.now
         self._broken_at = now if self._broken_at is None else self._broken_at
         due = self._broken_at + self._horizon.loss_s
         self.wake_at = due if now < due else NEVER
         return now < due
+
+    def _is_too_early(self) -> bool:
+        """What a ring failed for may pass: the next one that is planned just so waits for moments."""
+        early = self._draft.now < self._fitness.again_at
+        self.wake_at = self._fitness.again_at if early else self.wake_at
+        return early
 
     def _is_torn(self) -> bool:
         draft = self._draft

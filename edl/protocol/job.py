@@ -97,6 +97,35 @@ class Taken(msgspec.Struct, frozen=True):
     target: int  # what it was answered with
 
 
+class Strike(msgspec.Struct, frozen=True):
+    """A worker whose rings came to nothing so often, since it was last in one that made a step."""
+
+    worker: str
+    times: int
+    reason: str
+
+
+class Unfit(msgspec.Struct, frozen=True):
+    """A worker that cannot be part of a ring, and its host."""
+
+    worker: str
+    host: str
+    address: str
+    reason: str
+
+
+class Trials(msgspec.Struct, frozen=True):
+    """What is known of who can be part of a ring (`edl.core.unfit`)."""
+
+    proven: tuple[str, ...] = ()  # the ring before the present one, or before that, that has made a step
+    judged: int = 0  # the newest generation whose coming to nothing was looked into
+    strikes: tuple[Strike, ...] = ()
+    failed: int = 0  # rings in a row that came to nothing, and nobody knows whose fault it was
+    left_out: str = ""  # of the next ring, to see whether it stands without this member
+    tried: tuple[str, ...] = ()  # those that were left out before, in vain
+    unfit: tuple[Unfit, ...] = ()  # the last ones
+
+
 class Record(msgspec.Struct, frozen=True):
     """All that the leaders of a job have decided so far."""
 
@@ -139,6 +168,7 @@ class Record(msgspec.Struct, frozen=True):
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
     unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
     begun: bool = False  # somebody has sat in a ring: whoever comes from then on boots alone (I4)
+    trials: Trials = Trials()
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -180,6 +210,7 @@ class Status(msgspec.Struct, frozen=True):
     ruling: str = ""  # why it is as it is, or should be
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: nobody has asked for data yet
+    unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
 
     @property
     def spent(self) -> bool:

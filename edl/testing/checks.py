@@ -17,6 +17,7 @@ from edl.errors import InvalidTransition, JobFailed
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
+from edl.testing.faults import Fault
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.record_checks import RecordChecks
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 Sample = tuple[int, int]  # epoch, position
 SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
+PLANS = 20  # without a step between them, besides what members and faults may cause
 
 
 class Violation(AssertionError):
@@ -47,6 +49,7 @@ class Checks:
         self._stable = 0  # by the ledger in force
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
+        self._plans, self._planned_at = 0, 0  # so many since this step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
 
     @property
@@ -108,6 +111,10 @@ class Checks:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
         self.records.durable(before, record)
+        if record.trials.unfit is not before.trials.unfit:
+            self._only_who_is_cut_off_is_unfit(record)
+        if record.plan is not None and record.planned > before.planned:
+            self._comes_to_steps(record)
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
@@ -135,6 +142,19 @@ class Checks:
             worker = self.job.workers[gone.worker]
             if gone not in before.gone and "hangs" in gone.reason and worker.sits and not worker.is_odd:
                 self.violated("I12", f"{worker.id} sits in its ring, and is given up as one that hangs")
+
+    def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
+        for one in record.trials.unfit:
+            worker = self.job.workers[one.worker]
+            if worker.alive and not worker.cut_off and not worker.is_odd:
+                self.violated("I14", f"{worker.id} is held to be unfit: {one.reason}")
+
+    def _comes_to_steps(self, record: Record) -> None:
+        """Rings that come to nothing are not planned again and again."""
+        self._plans = self._plans + 1 if self._planned_at == self.steps else 1
+        self._planned_at = self.steps
+        if self._plans > PLANS + 3 * len(record.members) + 2 * sum(self.job.struck.values()):
+            self.violated("I14", f"{self._plans} rings were planned, and none has made a step")
 
     def _roster(self, generation: int, roster: tuple[str, ...]) -> None:
         if self._rosters.setdefault(generation, roster) != roster or len(set(roster)) != len(roster):
@@ -272,8 +292,8 @@ class Checks:
 
     @staticmethod
     def _holds(worker: SimWorker, step: int) -> bool:
-        """Whoever's script has ended is no survivor: it cannot give its state to anybody."""
-        lives = worker.alive and not worker.stalled and worker.doing is not Doing.OVER
+        """Whoever's script has ended is no survivor: it cannot give its state to anybody. Nor whoever is cut off."""
+        lives = worker.alive and not worker.stalled and not worker.cut_off and worker.doing is not Doing.OVER
         return lives and worker.has_state and worker.step >= step
 
     def missed(self, worker: SimWorker) -> None:
@@ -286,7 +306,7 @@ class Checks:
     def reached(self, size: int) -> None:
         """`size` was the last that anybody asked for, long ago, and nothing has happened since."""
         record = self.job.durable
-        if self.job.hangs():
+        if self.job.hangs() or self.job.struck[Fault.CUT_OFF]:  # then hosts may be refused for a while
             return
         if record.state not in OVER and (record.target, len(record.roster)) != (size, size):
             self.violated(
@@ -316,6 +336,8 @@ class Checks:
             return
         if "before their data did" in reason and self.job.spec is not None and self.job.spec.by_sample:
             return  # the one case that the documentation admits
+        if self.job.struck[Fault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
+            return
         if "workers are left and the job needs" in reason and self.job.durable.limits.minimum > 1:
             return
         if "has the model's state" not in reason:

@@ -47,6 +47,7 @@ def due(before: Record, record: Record) -> Collection[Kind]:
         found.append(Kind.SWITCH_SCHEDULED)
     if record.arrivals != before.arrivals:
         found.append(Kind.WORKER_JOINING)
-    if any(gone.reason and gone not in before.gone for gone in record.gone):
-        found.append(Kind.WORKER_LOST)
+    unfit = {one.worker for one in record.trials.unfit}
+    gone = [one.worker for one in record.gone if one.reason and one not in before.gone]
+    found += {Kind.WORKER_UNFIT if worker in unfit else Kind.WORKER_LOST for worker in gone}
     return found

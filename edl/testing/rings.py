@@ -87,6 +87,9 @@ class Rings:
         if meeting is None:
             self._later(worker, place.generation, "nobody answers at the rendezvous")
             return
+        if worker.cut_off and len(meeting.roster) > 1 and self.job.random.random() < 0.5:  # it notices by itself
+            self._later(worker, place.generation, "connect: no route to host")
+            return
         if worker.alive and not worker.stalled:
             meeting.arrived.add(worker.id)
         if len(meeting.arrived) == len(meeting.roster):
@@ -132,6 +135,10 @@ class Rings:
         living = [worker for worker in came if worker.alive and not worker.stalled]
         if len(living) < len(members):
             self._break_off(members, came, living, meeting.generation)
+            return
+        if len(members) > 1 and any(worker.cut_off for worker in members):
+            for worker in members:
+                self._later(worker, meeting.generation, "connection reset by peer")
             return
         beginnings = self._talk(members)
         if not beginnings:

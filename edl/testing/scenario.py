@@ -11,10 +11,11 @@ import msgspec
 
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
-from edl.testing.faults import draw
+from edl.testing.faults import Fault, Moment, Planned, draw
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
+CUT_OFF = 0.15  # somebody can be part of no ring from some moment on
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
@@ -52,6 +53,10 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
     if source.random() < 0.3:
         job.after(0.3 * within_s, job.demand, source.randint(minimum, maximum or 4))
+    cut = random.Random(f"cut off {seed}")  # noqa: S311
+    if cut.random() < CUT_OFF:
+        moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
+        job.plan([Planned(Fault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))])
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)

@@ -194,6 +194,8 @@ class SimJob:
             case Fault.STALL:
                 victim.stalled = True
                 self.rings.missed(victim)
+            case Fault.CUT_OFF:
+                victim.cut_off = True
             case Fault.DEAFEN:
                 victim.deaf_until = self.now + 20 * STEP_S
             case Fault.RENEW_DAEMON if victim.daemon:

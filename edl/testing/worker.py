@@ -43,6 +43,7 @@ class SimWorker:
         "assignment",
         "attention",
         "begins_epochs",
+        "cut_off",
         "daemon",
         "deaf_until",
         "doing",
@@ -81,6 +82,7 @@ class SimWorker:
         self.id = worker
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
+        self.cut_off = False  # no ring forms with it
         self.doing = Doing.COMING
         self.generation = 0  # of the ring it sits in, or sat in last
         self.failed_generation = 0  # of a newer one that it could not enter

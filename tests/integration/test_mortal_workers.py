@@ -51,6 +51,26 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
     job.expect_exactly_once()
 
 
+def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
+    job = Job(edl, tmp_path / "out", workers=2)
+    job.wait_size(2)
+    newcomer = job.join(EDL_TEST_DIE="cut off")
+    assert newcomer.wait(120) == 1
+    job.wait_steps(STEPS_ON)
+    job.wait_size(2)
+    [unfit] = job.status()["unfit"]
+    events = job.finish()
+    [told] = [event for event in events if event["kind"] == "worker_unfit"]
+    assert (told["worker"], told["host"]) == (unfit["worker"], unfit["host"])
+    assert "no route to host" in told["reason"]
+    pauses = [event["pause_ms"] for event in events if event["kind"] == "scaled"]
+    assert len(pauses) <= 2
+    assert max(pauses) < 30_000, f"half a step time-out: {pauses}"
+    assert len(job.results()) == 2
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     died = tmp_path / "died"
     job = Job(edl, tmp_path / "out", workers=2, EDL_TEST_DIE="sending the state", EDL_TEST_DIED=str(died))

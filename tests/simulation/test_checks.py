@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import msgspec
 import pytest
 
 from edl.core import (
@@ -24,6 +25,7 @@ from edl.core import (
     sizing,
     supply,
     switching,
+    unfit,
 )
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
@@ -139,6 +141,15 @@ def admits_more_than_the_maximum(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(scaling, "staying", lambda _record: [])
 
 
+def leaves_nobody_out(patch: pytest.MonkeyPatch) -> None:
+    judged = msgspec.structs.replace
+    patch.setattr(unfit, "judge", lambda trials, found: unfit.Judgement(judged(trials, judged=found.generation)))
+
+
+def blames_whoever_is_first(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(unfit, "accused", lambda evidence, _proven: {evidence.roster[0]: "it is the first"})
+
+
 def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
     plan = switching.Switching._plan
 
@@ -215,6 +226,8 @@ MUTANTS: dict[Mutant, set[str]] = {
     loses_requests_during_a_switch: {"requests"},
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
+    leaves_nobody_out: {"I14", "I12"},
+    blames_whoever_is_first: {"I14"},
     lets_a_missed_switch_stand: {"I12"},
     leaves_leased_what_nobody_can_have_begun: {"I6"},
     cuts_what_somebody_has_read: {"I7"},
@@ -271,6 +284,13 @@ def leaves_at_a_mark(seed: int) -> SimJob:
     return job
 
 
+def cut_off(seed: int) -> SimJob:
+    """One can be part of no ring any more, and then another dies, so that all need one."""
+    job = SimJob(LONG, seed=seed, workers=4)
+    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 5), Planned(Fault.KILL, Moment.STEPPING, 6)])
+    return job
+
+
 def other_jobs(seed: int) -> SimJob:
     return scenario(SEEDS + seed)
 
@@ -291,6 +311,8 @@ RARE = {  # what few seeds of `scenario` come across within a minute
     lets_a_missed_switch_stand: word_comes_late,
     never_lifts_a_mark: leaves_at_a_mark,
     leaves_leased_what_nobody_can_have_begun: other_jobs,
+    leaves_nobody_out: cut_off,
+    blames_whoever_is_first: cut_off,
 }
 
 

@@ -104,3 +104,15 @@ def test_the_last_size_asked_for_is_reached(seed: int) -> None:
     job.after(0.1, job.ask, 4)
     job.after(1.0, job.demand, 1 + seed % 4)
     job.run()
+
+
+@pytest.mark.parametrize("moment", [Moment.READY, Moment.ENTERING, Moment.STEPPING])
+@pytest.mark.parametrize("seed", range(5))
+def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(moment: Moment, seed: int) -> None:
+    job = SimJob(LONG, seed=seed, workers=3)
+    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.CUT_OFF, moment, 4 if moment is Moment.ENTERING else 1)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    cut_off = {worker.id for worker in job.workers.values() if worker.cut_off}
+    assert {one.worker for one in job.durable.trials.unfit} == cut_off
+    assert len(job.durable.roster) >= 3

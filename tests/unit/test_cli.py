@@ -294,6 +294,11 @@ def test_events_for_people_and_for_programs(home, capsys):
          "2 → 3 workers; survivors paused for 41 ms (leave 1, enter 30, state 8); 4.1 s after it was asked for"),
         ("worker_lost", {"worker": "w3", "was": "warming", "reason": "killed"}, "w3, which was warming: killed"),
         ("worker_lost", {"worker": "w3", "reason": "killed"}, "worker=w3 reason=killed"),
+        (
+            "worker_unfit",
+            {"worker": "w3", "host": "h", "reason": "no route"},
+            "w3 of h can be part of no ring: no route",
+        ),
         ("decision", {"size": 4, "reason": "efficient"}, "size=4 reason=efficient"),
     ],
 )  # fmt: skip

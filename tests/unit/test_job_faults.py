@@ -44,6 +44,10 @@ class Job:
         for worker in workers:
             self.see(worker, Phase.TRAINING, generation, step)
 
+    def wait(self, seconds: float) -> None:
+        self.now += seconds
+        self.feed(TimePassed())
+
     def succeed(self, *alive: str) -> None:
         """Another leader goes on from the record."""
         self.machine = JobMachine(self.machine.record, Horizon.of(10.0))
@@ -157,6 +161,7 @@ def test_a_smaller_size_asked_for_before_the_first_ring_stands_is_kept() -> None
     job = Job("w0", "w1", "w2")
     job.feed(ScaleAsked(2))
     job.see("w0", Phase.BROKEN, 1, 0, data=None)  # it did not form
+    job.wait(job.machine.horizon.loss_s)
     job.sit(*job.plan.roster, generation=job.plan.generation)
     assert (job.machine.record.target, job.machine.record.roster) == (2, ("w0", "w1"))
 
@@ -317,11 +322,29 @@ def test_a_leaver_that_hands_on_the_model_counts_among_those_the_job_may_have() 
     assert job.plan.roster == ("w0", "w1")
     job.see("w2", Phase.READY, 0)
     job.see("w3", Phase.READY, 0)
-    job.see("w0", Phase.BROKEN, 2, 3, leaving=True)
-    assert len(job.plan.roster) == 3
-    assert job.plan.roster[0] == "w0"
-    job.sit("w0", "w1", "w2", generation=job.plan.generation, step=3)
+    job.sit("w0", "w1", generation=2, step=job.plan.after_step or 0)
     assert job.plan.roster == ("w1", "w2", "w3")
+
+
+def test_a_ring_that_is_made_anew_has_no_more_members_than_the_job_may_have() -> None:
+    job = Job("w0", spec=LONG, maximum=3)
+    job.sit("w0")
+    for worker in ("w1", "w2"):
+        job.join(worker)
+    job.see("w0", Phase.TRAINING, 1, 3, leaving=True)
+    job.join("w3")
+    job.see("w1", Phase.READY, 0)
+    for worker in ("w2", "w3"):
+        job.see(worker, Phase.READY, 0)
+    job.see("w1", Phase.FAILED, 0, reason="killed")
+    assert job.plan.roster == ("w0", "w2", "w3")
+    job.join("w4")
+    job.see("w4", Phase.READY, 0)
+    job.see("w3", Phase.FAILED, 0, reason="killed")
+    job.join("w5")
+    job.see("w5", Phase.READY, 0)
+    job.see("w2", Phase.FAILED, 0, reason="killed")
+    assert job.plan.roster == ("w0", "w4", "w5")
 
 
 def all_leave(phase: Phase) -> Job:

@@ -9,6 +9,7 @@ from typing import Any
 
 from edl.collectives.horovod import HorovodRing
 from edl.core.seat import Leave, Move
+from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.runtime.sitting import Sitting
 
@@ -38,6 +39,9 @@ def _entering(enter: Any) -> Any:
     def dying(ring: HorovodRing, place: Place, timeout_s: float) -> None:
         if place.size > 1 and MOMENT == "entering":
             die()
+        if place.size > 1 and MOMENT == "cut off":  # it lives, and so does its daemon
+            ring.leave()
+            raise RingBroken("the ring did not form: connect: no route to host")
         if place.size > 1 and MOMENT == "connecting":
             threading.Timer(0.02, die).start()
         enter(ring, place, timeout_s)
