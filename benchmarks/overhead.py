@@ -5,10 +5,12 @@
 Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by one under
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
 edl's steps include taking the samples from the generator and `notify_batch_end()`. Printed for both ranks together:
-the ratio of the median step times with its standard error (bootstrap over stretches of 50 steps), the call of
-`notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it), and the share of
-a core that each daemon takes, which a host without a core to spare has to pay too. Goals: a ratio of 1.003, 5 us for
-the call; exit code 1 beyond 1.01 or 5 us.
+the ratio of the median step times with its standard error (bootstrap over stretches of 50 steps); the same of the
+processor time that the two processes took, all threads, which other work on the machine blurs less; the call of
+`notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
+the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
+share of a core that each daemon takes, which a host without a core to spare has to pay too. Goals: a ratio of 1.003,
+5 us for the call; exit code 1 beyond 1.01 or 5 us.
 """
 
 from __future__ import annotations
@@ -23,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+from benchmarks.overhead_worker import EVERY
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
 STRETCH, DRAWS = 50, 300
@@ -55,6 +59,7 @@ def measure(framework: str, options: argparse.Namespace) -> dict[str, Any]:
 def summary(framework: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
     plain, ours = (np.array([rank[name] for rank in ranks]) for name in ("plain_s", "edl_s"))
     calls, empty = (np.concatenate([rank[name] for rank in ranks]) for name in ("notify_s", "empty_call_s"))
+    compared_s = float(np.median(np.concatenate([rank["compared_s"] for rank in ranks])))
     return {
         "framework": framework,
         "steps": plain.shape[1],
@@ -63,9 +68,23 @@ def summary(framework: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
         "ratio": float(np.median(ours) / np.median(plain)),
         "standard_error": standard_error(plain, ours),
         "ratio_of_means": float(ours.mean() / plain.mean()),
+        "cpu": cpu_of(ranks),
+        "compared_ms": 1000 * compared_s,
+        "compared_share": compared_s / EVERY / float(np.median(plain)),
         "notify_us": 1e6 * float(np.median(calls)),
         "empty_call_us": 1e6 * float(np.median(empty)),
         "daemon_cpu": [rank["daemon_cpu"] for rank in ranks],
+    }
+
+
+def cpu_of(ranks: list[dict[str, Any]]) -> dict[str, float]:
+    """Of the two processes, all threads: what a busy machine does not blur as much as it does the time."""
+    plain, ours = (np.array([rank[name] for rank in ranks]) for name in ("plain_cpu_s", "edl_cpu_s"))
+    return {
+        "plain_ms": 1000 * float(np.median(plain)),
+        "ratio": float(np.median(ours) / np.median(plain)),
+        "standard_error": standard_error(plain, ours),
+        "ratio_of_means": float(ours.mean() / plain.mean()),
     }
 
 
@@ -98,7 +117,9 @@ def main() -> int:
             f"{framework:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
             f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} "
             f"(medians of {2 * result['steps']} steps each; of means {result['ratio_of_means']:.4f})  "
+            f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
             f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
+            f"a comparison {result['compared_ms']:.1f} ms, {100 * result['compared_share']:.2f} % of {EVERY} steps  "
             f"daemons {' and '.join(f'{100 * share:.1f} %' for share in result['daemon_cpu'])} of a core",
             flush=True,
         )

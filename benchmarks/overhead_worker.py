@@ -17,6 +17,7 @@ import numpy as np
 
 SAMPLES, FEATURES, CLASSES, WIDTH, LAYERS = 4096, 256, 10, 512, 4
 WARM_UP = 20  # steps of each kind that are not counted
+EVERY = 100  # steps from one comparison of the workers' states to the next: the default of --check-weights
 
 
 def data() -> tuple[np.ndarray, np.ndarray]:
@@ -143,28 +144,37 @@ def main() -> None:
     theirs = plain_batches(options.batch, edl.rank(), edl.size())
     ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
     plain_s, edl_s, calls, empty_calls = [], [], [], []
+    plain_cpu_s, edl_cpu_s, compared_s = [], [], []
     daemon_s = cpu_seconds(daemon)
     began = time.perf_counter()
     for _ in range(WARM_UP + options.steps):
-        at_0 = time.perf_counter()
+        cpu_0, at_0 = time.process_time(), time.perf_counter()
         plain_step(next(theirs))
-        at_1 = time.perf_counter()
+        at_1, cpu_1 = time.perf_counter(), time.process_time()
+        before = time.perf_counter()
         nothing()
-        at_2 = time.perf_counter()
+        empty_calls.append(time.perf_counter() - before)
+        cpu_2, at_2 = time.process_time(), time.perf_counter()
         our_step(next(ours))
         at_3 = time.perf_counter()
         edl.notify_batch_end()
-        at_4 = time.perf_counter()
+        at_4, cpu_4 = time.perf_counter(), time.process_time()
         plain_s.append(at_1 - at_0)
-        empty_calls.append(at_2 - at_1)
+        plain_cpu_s.append(cpu_1 - cpu_0)
+        edl_cpu_s.append(cpu_4 - cpu_2)
         edl_s.append(at_4 - at_2)
         calls.append(at_4 - at_3)
+        if (edl.step() - 1) % EVERY == 0:
+            compared_s.append(at_4 - at_3)
     result = {
         "framework": options.framework,
         "rank": edl.rank(),
         "plain_s": plain_s[WARM_UP:],
         "edl_s": edl_s[WARM_UP:],
+        "plain_cpu_s": plain_cpu_s[WARM_UP:],
+        "edl_cpu_s": edl_cpu_s[WARM_UP:],
         "notify_s": calls[WARM_UP:],
+        "compared_s": compared_s,
         "empty_call_s": empty_calls[WARM_UP:],
         "daemon_cpu": (cpu_seconds(daemon) - daemon_s) / (time.perf_counter() - began),
     }

@@ -48,7 +48,7 @@ from edl.runtime.network import LOOPBACK, address_of, address_towards, interface
 from edl.runtime.observer import Observer
 from edl.runtime.office import Office
 from edl.runtime.policies import Code, governing, own_code
-from edl.runtime.processes import raise_open_files, used_by, watch_exit
+from edl.runtime.processes import raise_open_files, used_by, watch_exit, yield_to_trainers
 from edl.runtime.stand_in import StandIn
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import NEVER, Page
@@ -323,6 +323,7 @@ def main() -> int:
     arguments = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
     collect_seldom()
+    yield_to_trainers()
     raise_open_files()
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
     try:

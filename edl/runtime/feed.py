@@ -20,7 +20,8 @@ class LeaseFeed:
     """The leases of one worker in order of their numbers, and the totals of the present generation."""
 
     def __init__(self) -> None:
-        self._changed = threading.Condition()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
         self._leases: dict[int, Lease] = {}
         self._share: Share | None = None
         self._newest = (0, 0)
@@ -88,8 +89,9 @@ class LeaseFeed:
 
     def hand_out(self, lease: Lease, step: int) -> bool:
         """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
-        with self._changed:
-            if step > self._mark or self._leases.get(lease.number) != lease:
+        with self._lock:  # of each step: past the methods of the condition, which are Python's
+            known = self._leases.get(lease.number)
+            if step > self._mark or (known is not lease and known != lease):
                 return False
             self._handed_out = max(self._handed_out, step)
             return True

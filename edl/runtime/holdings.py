@@ -59,13 +59,18 @@ class Feed(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class _Block:
+class Block:
     """Ids of the samples of some steps of one lease."""
 
     lease: Lease
     after_step: int
     until_step: int
     ids: Ids
+
+    def of(self, step: int) -> Ids:
+        """A copy, for a script to keep."""
+        first = (step - 1 - self.after_step) * self.lease.batch
+        return self.ids[first : first + self.lease.batch].copy()
 
 
 class Holdings:
@@ -75,7 +80,7 @@ class Holdings:
         self._feed = feed
         self._fetching = threading.Lock()
         self._leases: tuple[Lease, ...] = ()
-        self._block: _Block | None = None
+        self.block: Block | None = None  # the newest that samples were taken of
 
     @property
     def newest(self) -> Lease | None:
@@ -114,11 +119,10 @@ class Holdings:
 
     def ids(self, spec: DataSpec, lease: Lease, step: int) -> Ids:
         """The samples that `lease` gives `step`."""
-        block = self._block
+        block = self.block
         if block is None or block.lease is not lease or not block.after_step < step <= block.until_step:
-            block = self._block = _block(spec, lease, step - 1)
-        first = (step - 1 - block.after_step) * lease.batch
-        return block.ids[first : first + lease.batch].copy()
+            block = self.block = _block(spec, lease, step - 1)
+        return block.of(step)
 
 
 def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
@@ -126,8 +130,8 @@ def first_ids(spec: DataSpec, epoch: int, count: int) -> Ids:
     return np.resize(samples_at(spec, Range(epoch, 0, min(count, spec.total))), count)
 
 
-def _block(spec: DataSpec, lease: Lease, after_step: int) -> _Block:
+def _block(spec: DataSpec, lease: Lease, after_step: int) -> Block:
     until_step = min(lease.until_step, after_step + max(1, BLOCK // max(1, lease.batch)))
     parts = [samples_at(spec, piece) for piece in lease.between(after_step, until_step)]
     ids = np.concatenate(parts) if parts else np.empty(0, np.int64)
-    return _Block(lease, after_step, until_step, ids)
+    return Block(lease, after_step, until_step, ids)

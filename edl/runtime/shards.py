@@ -222,6 +222,9 @@ class ShardGenerator:
             items = self._items(now, batch)
             now.rest()
             yield items
+            if self._reader is None:
+                while (ids := now.next_usual()) is not None:
+                    yield ids
         now.end()
 
     def _runs(self, spec: DataSpec, epoch: int | None) -> Iterator[Iterator[Ids]]:

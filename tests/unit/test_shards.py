@@ -15,6 +15,7 @@ import pytest
 from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec, Lease, Range
+from edl.runtime.passes import Pass
 from edl.runtime.shards import ShardGenerator
 from edl.testing.solo import HORIZON_STEPS, SoloFeed
 
@@ -491,3 +492,17 @@ def test_a_generator_stays_in_its_process(monkeypatch):
 def test_a_step_that_nobody_took_a_batch_for_is_the_scripts_mistake():
     with pytest.raises(UsageError, match="take one batch from it before each"):
         shards_of(9)[0].share(1)
+
+
+def test_most_batches_of_a_lease_are_handed_out_without_looking_for_it(monkeypatch):
+    """A step leaves the caches cold: the usual one goes through few functions, and stops where anything has changed."""
+    looked = []
+    find = Pass.next
+    monkeypatch.setattr(Pass, "next", lambda self, **how: looked.append(self.step) or find(self, **how))
+    shards, feed = shards_of(40, epochs=1)
+    batches = shards.batches(4)
+    assert [next(batches).tolist()[0] for _ in range(3)] == [0, 4, 8]
+    feed.hand_out = lambda lease, step: False  # a recut is under way
+    feed.renewed = lambda leases, *, wait: setattr(feed, "hand_out", lambda lease, step: True) or tuple(leases)
+    assert next(batches).tolist()[0] == 12
+    assert len(looked) == 2
