@@ -350,7 +350,7 @@ class Checks:
             self.violated("I5", f"the job failed: {reason}; and {able} could have gone on")
         leavers = [one.identity.id for one in record.members if one.state is WorkerState.LEAVING]
         givers = [one for one in leavers if one in record.roster and self._could_give(self.job.workers[one])]
-        if givers and any(self.job.workers[one].rehearsed and self.job.workers[one].alive for one in staying):
+        if givers and any(self.job.workers[one].alive and not self.job.workers[one].stalled for one in staying):
             self.violated("I5", f"the job failed: {reason}; and {givers} could have handed on what they have")
 
     def _did_not_end(self, worker: SimWorker) -> None:
@@ -360,7 +360,7 @@ class Checks:
 
     @staticmethod
     def _could_give(worker: SimWorker) -> bool:
-        return worker.alive and not worker.stalled and worker.has_state and worker.doing is not Doing.OVER
+        return worker.alive and not worker.stalled and worker.has_state and worker.phase is not Phase.DONE
 
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:

@@ -1,0 +1,224 @@
+"""More mutants (`test_checks`): each breaks a rule of edl, and is tried in a job where that rule is needed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import msgspec
+import pytest
+
+from edl.core import draft, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
+from edl.core.inputs import HostRing, Registered
+from edl.errors import InvalidTransition
+from edl.protocol.assignment import Verdict
+from edl.protocol.data import DataSpec
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, simulation
+from edl.testing import worker as trainers
+from edl.testing.worker import Doing, SimWorker
+
+SEEDS = 60
+DATA = DataSpec(total=1200, epochs=1, batch=2)
+EPOCHS = DataSpec(total=90, epochs=6, batch=2)
+LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
+
+Patch = pytest.MonkeyPatch
+
+
+def counts_as_trained_what_somebody_has_applied(patch: Patch) -> None:
+    def stable(seen, workers):
+        return max((seen.step(worker) for worker in workers if seen.get(worker)), default=None)
+
+    patch.setattr(sightings.Sightings, "stable_step", stable)
+
+
+def counts_as_trained_what_all_who_were_heard_have_applied(patch: Patch) -> None:
+    def stable(seen, workers):
+        return min((seen.step(worker) for worker in workers if seen.get(worker)), default=None)
+
+    patch.setattr(sightings.Sightings, "stable_step", stable)
+
+
+def goes_on_with_half_a_copy(patch: Patch) -> None:
+    patch.setattr(trainers, "has_state", lambda step, *, tainted: step > 0)
+
+
+def forgets_who_is_gone(patch: Patch) -> None:
+    patch.setattr(draft.Draft, "gone", lambda _draft, _worker: None)
+
+
+def takes_over_and_misses_nobody(patch: Patch) -> None:
+    def took_over(machine, _happened):
+        plan = machine.record.plan
+        if plan is not None:
+            machine._draft.commands.append(HostRing(plan.generation, plan.roster))
+
+    patch.setattr(job.JobMachine, "_on_took_over", took_over)
+
+
+def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
+    is_so = planning._is
+
+    def never_leaving(now, worker, state):
+        return state is not planning.WorkerState.LEAVING and is_so(now, worker, state)
+
+    patch.setattr(planning, "_is", never_leaving)
+
+
+def leaves_before_its_step(patch: Patch) -> None:
+    move, attention = seat.next_move, seat.attention_step
+    leave = Verdict.LEAVE
+    patch.setattr(simulation, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
+    patch.setattr(
+        simulation, "attention_step", lambda ring, told: 0 if told.verdict is leave else attention(ring, told)
+    )
+
+
+def gives_all_of_a_host_the_same_local_rank(patch: Patch) -> None:
+    patch.setattr(job, "free_local_rank", lambda _members, _identity: 0)
+
+
+def tells_of_nothing(patch: Patch) -> None:
+    patch.setattr(draft.Draft, "tell", lambda _draft, _kind, **_details: None)
+
+
+def counts_a_sample_too_many(patch: Patch) -> None:
+    totals = ledger.Ledger.totals
+
+    def more(self):
+        return tuple(msgspec.structs.replace(one, samples=one.samples + 1) for one in totals(self))
+
+    patch.setattr(ledger.Ledger, "totals", more)
+
+
+def ends_no_epoch(patch: Patch) -> None:
+    patch.setattr(ledger.Ledger, "_end_epochs", lambda _ledger: ())
+
+
+def gives_up_whoever_is_awaited_for_a_moment(patch: Patch) -> None:
+    patch.setattr(patience.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
+
+
+def plans_a_switch_without_a_mark(patch: Patch) -> None:
+    def crossing(self, roster):
+        step = self.switch_step()
+        data = None if step is None else self._draft.supply.planned(roster, step, self._lease_steps())
+        return None if step is None else leasing.Crossing(step, data and data.snapshot(), None)
+
+    patch.setattr(leasing.Leasing, "crossing", crossing)
+
+
+def cuts_at_the_first_step_told(patch: Patch) -> None:
+    planned = supply.Supply.planned
+
+    def hasty(self, roster, after_step, ahead, read=None):
+        return planned(self, roster, after_step, ahead, None if read is None else after_step)
+
+    patch.setattr(supply.Supply, "planned", hasty)
+
+
+def lifts_the_mark_with_the_plan(patch: Patch) -> None:
+    plan = switching.Switching._plan
+
+    def unmarked(self, roster, crossing):
+        plan(self, roster, leasing.Crossing(crossing.after_step, crossing.ledger, None))
+
+    patch.setattr(switching.Switching, "_plan", unmarked)
+
+
+class ComesBack(SimJob):
+    """A worker that is gone is presented once more, by a call that was under way for long."""
+
+    def _die(self, worker: SimWorker) -> None:
+        super()._die(worker)
+        self.after(0.5, self._call, Registered(worker.identity(), *self._limits))
+
+
+class LosesTheNewest(SimJob):
+    """Who alone has applied the newest step dies as the others copy its state."""
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
+            ring = [one for one in self.workers.values() if one.doing is Doing.ENTERING]
+            newest = max(one.step for one in ring)
+            ahead = [one for one in ring if one.step == newest]
+            if len(ahead) == 1 < len(ring):
+                self.inflict(Fault.KILL, ahead[0])
+        super().happens(moment, worker)
+
+
+class LeaderDiesToo(SimJob):
+    """Just when it would have heard that a host is gone."""
+
+    def _expire(self, worker: SimWorker) -> None:
+        self.inflict(Fault.CRASH_LEADER)
+        super()._expire(worker)
+
+
+class ReadsUnevenly(SimJob):
+    """One pipeline reads a few steps ahead, others do not."""
+
+    def _join(self) -> None:
+        super()._join()
+        worker = list(self.workers.values())[-1]
+        worker.ahead = 9 if len(self.workers) % 2 else 1
+
+
+@dataclass(frozen=True)
+class Case:
+    """Where a rule is needed, and which complaint there is without it."""
+
+    noticed: str
+    faults: tuple[Planned, ...] = ()
+    spec: DataSpec = DATA
+    workers: int = 3
+    job: type[SimJob] = SimJob
+    lease_s: float = 0.6
+
+    def play(self, seed: int) -> None:
+        job = self.job(self.spec, seed=seed, workers=self.workers, lease_s=self.lease_s)
+        job.plan(list(self.faults))
+        job.run()
+
+
+JOIN = Planned(Fault.JOIN, 0.05)
+IN_A_STEP = Planned(Fault.KILL, Moment.STEPPING, 8)
+NEWCOMER = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
+
+WRONG: dict[Callable[[Patch], None], Case] = {
+    counts_as_trained_what_somebody_has_applied: Case("I5", (IN_A_STEP,)),
+    counts_as_trained_what_all_who_were_heard_have_applied: Case(
+        "I5", (IN_A_STEP, Planned(Fault.CHANGE_LEADER, Moment.STEPPING, 8))
+    ),
+    goes_on_with_half_a_copy: Case("I5", (IN_A_STEP,), workers=4, job=LosesTheNewest),
+    forgets_who_is_gone: Case("ids", (Planned(Fault.KILL, 0.1),), job=ComesBack),
+    takes_over_and_misses_nobody: Case("I12", (Planned(Fault.VANISH, 0.1),), job=LeaderDiesToo),
+    lets_no_leaver_hand_on_the_model: Case("I5", (JOIN, Planned(Fault.LEAVE, 0.1)), workers=1),
+    leaves_before_its_step: Case("I3", (Planned(Fault.LEAVE, 0.1),)),
+    gives_all_of_a_host_the_same_local_rank: Case("local ranks"),
+    tells_of_nothing: Case("events"),
+    counts_a_sample_too_many: Case("I7"),
+    ends_no_epoch: Case("I6", spec=EPOCHS),
+    gives_up_whoever_is_awaited_for_a_moment: Case("I12", (JOIN,)),
+    plans_a_switch_without_a_mark: Case("newcomers", **NEWCOMER),
+    cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
+    lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),
+}
+
+
+@pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    case = WRONG[mutant]
+    case.play(0)  # as it is, nothing is wrong with it
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            case.play(seed)
+        except Violation as violation:
+            noticed, story = str(violation).partition(":")[0], str(violation)
+            break
+        except InvalidTransition:  # a machine noticed before the checks did
+            continue
+    else:
+        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
+    assert noticed == case.noticed, story
