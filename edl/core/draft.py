@@ -24,7 +24,11 @@ from edl.core.supply import Supply
 from edl.events import Kind
 from edl.protocol.job import OVER, Gone, JobState, Member, Record, WorkerState
 
-GONE_KEPT = 32
+GONE_KEPT = 32  # with the reason
+PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Registered`)
+
+
+LONG_AGO = "that was long ago"
 
 
 class Draft:
@@ -82,7 +86,10 @@ class Draft:
     def remove(self, worker: str, reason: str) -> None:
         """It is not a member any more. `reason` is for people; empty when it left as it should."""
         members = tuple(m for m in self.record.members if m.identity.id != worker)
-        self.change(members=members, gone=(*self.record.gone, Gone(worker, reason))[-GONE_KEPT:])
+        gone = (*self.record.gone, Gone(worker, reason))
+        older = tuple(one.worker for one in gone[:-GONE_KEPT])
+        past = (*self.record.past, *older)[-PAST_KEPT:] if older else self.record.past
+        self.change(members=members, gone=gone[-GONE_KEPT:], past=past)
         self.left_at = self.now
         self.seen.forget(worker)
         self.spans.forget(worker)
@@ -117,7 +124,9 @@ class Draft:
         return member.state if member else None
 
     def gone(self, worker: str) -> Gone | None:
-        """None: it never was here, or is, or that was long ago."""
+        """None: it never was here, or is."""
+        if worker in self.record.past:
+            return Gone(worker, LONG_AGO)
         return next((gone for gone in self.record.gone if gone.worker == worker), None)
 
     def spent_ms(self, worker: str, state: WorkerState) -> int | None:

@@ -21,7 +21,10 @@ class TookOver:
 
 @dataclass(frozen=True, slots=True)
 class Registered:
-    """A daemon presented its worker. `answering`: it was started because the job had asked for more."""
+    """A daemon presented its worker. `answering`: it was started because the job had asked for more.
+
+    `again`: its trainer has had orders, by a daemon before this one; so whoever does not know it has given it up.
+    """
 
     identity: Identity
     np: int
@@ -30,6 +33,7 @@ class Registered:
     answering: bool = False
     governing: Governing = field(default_factory=Governing)
     keep_s: float = KEEP_S
+    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections import deque
 
 from edl.core import recount, scaling
 from edl.core.divergence import CAUSES, told
-from edl.core.draft import Draft
+from edl.core.draft import LONG_AGO, Draft
 from edl.core.ending import Ending
 from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
@@ -47,7 +47,7 @@ from edl.core.switching import Switching
 from edl.errors import InvalidTransition
 from edl.events import Kind
 from edl.protocol.divergence import Divergence, OnDivergence
-from edl.protocol.job import OVER, JobState, Limits, Member, Record, WorkerState
+from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 
@@ -142,6 +142,8 @@ class JobMachine:
     def _on_registered(self, happened: Registered) -> None:
         identity = happened.identity
         member, gone = self._draft.members.get(identity.id), self._draft.gone(identity.id)
+        if gone is None and member is None and happened.again:
+            gone = Gone(identity.id, LONG_AGO)
         if self.record.state in OVER:
             self._draft.commands.append(Refuse(f"{self._draft.over()}; start another one, under a name of its own"))
         elif member is None and gone is not None:  # said twice, and this is the later one; or it came back

@@ -166,6 +166,7 @@ class Record(msgspec.Struct, frozen=True):
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
+    past: tuple[str, ...] = ()  # ids of those who were gone before these, the newest
     unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
     begun: bool = False  # somebody has sat in a ring: whoever comes from then on boots alone (I4)
     trials: Trials = Trials()

@@ -15,6 +15,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     pid: int
     framework: str
+    member: bool = False  # it has had orders, by a daemon before this one
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):

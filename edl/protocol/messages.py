@@ -77,6 +77,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     answering: bool = False  # started because the job had asked for more workers
     governing: Governing = Governing()  # of the job, where this worker is its first
     keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
+    again: bool = False  # the worker was a member: this daemon is not its first
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

@@ -81,6 +81,7 @@ class Daemon:
         self._observer = Observer(self._page, self._refusals.snapshot, lambda: used_by(trainer))
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
+        self._member = False  # its trainer was one of the job's, by a daemon before this one
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
         self._code: Code | None = None
@@ -219,15 +220,15 @@ class Daemon:
         slot = settings.driver_slot or ""
         identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot)
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
-        maximum = settings.max_workers or 0
-        return messages.Register(
-            identity, settings.np, settings.min_workers, maximum, answering, self._governing, settings.keep_nodes_s
-        )
+        again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
+        limits = settings.np, settings.min_workers, settings.max_workers or 0
+        return messages.Register(identity, *limits, answering, self._governing, settings.keep_nodes_s, again)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
     def _on_message(self, connection: Connection, message: say.FromTrainer) -> None:
         if isinstance(message, say.Hello):
+            self._member = message.member
             self._connection = connection
             self._greeted.set()
             self._send(say.Introduced(self._worker, os.getpid()))

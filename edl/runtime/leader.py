@@ -306,8 +306,8 @@ class Leader:
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
         match call.body:
-            case say.Register(identity, np, minimum, maximum, answering, governing, keep_s):
-                return await self._ask(Registered(identity, np, minimum, maximum, answering, governing, keep_s))
+            case say.Register(identity, np, least, most, answering, governing, keep_s, again):
+                return await self._ask(Registered(identity, np, least, most, answering, governing, keep_s, again))
             case say.Report(observation):
                 self._heard[call.sender] = self._clock.now()
                 return await self._ask(Reported(call.sender, observation))

@@ -150,6 +150,11 @@ class DaemonLink:
         return True
 
     @property
+    def had_orders(self) -> bool:
+        """A leader has known this worker."""
+        return self._orders is not None
+
+    @property
     def orders(self) -> Orders | None:
         """The newest orders, at least as new as the page's flags promise."""
         if self._gave_up is not None:
