@@ -8,6 +8,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from pace import patient
+
 from edl.core.audit import account
 from edl.protocol.audit import Given
 from edl.runtime.audit import read
@@ -80,7 +82,7 @@ class Job:
         draft.write_text(str(self.epochs))
         draft.rename(self.until)
         hold.unlink(missing_ok=True)
-        out, err = self.launcher.communicate(timeout=150)
+        out, err = self.launcher.communicate(timeout=patient(150))
         assert self.launcher.returncode == 0, out + err
         self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them
         return self.events()

@@ -7,11 +7,12 @@ import sys
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 from edl.protocol.audit import Given
 from edl.runtime.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py")
 KNEE = {"1": 0.2, "2": 0.2, "3": 0.5}  # two workers do twice as much as one, three do less than two
@@ -39,7 +40,7 @@ def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
     measured = {rate["size"]: rate["samples"] / rate["seconds"] for rate in status["rates"]}
     assert measured[2] > measured[1] and measured[2] > measured[3]
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
 
 
 def test_a_profile_measures_each_size(edl, tmp_path):
@@ -55,7 +56,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
     assert rows[1]["marginal"] > 0.1
     assert edl.status("g")["target"] == 2  # as before
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
 
 
 def test_a_straggler_is_replaced(edl, tmp_path):
@@ -81,7 +82,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     edl.wait(lambda: len(sizes()) == 2, "both switches are told of")
     assert sizes() == [(2, 3), (3, 2)]  # it came first
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
 
 
 @pytest.mark.parametrize("way", ["function", "session"])
@@ -111,7 +112,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     (slow,) = (worker for worker in status["workers"] if worker["id"] in told["reason"])
     assert b"EDL_SLOT=1" in Path(f"/proc/{slow['pid']}/environ").read_bytes().split(b"\0")
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
 
 
 def test_a_straggler_takes_fewer_samples(edl, tmp_path):
@@ -128,7 +129,7 @@ def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     enough = cut["after_step"] + 20
     edl.wait(lambda: edl.status("g")["step"] > enough, "some steps", timeout_s=60)
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
     taken = {
         audit.worker: sum(map(len, line.ranges))
         for audit in read(edl.cwd / "audit")
@@ -174,4 +175,4 @@ def test_a_policy_of_ones_own(edl, tmp_path):
     assert (first["size"], first["act"]) == (2, True) and "the loss is" in first["reason"] and first["loss"] > 0
     assert not second["act"] and "two are too many for me" in second["reason"]
     edl("stop", "g", timeout_s=60)
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))

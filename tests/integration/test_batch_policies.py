@@ -14,7 +14,7 @@ from edl.core.lineage import lineage
 from edl.protocol.audit import Given, Sat
 from edl.runtime.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 
 BATCH = 12
 

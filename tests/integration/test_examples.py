@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -43,7 +44,7 @@ def shell(edl, line: str):
 
 
 def done(process) -> str:
-    out, err = process.communicate(timeout=END_S)
+    out, err = process.communicate(timeout=patient(END_S))
     assert process.returncode == 0, out + err
     return out
 
@@ -91,7 +92,7 @@ def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl
     assert (refused.returncode, refused.stderr.count("\n")) == (1, 1)
     assert "at most 3 workers, so not 9: ask for 1 to 3" in refused.stderr
     assert edl("stop", "digits", timeout_s=60).returncode == 0
-    job.communicate(timeout=60)
+    job.communicate(timeout=patient(60))
     events = [json.loads(line) for line in edl("events", "digits", "--json").stdout.splitlines()]
     (newcomer,) = {event["worker"] for event in events if event["kind"] == "worker_ready"}
     assert {event["worker"] for event in events if event["kind"] == "worker_left"} == {newcomer}

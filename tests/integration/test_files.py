@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 SCRIPT = [sys.executable, str(Path(__file__).parent / "jobs" / "torch_files.py")]
 FILES, RECORDS = 3, 61

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 from elastic_job import Job
+from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 BOOT_S = 90
@@ -82,7 +83,7 @@ def test_without_horovodrun_the_workers_finish_the_job(edl, tmp_path):
 def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
     command = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py"), "--epochs", "2"]
     process = edl.start_command([HOROVODRUN, "-np", "2", *command])
-    out, err = process.communicate(timeout=BOOT_S)
+    out, err = process.communicate(timeout=patient(BOOT_S))
     assert process.returncode == 0, out + err
     assert "rank 0 of 2: accuracy" in out
     assert "rank 1 of 2: accuracy" in out
@@ -94,7 +95,7 @@ def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
     job.wait_size(2)
     job.wait_steps(3)
     job.launcher.send_signal(signal.SIGINT)
-    job.launcher.communicate(timeout=60)
+    job.launcher.communicate(timeout=patient(60))
     assert job.launcher.returncode != 0
     edl.wait_nothing_left()
 
@@ -106,7 +107,7 @@ def test_a_script_that_calls_init_too_late_is_told_so(edl, tmp_path):
         "threading.Thread(target=time.sleep, args=(60,), name='loader', daemon=True).start()\nedl.init()\n"
     )
     process = edl.start_command([HOROVODRUN, "-np", "1", sys.executable, str(script)])
-    out, err = process.communicate(timeout=BOOT_S)
+    out, err = process.communicate(timeout=patient(BOOT_S))
     assert process.returncode != 0
     assert "call edl.init() before any thread is started (loader run)" in out + err
     edl.wait_nothing_left()

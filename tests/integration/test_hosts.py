@@ -12,10 +12,11 @@ import pytest
 from conftest import MAIN
 from elastic_job import Job
 from horovod.runner.elastic.discovery import HostDiscoveryScript
+from pace import patient
 
 from edl.launch.records import Folder
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 class Discovery(HostDiscoveryScript):
@@ -53,7 +54,7 @@ def test_horovodruns_discovery_sees_the_size_that_is_asked_for(edl, tmp_path):
         edl.wait(lambda found=found: launcher() == found, f"{found} in the launcher's record")
 
     assert edl("stop", "s", timeout_s=60).returncode == 0
-    job.launcher.communicate(timeout=60)
+    job.launcher.communicate(timeout=patient(60))
     assert launcher() == {"node1": 2}  # the job is over, and may begin anew
     assert elsewhere() == {"node1": 1}  # and its coordinator gone: the last that was seen
 

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 JOBS = Path(__file__).parent / "jobs"
 
@@ -30,7 +31,7 @@ def test_two_workers_train_as_one_would(edl, tmp_path, script, environ):
     program = [sys.executable, str(JOBS / f"{script}.py")]
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     job = edl.start("run", "-np", "2", "--job", "pair", *program, "--out", str(tmp_path / "pair"), **quiet, **environ)
-    out, err = job.communicate(timeout=200)
+    out, err = job.communicate(timeout=patient(200))
     assert job.returncode == 0, out + err
     alone = subprocess.run(
         [*program, "--replay", str(tmp_path / "pair"), "--out", str(tmp_path / "alone")],

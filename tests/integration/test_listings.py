@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
@@ -71,7 +72,7 @@ class Reader:
             self._shells.append(shell)
             self._edl.wait(lambda: self._job(size=3), "a third worker", timeout_s=BOOT_S)
         else:
-            self._said, complaints = shell.communicate(timeout=END_S)
+            self._said, complaints = shell.communicate(timeout=patient(END_S))
             assert shell.returncode == 0, complaints
         if "kill" in block:
             self._edl.wait(self._goes_on, "survivors that go on", timeout_s=BOOT_S)
@@ -89,7 +90,7 @@ class Reader:
 
     def close_shells(self) -> None:
         for shell in self._shells:
-            shell.communicate(timeout=END_S)
+            shell.communicate(timeout=patient(END_S))
         self._edl.wait_nothing_left()  # a worker that was started by hand ends before its daemon
 
 
@@ -118,7 +119,7 @@ def run(edl, folder: Path, code: str) -> str:
     script = folder / "train.py"
     script.write_text(code)
     process = edl.start_command([sys.executable, str(script)], TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
-    out, err = process.communicate(timeout=END_S)
+    out, err = process.communicate(timeout=patient(END_S))
     assert process.returncode == 0, err
     edl.wait_nothing_left()
     return out

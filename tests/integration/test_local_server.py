@@ -14,6 +14,7 @@ import threading
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 from edl.coordination import java, server, zookeeper
 from edl.coordination.server import LocalServer, free_port
@@ -32,7 +33,7 @@ async def local(tmp_path):
 
 
 async def until(condition, timeout_s=30.0):
-    async with asyncio.timeout(timeout_s):
+    async with asyncio.timeout(patient(timeout_s)):
         while not condition():  # noqa: ASYNC110 - the condition is another process's
             await asyncio.sleep(0.01)
 

@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
+from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ["horovod_pytorch.py", "horovod_tensorflow2.py"]
@@ -44,7 +45,7 @@ def test_it_grows_and_shrinks_without_a_stop(edl, script):
     assert '"batch_voided"' not in events
     assert '"worker_lost"' not in events
     assert edl("stop", "m", timeout_s=60).returncode == 0
-    launcher.communicate(timeout=60)
+    launcher.communicate(timeout=patient(60))
 
 
 @pytest.mark.parametrize("script", SCRIPTS)

@@ -8,12 +8,13 @@ from collections import Counter
 
 import pytest
 from elastic_job import SAMPLES, Job
+from pace import patient
 
 from edl.core.horizon import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.runtime.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(400)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 # Before the switch nobody but the leader hears of a newcomer's death; in it, the survivors form another ring.
 # Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
@@ -33,7 +34,7 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
     before: Counter[str] = Counter()
     for moment in (*UNSEEN, *SEEN):
         newcomer = job.join(EDL_TEST_DIE=moment)
-        assert newcomer.wait(90) == -signal.SIGKILL, moment
+        assert newcomer.wait(patient(90)) == -signal.SIGKILL, moment
         job.wait_steps(STEPS_ON)
         job.wait_size(2)
         more = voided(job) - before
@@ -43,7 +44,7 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
     late = job.join()
     job.wait_size(3)
     events = job.finish()
-    assert late.wait(60) == 0
+    assert late.wait(patient(60)) == 0
     # Whoever died while importing had not joined yet.
     assert Counter(event["kind"] for event in events)["worker_lost"] == len(UNSEEN) + len(SEEN) - 1
     assert len(job.results()) == 3
@@ -81,7 +82,7 @@ def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     job.wait_size(2)
     job.wait_steps(STEPS_ON)
     events = job.finish()
-    assert newcomer.wait(60) == 0
+    assert newcomer.wait(patient(60)) == 0
     assert len(lost) == 1
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 2)]
     assert len(job.results()) == 2
@@ -95,7 +96,7 @@ def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
     leaver = job.join(EDL_TEST_DIE="leaving")
     job.wait_size(3)
     os.kill(leaver.pid, signal.SIGTERM)
-    assert leaver.wait(60) == -signal.SIGKILL
+    assert leaver.wait(patient(60)) == -signal.SIGKILL
     job.wait_size(2)
     job.wait_steps(STEPS_ON)
     assert max(voided(job).values(), default=0) <= 1
@@ -134,7 +135,7 @@ def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
     job.wait_size(3)
     again = voided(job)
     events = job.finish()
-    assert newcomer.wait(60) == 0
+    assert newcomer.wait(patient(60)) == 0
     assert again == {deaf["id"]: 1}
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 3)]
     job.expect_equal_models()

@@ -9,7 +9,7 @@ import signal
 import pytest
 from elastic_job import SAMPLES, Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 def hurt(job: Job, **environ: str) -> None:

@@ -9,12 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet, WorkerFailed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 BATCH = [[1.0] * 6], [1.0]
 
 
@@ -38,7 +39,7 @@ def check_goes_on(fleet: Fleet) -> None:
     assert train(fleet, [0, 1]) == ["", ""]
     first, second = fleet.together([0, 1], "weights")
     assert first == second
-    assert time.monotonic() - began < 20
+    assert time.monotonic() - began < patient(20)
 
 
 def check_void(fleet: Fleet, answers: list[str], before: list[list[float]]) -> None:
@@ -55,7 +56,7 @@ def test_abort_frees_those_who_are_stuck_with_a_frozen_peer(fleet: Fleet) -> Non
     began = time.monotonic()
     fleet.together([0, 1], "abort_after", [(1.0,)] * 2)
     answers = fleet.together([0, 1], "train", [BATCH] * 2)
-    assert time.monotonic() - began < 15  # gloo itself would take 60 s
+    assert time.monotonic() - began < patient(15)  # gloo itself would take 60 s
     check_void(fleet, answers, before)
     check_goes_on(fleet)
     fleet[2].end()
@@ -84,7 +85,7 @@ def test_abort_while_the_ring_forms(fleet: Fleet) -> None:
     fleet.together([0, 1], "abort_after", [(0.5,)] * 2)
     with pytest.raises(WorkerFailed, match=r"RingBroken: the ring did not form"):
         fleet.form([3, 0, 1], 60.0, expect=[0, 1])
-    assert time.monotonic() - began < 15
+    assert time.monotonic() - began < patient(15)
     check_goes_on(fleet)
 
 
@@ -105,5 +106,5 @@ def test_nobody_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
         fleet[0].call("abort_after", 0.3)
         began = time.monotonic()
         assert all(answer.startswith("True") for answer in fleet.together([0, 1], "pump"))
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < patient(10)
     check_goes_on(fleet)

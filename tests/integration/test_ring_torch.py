@@ -28,7 +28,7 @@ def fleet(kind: str) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(900)
 def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str) -> None:
     source = random.Random(7)
     check_changing_rings(fleet, source)

@@ -12,11 +12,12 @@ import time
 from pathlib import Path
 
 import pytest
+from pace import patient
 
 from edl.coordination import zookeeper
 from edl.coordination.server import LocalServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 DIGITS = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py")]
 ENDLESS = [*DIGITS, "--epochs", "100000"]
@@ -37,13 +38,13 @@ def training(edl):
 
 
 def ended(launcher) -> tuple[int, list[str]]:
-    _, err = launcher.communicate(timeout=60)
+    _, err = launcher.communicate(timeout=patient(60))
     return launcher.returncode, [line for line in err.splitlines() if line.startswith("edl: ")]
 
 
 def test_a_job_that_finishes_is_told_of_afterwards(edl):
     launcher = edl.start("run", "-np", "2", "--job", "x", *DIGITS, "--epochs", "2")
-    out, err = launcher.communicate(timeout=200)
+    out, err = launcher.communicate(timeout=patient(200))
     assert launcher.returncode == 0, err
     assert "[0]<stdout>:rank 0 of 2: " in out
     assert "[1]<stdout>:rank 1 of 2: " in out
@@ -69,7 +70,7 @@ def test_a_last_save_that_fails_fails_the_job_though_another_ends_later_and_well
         "    while len(job.status().workers) == 2:\n        time.sleep(0.05)\n"
     )
     launcher = edl.start("run", "-np", "2", "--job", "x", sys.executable, str(save), EDL_MAX_RESTARTS="3")
-    _, err = launcher.communicate(timeout=200)
+    _, err = launcher.communicate(timeout=patient(200))
     assert launcher.returncode == 1, err
     told = [line for line in err.splitlines() if line.startswith("edl: ")]
     assert len(told) == 2, "nobody is started in its place"
@@ -108,7 +109,7 @@ def test_nothing_outlives_a_killed_launcher_by_more_than_10_seconds(edl, trainin
     launcher.kill()
     begun = time.monotonic()
     edl.wait_nothing_left()
-    assert time.monotonic() - begun < 10
+    assert time.monotonic() - begun < patient(10)
     assert edl.json("status", "x")["reason"] == "edl run was killed"
 
 
@@ -120,7 +121,7 @@ def test_a_stopped_job_ends_and_followers_of_its_events_with_it(edl, training):
     code, lines = ended(launcher)
     assert code == 1
     assert "stopped by `edl stop`" in lines[-1]
-    told, _ = follower.communicate(timeout=30)
+    told, _ = follower.communicate(timeout=patient(30))
     assert follower.returncode == 0
     assert json.loads(told.splitlines()[-1])["kind"] in {"job_failed", "job_finished"}
 

@@ -9,6 +9,7 @@ import sys
 import time
 
 import pytest
+from pace import patient
 
 from edl.launch.supervision import END_GRACE_S
 
@@ -93,7 +94,7 @@ class TestBeforeAnyWorkerStarts:
     def failing(self, edl, *arguments: str, **environ: str) -> str:
         begun = time.monotonic()
         done = edl("run", *arguments, PYTHON, "-c", "print('ran')", **environ)
-        assert time.monotonic() - begun < 15
+        assert time.monotonic() - begun < patient(15)
         assert (done.returncode, done.stdout) == (2, "")
         assert done.stderr.count("\n") == 1
         assert edl.processes() == {}
@@ -159,7 +160,7 @@ class TestInterrupt:
         begun = time.monotonic()
         for signum in signals:
             launcher.send_signal(signum)
-        _, err = launcher.communicate(timeout=30)
+        _, err = launcher.communicate(timeout=patient(30))
         took = time.monotonic() - begun
         assert launcher.returncode == 1
         assert edl_lines(err) == ["edl: job x interrupted"]
@@ -182,7 +183,7 @@ class TestInterrupt:
     def test_kills_a_stubborn_worker_after_a_grace(self, edl):
         launcher = edl.start("run", "--job", "x", *STUBBORN)
         assert launcher.stdout.readline() == "[0]<stdout>:up\n"
-        assert END_GRACE_S <= self.end(edl, launcher, signal.SIGINT) < END_GRACE_S + 10
+        assert END_GRACE_S <= self.end(edl, launcher, signal.SIGINT) < patient(END_GRACE_S + 10)
 
     def test_twice_kills_it_at_once(self, edl):
         launcher = edl.start("run", "--job", "x", *STUBBORN)
@@ -193,7 +194,7 @@ class TestInterrupt:
         time.sleep(0.2)  # two at once are one to the kernel
         launcher.send_signal(signal.SIGINT)
         edl.wait(lambda: worker not in edl.processes(), "the worker's end")
-        assert time.monotonic() - begun < END_GRACE_S
+        assert time.monotonic() - begun < patient(END_GRACE_S)
         self.end(edl, launcher)
 
     @pytest.mark.parametrize(
@@ -226,7 +227,7 @@ class TestKilledLauncher:
         begun = time.monotonic()
         launcher.kill()
         edl.wait_nothing_left()
-        assert time.monotonic() - begun < 10
+        assert time.monotonic() - begun < patient(10)
         status = edl.json("status", "x")
         assert (status["state"], status["reason"]) == ("failed", "edl run was killed")
         assert edl("run", "--job", "x", "true").returncode == 0, "the name is free again"
@@ -248,7 +249,7 @@ class TestOtherCommands:
         assert "job x: starting" in edl("status", "x").stdout
         stopped = edl("stop", "x")
         assert (stopped.returncode, stopped.stdout) == (0, "job x has ended\n")
-        assert launcher.wait(timeout=10) == 1
+        assert launcher.wait(timeout=patient(10)) == 1
         assert edl("stop", "x").stdout == "job x is over already (failed)\n"
 
     def test_without_a_living_job_status_lists_those_that_were(self, edl):
@@ -264,4 +265,4 @@ class TestOtherCommands:
         launcher = edl.start("run", "--job", "x", PYTHON, "-c", "[print(n) for n in range(100_000)]")
         assert launcher.stdout.readline() == "[0]<stdout>:0\n"
         launcher.stdout.close()
-        assert launcher.wait(timeout=30) == 0
+        assert launcher.wait(timeout=patient(30)) == 0

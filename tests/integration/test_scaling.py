@@ -8,8 +8,9 @@ from collections import Counter
 
 import pytest
 from elastic_job import Job
+from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
 def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
@@ -21,7 +22,7 @@ def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
     os.kill(leaver["pid"], signal.SIGTERM)
     job.wait_size(2)
     events = job.finish()
-    assert newcomer.wait(30) == 0
+    assert newcomer.wait(patient(30)) == 0
     sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
     assert sizes == [(2, 3), (3, 2)]
     assert not any(event["forced"] for event in events if event["kind"] == "scaled")

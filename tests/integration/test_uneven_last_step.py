@@ -23,7 +23,7 @@ from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
 from edl.runtime.feed import LeaseFeed
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 TOGETHER, BATCH = [0, 1, 2], 4
 NEAR = 1e-6  # of the largest component

@@ -15,7 +15,7 @@ from edl.core.horizon import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.runtime.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 STEPS_ON = 60  # about two seconds: a fifth of the session time-out
 
