@@ -43,6 +43,7 @@ def test_horovodruns_discovery_sees_the_size_that_is_asked_for(edl, tmp_path):
     job.wait_size(2)
     folder = Folder(edl.home / "jobs" / "s")
     secret = tmp_path / "secret"
+    secret.touch(mode=0o600)
     secret.write_bytes(folder.secret.read_bytes())
     named = {"EDL_COORDINATOR": folder.read().coordinator, "EDL_SECRET_FILE": str(secret)}
     elsewhere = Discovery(edl, tmp_path / "other home", *where, **named)  # on any other
