@@ -319,7 +319,7 @@ async def names_code(attacker: Attacker, target: Target) -> Verdict:
             Governing(stragglers=str(trap)),
             Governing(every=source.choice((0, -1, 2**62))),
             Governing(batching=Batching(BatchRule.TABLE, table=table)),
-            Governing(utility=policy * 10_000),
+            Governing(utility="x" * 100_001),
         )
     )
     worker = Identity(f"stranger-{source.randbytes(4).hex()}", "h", target.host, 1, 1)
