@@ -144,6 +144,10 @@ class Checks:
                 self.violated("I12", f"{worker.id} sits in its ring, and is given up as one that hangs")
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
+        """Where two sound ones of the ring before are left. Of a pair nobody can tell, and its newcomer is doubted."""
+        ring = [self.job.workers[worker] for worker in record.roster]
+        if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
+            return
         for one in record.trials.unfit:
             worker = self.job.workers[one.worker]
             if worker.alive and not worker.cut_off and not worker.is_odd:
