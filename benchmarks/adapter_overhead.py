@@ -36,6 +36,12 @@ class NoTrainer:
     def before_reduce(self) -> None:
         """Nothing to weigh."""
 
+    def step(self) -> int:
+        return 1
+
+    def waited(self, nanoseconds: int) -> None:
+        """Nobody asks."""
+
     def void(self, error: BaseException) -> None:
         raise error
 

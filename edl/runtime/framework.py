@@ -96,12 +96,16 @@ class Framework(Protocol):
         """
 
     def keep(self, *, only_statistics: bool) -> None:
-        """Remember all but what is learned, until `put_back`: buffers and hyper-parameters; or only what batch norm and
-        its like keep of forward passes, and nothing that a script may change on all workers alike.
+        """Before the forward passes of a mini-batch of stand-ins: remember, until `put_back`, what batch norm and its
+        like keep of them, and nothing that a script may change on all workers alike. Without `only_statistics`, which
+        is where nobody has samples, also whatever nothing else holds back from changing.
         """
 
+    def keep_hyper_parameters(self) -> None:
+        """Where nobody has samples, before what the script does on gradients: those, too, unless `keep` has."""
+
     def put_back(self) -> None:
-        """All that was remembered is again as it was at `keep`."""
+        """All that was remembered is again as it was then."""
 
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""

@@ -21,19 +21,28 @@ class Kept:
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self._framework = framework
         self._extras = extras
-        self._put_back: list[Callable[[], None]] = []
+        self._statistics = False
+        self._put_extras_back: Callable[[], None] | None = None
 
-    def keep(self, *, everything: bool) -> None:
-        """The coming mini-batch is one of stand-ins: of this worker, or of all (`everything`)."""
-        if self._put_back:
-            return
-        self._framework.keep(only_statistics=not everything)
-        self._put_back.append(self._framework.put_back)
-        if everything:
-            self._put_back.append(self._extras._remember(self._framework))
+    def keep_statistics(self, *, of_nobody: bool) -> None:
+        """Before the forward passes of a mini-batch of stand-ins: of this worker, or of all."""
+        if not self._statistics:
+            self._statistics = True
+            self._framework.keep(only_statistics=not of_nobody)
+
+    def keep_schedules(self) -> None:
+        """Where nobody has samples, before the script goes on to what follows on gradients. Not earlier: what it does
+        between two mini-batches, at the end of an epoch say, is no part of either.
+        """
+        if self._put_extras_back is None:
+            self._framework.keep_hyper_parameters()
+            self._put_extras_back = self._extras._remember(self._framework)
 
     def put_back(self) -> None:
         """That mini-batch is over."""
-        put_back, self._put_back = self._put_back, []
-        for one in put_back:
-            one()
+        put_extras_back, self._put_extras_back = self._put_extras_back, None
+        if self._statistics or put_extras_back is not None:
+            self._statistics = False
+            self._framework.put_back()
+        if put_extras_back is not None:
+            put_extras_back()

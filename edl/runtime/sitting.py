@@ -343,10 +343,14 @@ class Sitting:
         self.weightless = not self._feed.samples(step)
         self._framework.set_weight(self._feed.weight(step), weightless=self.weightless)
         if not self._feed.own(step):
-            self._kept.keep(everything=self.weightless)
+            self._kept.keep_statistics(of_nobody=self.weightless)
         with self._evenness:
             self.even_until = self._feed.constant_until(step)
             self._refresh()
+
+    def keep_schedules(self) -> None:
+        """Nobody has samples in this mini-batch, and the script has come to its gradients."""
+        self._kept.keep_schedules()
 
     def forget_stand_ins(self) -> None:
         """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind."""

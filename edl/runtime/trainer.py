@@ -455,6 +455,8 @@ class Trainer:
         seat = self._seat
         if seat.opened is not None and seat.step >= seat.even_until:
             seat.weigh(seat.step + 1)
+        if seat.weightless:
+            seat.keep_schedules()
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 

@@ -219,6 +219,9 @@ class TensorFlowFramework:
             learned = () if only_statistics else (variable for _, variable in self._eager_variables())
             self._kept = EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember()
 
+    def keep_hyper_parameters(self) -> None:
+        """They are among what `keep` has."""
+
     def put_back(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:

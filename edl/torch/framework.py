@@ -62,7 +62,7 @@ class TorchFramework:
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
-        self._kept: Rest | None = None
+        self._kept: list[Rest] = []
 
     def wrap(
         self,
@@ -136,13 +136,16 @@ class TorchFramework:
     def applied(self) -> float | None:
         return max((reducer.take_applied() for reducer in self._reducers), default=None)
 
-    def keep(self, *, only_statistics: bool) -> None:
-        self._kept = Rest(statistics(self._models)) if only_statistics else Rest(self._models, self._optimizers)
+    def keep(self, *, only_statistics: bool) -> None:  # noqa: ARG002 - the port's: step() holds updates back
+        self._kept.append(Rest(statistics(self._models)))
+
+    def keep_hyper_parameters(self) -> None:
+        self._kept.append(Rest((), self._optimizers))
 
     def put_back(self) -> None:
-        if self._kept is not None:
-            self._kept.put_back()
-        self._kept = None
+        kept, self._kept = self._kept, []
+        for rest in kept:
+            rest.put_back()
 
     def scale_rates(self) -> None:
         """They do in any case."""

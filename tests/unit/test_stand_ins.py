@@ -53,10 +53,14 @@ class Framework:
         return None
 
     def keep(self, *, only_statistics: bool) -> None:
-        self.kept = {"statistics": self.statistics} | ({} if only_statistics else {"rate": self.rate})
+        self.kept["statistics"] = self.statistics
+
+    def keep_hyper_parameters(self) -> None:
+        self.kept["rate"] = self.rate
 
     def put_back(self) -> None:
         vars(self).update(self.kept)
+        self.kept = {}
 
     def copied(self, contents: Sequence[Any]) -> list[Any]:
         return [one.copy() for one in contents]
@@ -125,11 +129,12 @@ def test_a_step_in_which_nobody_has_samples_leaves_everything_as_it_was() -> Non
     script = Script()
     for _ in range(3):
         script.train()
+    script.scheduler.steps += 10  # between two mini-batches, as at the end of an epoch
     before = script.state()
     assert script.trainer.weightless
     assert script.train() is False
     assert script.trainer.step() == 5  # it is over all the same
-    assert script.state() == before == [3, 3, 3.0, 0.0125, 2]
+    assert script.state() == before == [13, 3, 3.0, 0.0125, 2]
     assert script.framework.weights == [(0.5, False), (0.0, False), (0.0, True)]
 
 
