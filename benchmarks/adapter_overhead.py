@@ -19,8 +19,10 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from edl.collectives.rendezvous import Rendezvous
+import msgspec
+
 from edl.protocol.ring import Place, solo
+from edl.testing.gathering import Gathering
 
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 os.environ.setdefault("CUDA_VISIBLE_DEVICES", "-1")
@@ -147,12 +149,12 @@ def measure(steps: dict[str, Callable[[], None]], clock: Callable[[], float]) ->
 
 
 async def two_workers() -> None:
-    rendezvous = Rendezvous(["w0", "w1"], 1)
-    port = await rendezvous.start("127.0.0.1")
-    command = [sys.executable, "-m", "benchmarks.adapter_overhead", "tensorflow", str(port)]
-    workers = [await asyncio.create_subprocess_exec(*command, str(rank)) for rank in (0, 1)]
+    gathering = Gathering(["w0", "w1"])
+    command = [sys.executable, "-m", "benchmarks.adapter_overhead", "tensorflow"]
+    places = [msgspec.json.encode(place).decode() for place in await gathering.open()]
+    workers = [await asyncio.create_subprocess_exec(*command, place) for place in places]
     await asyncio.gather(*(worker.wait() for worker in workers))
-    await rendezvous.stop()
+    await gathering.stop()
 
 
 def main() -> None:
@@ -161,8 +163,7 @@ def main() -> None:
     elif len(sys.argv) == 2:
         asyncio.run(two_workers())
     else:
-        port, rank = int(sys.argv[2]), int(sys.argv[3])
-        measure(*tensorflow_steps(Place(1, rank, 2, f"w{rank}", "127.0.0.1", port)))
+        measure(*tensorflow_steps(msgspec.json.decode(sys.argv[2], type=Place)))
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
-"""What the members of one generation write on the board where they find each other, and how they may ask for it.
+"""What one trainer writes where it looks for the others of its ring, and what it may ask there.
 
-Owns: the form of requests, which keys there are, and their bounds. Does not own: connections and waiting
-(`edl.collectives.rendezvous`, which also tells what Horovod asks and why). Pure.
+Owns: the form of its requests, which keys there are, and their bounds. Does not own: connections and waiting
+(`edl.collectives.rendezvous`, which also tells what Horovod asks and why), nor how addresses travel between workers
+(`edl.runtime.introductions`). Pure.
 """
 
 from __future__ import annotations
@@ -11,23 +12,28 @@ from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
+from edl.collectives.addresses import laid_out, split
 from edl.errors import ConfigError
 
 HEAD_BYTES = 8192
+RANK_AND_SIZE = "rank_and_size"
+SCOPES = 12  # the three meshes of init(), of all ranks and of the process set of all, and room to spare
 
 _MEMBER = re.compile(r"[A-Za-z0-9._-]{1,200}")  # goes into a URL as it is
-_SCOPE = re.compile(r"(global|local_[A-Za-z0-9._-]{1,200}?|cross_0)(_process_set_hash_[0-9a-f]{1,16})?")
-_REQUEST_LINE = re.compile(rb"(GET|PUT|DELETE) /([!-.0-~]{1,300})/([!-.0-~]{1,300}) HTTP/1\.[01]")
+_MESH = re.compile(r"global(_process_set_hash_[0-9a-f]{1,16})?")
+_TRIVIAL = re.compile(r"(local_[A-Za-z0-9._-]{1,200}?|cross_0)(_process_set_hash_[0-9a-f]{1,16})?")
+_REQUEST_LINE = re.compile(rb"(GET|PUT|DELETE) /([!-.0-~]{1,100})/([!-.0-~]{1,300})/([!-.0-~]{1,300}) HTTP/1\.[01]")
 _KEY = re.compile(r"(rank_)?(0|[1-9][0-9]{0,5})")
-RANK_AND_SIZE = "rank_and_size"
-_REMOVED = b"-1,-1,-1,-1,-1,-1"  # a stranger left without an answer would take itself for rank 0
+_REMOVED = b"-1,-1,-1,-1,-1,-1"  # whoever is left without an answer would take itself for rank 0
 
 
 class Refusal(StrEnum):
     """Why a request was not taken."""
 
     MALFORMED = "malformed"
-    UNKNOWN = "unknown"  # a scope or key that no member of this generation uses
+    STRANGER = "stranger"  # without the token
+    UNKNOWN = "unknown"  # a scope or key that this member does not use
+    CONFLICT = "conflict"  # another value for a key that is taken
     OVERSIZED = "oversized"
     FULL = "full"
     SLOW = "slow"
@@ -45,67 +51,115 @@ class Request(NamedTuple):
     """One request, its form checked and its meaning not."""
 
     method: str
+    token: str
     scope: str
     key: str
     body: bytes
 
 
-class Board:
-    """The keys of one generation. Pure: knows what may be written, and how much."""
+class _Scope:
+    """One mesh."""
 
-    def __init__(self, members: Sequence[str]) -> None:
-        strange = [name for name in members if not _MEMBER.fullmatch(name)]
-        if strange or not members or len(set(members)) != len(members):
-            raise ConfigError(f"members must be distinct names of letters, digits, '.', '_' and '-': {list(members)}")
-        self.members = tuple(members)
-        self._scopes: dict[str, dict[str, bytes]] = {}
-        self._bytes = 0
-        size = len(self.members)
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.written: dict[str, bytes] = {}  # by this member
+        self.parcels: dict[int, bytes] = {}  # from the others
+        self.finished = False
+
+
+class Board:
+    """The keys of one member of one generation. Pure: knows what may be written, and how much."""
+
+    def __init__(self, worker: str, rank: int, size: int) -> None:
+        if not _MEMBER.fullmatch(worker):
+            raise ConfigError(f"a worker's id has letters, digits, '.', '_' and '-' only, and at most 200: {worker!r}")
+        if not 0 <= rank < size:
+            raise ConfigError(f"a ring of {size} has no rank {rank}")
+        self._worker = worker
+        self._rank = rank
+        self._size = size
+        self._scopes: dict[str, _Scope] = {}
         self.max_value = 256 * size + 1024  # gloo needs 136 per peer
-        self._max_bytes = 1024 * size * size + 4 * 1024 * 1024
-        self._max_scopes = 32 * (size + 2)  # the three meshes of init(), and of some thirty process sets
 
     def place(self, key: str) -> bytes:
-        """What `rank_and_size` answers to '<member>:<local rank>'."""
-        name, _, local_rank = key.rpartition(":")
-        if local_rank != "0" or name not in self.members:
+        """What `rank_and_size` answers to '<worker>:<local rank>'."""
+        if key != f"{self._worker}:0":
             return _REMOVED
-        return f"{self.members.index(name)},{len(self.members)},0,1,0,1".encode()
+        return f"{self._rank},{self._size},0,1,0,1".encode()
+
+    def has_others(self, scope: str) -> bool:
+        """Whether this member builds that mesh with others."""
+        return self._size_of(scope) > 1
 
     def get(self, scope: str, key: str) -> bytes | None:
-        self._check(scope, key)
-        return self._scopes.get(scope, {}).get(key)
+        """None: not known, or not yet."""
+        mesh, rank = self._find(scope, key)
+        if mesh is None:
+            return None
+        if key in mesh.written:
+            return mesh.written[key]
+        parcel = mesh.parcels.get(rank) if key == str(rank) else None
+        return None if parcel is None else laid_out(parcel, rank, mesh.rank, mesh.size)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
-        self._check(scope, key)
+        """Once for each key: what was read by others cannot become something else. The same again does no harm."""
         if len(value) > self.max_value:
             raise Refused(Refusal.OVERSIZED)
-        if scope not in self._scopes and len(self._scopes) >= self._max_scopes:
-            raise Refused(Refusal.FULL)
-        values = self._scopes.setdefault(scope, {})
-        growth = len(value) - len(values.get(key, b""))
-        if self._bytes + growth > self._max_bytes:
-            raise Refused(Refusal.FULL)
-        values[key] = value
-        self._bytes += growth
+        mesh, rank = self._find(scope, key)
+        if mesh is None:
+            mesh = self._begin(scope)
+        if rank != mesh.rank:
+            raise Refused(Refusal.UNKNOWN)
+        if mesh.finished or mesh.written.setdefault(key, value) != value:
+            raise Refused(Refusal.CONFLICT)
+
+    def parcels(self, scope: str) -> Sequence[bytes] | None:
+        """What this member has for each rank of a mesh, once it has written that. Raises Refused."""
+        mesh = self._scopes.get(scope)
+        row = mesh.written.get(str(mesh.rank)) if mesh is not None else None
+        if mesh is None or row is None or mesh.size == 1:
+            return None
+        try:
+            return split(row, mesh.rank, mesh.size)
+        except ValueError as error:
+            raise Refused(Refusal.MALFORMED) from error
+
+    def deliver(self, scope: str, sender: int, parcel: bytes) -> None:
+        """What `sender` has for this member."""
+        mesh = self._scopes.get(scope)
+        if mesh is not None and not mesh.finished:
+            mesh.parcels[sender] = parcel
 
     def finish(self, scope: str, key: str) -> None:
-        """A rank is done with a scope. It says so after a barrier, when nobody needs its addresses any more."""
-        self._check(scope, key)
-        values = self._scopes.get(scope, {})
-        for name in (key, f"rank_{key}"):
-            self._bytes -= len(values.pop(name, b""))
-        if not values:
-            self._scopes.pop(scope, None)
+        """This member is done with a mesh. It says so after a barrier, when nobody needs addresses any more."""
+        mesh, rank = self._find(scope, key)
+        if mesh is None or rank != mesh.rank:
+            raise Refused(Refusal.UNKNOWN)
+        mesh.finished = True
+        mesh.written.clear()
+        mesh.parcels.clear()
 
-    def _check(self, scope: str, key: str) -> None:
-        known_scope, known_key = _SCOPE.fullmatch(scope), _KEY.fullmatch(key)
-        if known_scope is None or known_key is None:
+    def _find(self, scope: str, key: str) -> tuple[_Scope | None, int]:
+        """The mesh, if anything was written there, and the rank that `key` is of. Raises Refused."""
+        known_key = _KEY.fullmatch(key)
+        if known_key is None or int(known_key[2]) >= self._size_of(scope):
             raise Refused(Refusal.UNKNOWN)
-        mesh = known_scope[1]
-        ranks = len(self.members) if mesh == "global" else 1
-        if int(known_key[2]) >= ranks or (mesh.startswith("local_") and mesh[6:] not in self.members):
-            raise Refused(Refusal.UNKNOWN)
+        return self._scopes.get(scope), int(known_key[2])
+
+    def _begin(self, scope: str) -> _Scope:
+        if len(self._scopes) >= SCOPES:
+            raise Refused(Refusal.FULL)
+        size = self._size_of(scope)
+        mesh = self._scopes[scope] = _Scope(self._rank if size > 1 else 0, size)
+        return mesh
+
+    def _size_of(self, scope: str) -> int:
+        """How many members a mesh has. 0: there is none of that name."""
+        if _MESH.fullmatch(scope):
+            return self._size
+        trivial = _TRIVIAL.fullmatch(scope)
+        return 1 if trivial is not None and trivial[1] in (f"local_{self._worker}", "cross_0") else 0
 
 
 def parse(received: bytearray, max_body: int) -> Request | None:
@@ -125,8 +179,8 @@ def parse(received: bytearray, max_body: int) -> Request | None:
     body = bytes(received[end + 4 : end + 4 + length])
     if len(body) < length:
         return None
-    method, scope, key = (part.decode("ascii") for part in parsed.groups())
-    return Request(method, scope, key, body)
+    method, token, scope, key = (part.decode("ascii") for part in parsed.groups())
+    return Request(method, token, scope, key, body)
 
 
 def _content_length(headers: Sequence[bytes]) -> int:

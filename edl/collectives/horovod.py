@@ -23,6 +23,7 @@ from typing import Any, Protocol
 
 from edl.collectives.forming import Forming
 from edl.collectives.guard import Guard, plain
+from edl.collectives.rendezvous import HOROVODS_PORT
 from edl.collectives.sockets import cut, tcp_sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
@@ -200,7 +201,7 @@ def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ)
 
 def variables(place: Place, timeout_s: float) -> dict[str, str | None]:
     """The environment of one place; None means: must not be set. What users tune (cycle time, ...) stays."""
-    found = place.rendezvous_host != ""
+    found = place.rendezvous != ""
     return {
         "HOROVOD_CONTROLLER": "gloo",
         "HOROVOD_GLOO_IFACE": place.interface,
@@ -211,8 +212,8 @@ def variables(place: Place, timeout_s: float) -> dict[str, str | None]:
         "HOROVOD_LOCAL_SIZE": "1",
         "HOROVOD_CROSS_RANK": "0",
         "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous_host if found else None,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(place.rendezvous_port) if found else None,
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous if found else None,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": HOROVODS_PORT if found else None,
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
     }
 
@@ -226,7 +227,7 @@ def forming_environment(place: Place, timeout_s: float, keep_elastic: bool) -> I
     """
     _assign(variables(place, timeout_s))
     elastic = os.environ.get("HOROVOD_ELASTIC")
-    if not keep_elastic or place.rendezvous_host == "":
+    if not keep_elastic or place.rendezvous == "":
         os.environ.pop("HOROVOD_ELASTIC", None)
     try:
         yield

@@ -1,7 +1,8 @@
-"""Where the members of one generation find each other: a server of our own for the gloo of Horovod 0.28.1.
+"""Where a trainer finds the other members of its ring: a server of our own for the gloo of Horovod 0.28.1.
 
-Owns: the addresses that gloo exchanges, for one generation. Does not own: who is a member (`edl.core`), nor the
-connections between them. Runs on the event loop of the leader's daemon, and ends with the generation.
+Owns: what one trainer and its own daemon say to each other while one ring forms. Does not own: how addresses come from
+the other daemons (`edl.runtime.introductions`), nor the connections between trainers. Runs on the event loop of the
+trainer's daemon, listens on loopback alone, and ends when the ring stands or is given up.
 
 What Horovod asks (horovod/common/gloo/http_store.cc, gloo_context.cc; gloo/rendezvous/context.cc): one HTTP request
 per connection, `METHOD /<scope>/<key>`.
@@ -16,64 +17,89 @@ per connection, `METHOD /<scope>/<key>`.
 Scopes are `global`, `local_<host name>` and `cross_<local rank>`, alone for the first three meshes that `init()` builds
 and followed by `_process_set_hash_<hex>` for the three of each process set. The topology is flat: each member passes
 for a host of its own (its id is the host name), so that the local and cross meshes have one member and cost nothing.
+
+Horovod has no room for a proof in that, but it takes its server's address as it finds it: in
+`http://<address>:<port>/<scope>/<key>` the address may end with a slash and a word. So each request begins with a
+token, drawn anew for each ring, and our trainer is known by it; whoever else is on this machine has nothing to say.
 """
 
 from __future__ import annotations
 
 import asyncio
+import hmac
+import secrets
 import socket
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 from edl.collectives.board import RANK_AND_SIZE, Board, Refusal, Refused, Request, parse
 from edl.errors import ConfigError
 
+LOOPBACK = "127.0.0.1"
 # Shorter than gloo's own time-out (30 s), which it can only notice between two requests.
 HOLD_S = 1.0
 ACCEPT_PAUSE_S = 0.1
 REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for anybody
+MOST_CONNECTIONS = 64  # a trainer asks one thing after the other
+TOKEN_BYTES = 24
+HOROVODS_PORT = "0"  # it follows the token, and a colon
 
 _STATUS = {
     Refusal.MALFORMED: 400,
+    Refusal.STRANGER: 403,
     Refusal.UNKNOWN: 403,
+    Refusal.CONFLICT: 409,
     Refusal.OVERSIZED: 413,
     Refusal.FULL: 503,
     Refusal.SLOW: 408,
 }
 
 
+class Heard(Protocol):
+    """Whoever brings addresses from and to the other members."""
+
+    def began(self, mesh: str) -> None:
+        """The trainer is about to build this mesh."""
+
+    def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:
+        """What the trainer has for each rank of it."""
+
+
 class Rendezvous:
-    """The server of one generation. `host` must be an IPv4 address that all members reach: Horovod knows no other."""
+    """The server of one trainer, for one ring."""
 
     def __init__(
         self,
-        members: Sequence[str],
-        generation: int,
+        worker: str,
+        rank: int,
+        size: int,
+        heard: Heard,
         *,
         hold_s: float = HOLD_S,
         on_refused: Callable[[Refusal], None] = lambda _: None,
     ) -> None:
         """`on_refused` hears of each refusal too: this server, and with it its own count, is soon gone."""
-        self.generation = generation
         self.hold_s = hold_s
+        self._token = secrets.token_urlsafe(TOKEN_BYTES)
+        self._heard = heard
         self._on_refused = on_refused
-        self._board = Board(members)
-        self._addresses: dict[int, str] = {}
+        self._board = Board(worker, rank, size)
+        self._begun: set[str] = set()
         self._refused: Counter[str] = Counter()
         self._waiting: defaultdict[tuple[str, str], set[_Connection]] = defaultdict(set)
-        self._connections: set[_Connection] = set()
-        self._max_connections = 8 * len(members) + 64
+        self._connections: dict[_Connection, None] = {}  # oldest first
+        self._max_connections = MOST_CONNECTIONS
         self._acceptor: _Acceptor | None = None
 
-    async def start(self, host: str) -> int:
-        """Listens on this address only; returns the port."""
+    def open(self) -> str:
+        """Listens. Returns what Horovod is to take for its server's address (its port is `HOROVODS_PORT`)."""
         try:
-            listening = socket.create_server((host, 0), backlog=1024)
+            listening = socket.create_server((LOOPBACK, 0), backlog=MOST_CONNECTIONS)
         except OSError as error:
-            raise ConfigError(f"cannot listen on {host}: {error}") from error
+            raise ConfigError(f"cannot listen on {LOOPBACK}: {error}") from error
         self._acceptor = _Acceptor(listening, lambda: _Connection(self))
-        return int(listening.getsockname()[1])
+        return f"{LOOPBACK}:{listening.getsockname()[1]}/{self._token}"
 
     async def stop(self) -> None:
         """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
@@ -87,14 +113,15 @@ class Rendezvous:
         for connection in list(self._connections):
             connection.abort()
 
-    @property
-    def addresses(self) -> dict[int, str]:
-        """Rank to the address that it was heard from, for those that began to form the ring."""
-        return dict(self._addresses)
+    def deliver(self, mesh: str, sender: int, parcel: bytes) -> None:
+        """What rank `sender` has for this trainer."""
+        self._board.deliver(mesh, sender, parcel)
+        self._tell(mesh, str(sender))
 
-    def missing(self) -> tuple[str, ...]:
-        """The members that were not heard from, when a ring does not form in time."""
-        return tuple(name for rank, name in enumerate(self._board.members) if rank not in self._addresses)
+    @property
+    def is_waited_for(self) -> bool:
+        """The trainer has asked for what is not here yet."""
+        return bool(self._waiting)
 
     def refusals(self) -> dict[str, int]:
         """Reason to number of requests that were not taken."""
@@ -103,14 +130,19 @@ class Rendezvous:
     # What connections call:
 
     def _joined(self, connection: _Connection) -> bool:
+        """False: there are too many. Whoever has not shown the token must make room, so that our trainer gets in."""
         if len(self._connections) >= self._max_connections:
             self._count(Refusal.FULL)
-            return False
-        self._connections.add(connection)
+            unproven = next((one for one in self._connections if not one.proven), None)
+            if unproven is None:
+                return False
+            unproven.abort()
+            del self._connections[unproven]
+        self._connections[connection] = None
         return True
 
     def _left(self, connection: _Connection) -> None:
-        self._connections.discard(connection)
+        self._connections.pop(connection, None)
         if connection.awaited is not None:
             self._waiting[connection.awaited].discard(connection)
             if not self._waiting[connection.awaited]:
@@ -123,12 +155,15 @@ class Rendezvous:
 
     def _handle(self, connection: _Connection, request: Request) -> None:
         try:
+            if not hmac.compare_digest(request.token, f"{self._token}:{HOROVODS_PORT}"):
+                raise Refused(Refusal.STRANGER)
+            connection.proven = True
             self._dispatch(connection, request)
         except Refused as error:
             connection.refuse(error.refusal)
 
     def _dispatch(self, connection: _Connection, request: Request) -> None:
-        method, scope, key, body = request
+        method, _, scope, key, body = request
         if method == "GET" and scope == RANK_AND_SIZE:
             connection.answer(200, self._board.place(key))
         elif method == "GET":
@@ -144,7 +179,7 @@ class Rendezvous:
         if value is not None:
             connection.answer(200, value)
         elif key.startswith("rank_"):
-            connection.answer(404)  # a hint that gloo asks for and does not use: not worth waiting for
+            connection.answer(404)  # a hint that gloo asks for and does not use: nobody is asked for it
         else:
             connection.awaited = (scope, key)
             self._waiting[scope, key].add(connection)
@@ -152,12 +187,20 @@ class Rendezvous:
 
     def _put(self, connection: _Connection, scope: str, key: str, body: bytes) -> None:
         self._board.put(scope, key, body)
-        if scope == "global":
-            self._addresses[int(key.removeprefix("rank_"))] = connection.address
+        parcels = self._board.parcels(scope)
         connection.answer(200)
-        for waiting in self._waiting.pop((scope, key), ()):
-            waiting.awaited = None
-            waiting.answer(200, body)
+        if scope not in self._begun and self._board.has_others(scope):
+            self._begun.add(scope)
+            self._heard.began(scope)
+        if parcels is not None and not key.startswith("rank_"):
+            self._heard.wrote(scope, parcels)
+
+    def _tell(self, scope: str, key: str) -> None:
+        waiting = self._waiting.pop((scope, key), set())
+        value = self._board.get(scope, key)
+        for connection in waiting:
+            connection.awaited = None
+            connection.answer(404 if value is None else 200, value or b"")
 
 
 class _Acceptor:
@@ -207,7 +250,7 @@ class _Connection(asyncio.Protocol):
     """One request, one answer. All of it, waiting apart, within REQUEST_S."""
 
     def __init__(self, rendezvous: Rendezvous) -> None:
-        self.address = ""
+        self.proven = False
         self.awaited: tuple[str, str] | None = None
         self._rendezvous = rendezvous
         self._transport: asyncio.Transport | None = None
@@ -245,7 +288,6 @@ class _Connection(asyncio.Protocol):
             stream.abort()
             return
         self._transport = stream
-        self.address = stream.get_extra_info("peername")[0]
         self._expect(REQUEST_S, self.refuse, Refusal.SLOW)
 
     def data_received(self, data: bytes) -> None:

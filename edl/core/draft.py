@@ -16,7 +16,7 @@ from typing import Any
 
 import msgspec
 
-from edl.core.inputs import CloseRing, Command, Tell
+from edl.core.inputs import Command, Tell
 from edl.core.members import Cause, moved
 from edl.core.sightings import Sightings
 from edl.core.spans import Spans
@@ -98,8 +98,6 @@ class Draft:
         """The job is over, once."""
         if self.record.state in OVER:
             return
-        if self.record.plan is not None:
-            self.commands.append(CloseRing(self.record.plan.generation))
         self.change(state=state, reason=reason, plan=None)
         kind = Kind.JOB_FINISHED if state is JobState.FINISHED else Kind.JOB_FAILED
         self.tell(kind, **({"reason": reason} if reason else {}))

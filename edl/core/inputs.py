@@ -112,21 +112,6 @@ Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | Meas
 
 
 @dataclass(frozen=True, slots=True)
-class HostRing:
-    """Host the rendezvous of a planned generation, once the plan is durable."""
-
-    generation: int
-    roster: tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class CloseRing:
-    """The rendezvous of this generation is not needed any more."""
-
-    generation: int
-
-
-@dataclass(frozen=True, slots=True)
 class Tell:
     """Write down an event, in the transaction that makes the record durable."""
 
@@ -152,4 +137,4 @@ class Acknowledge:
     target: int
 
 
-Command = HostRing | CloseRing | Tell | Refuse | Acknowledge
+Command = Tell | Refuse | Acknowledge

@@ -22,7 +22,6 @@ from edl.core.horizon import Horizon
 from edl.core.hosts import free_local_rank
 from edl.core.inputs import (
     Command,
-    HostRing,
     Input,
     Measured,
     Refuse,
@@ -136,8 +135,6 @@ class JobMachine:
             if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
                 self._miss(member.identity.id, "its daemon had no session when a new leader took over")
         self._fitness.excuse()
-        if self.record.plan is not None:
-            self._draft.commands.append(HostRing(self.record.plan.generation, self.record.plan.roster))
 
     def _on_registered(self, happened: Registered) -> None:
         identity = happened.identity

@@ -6,27 +6,25 @@ from functools import cached_property
 
 import msgspec
 
+from edl.core.exchange import errands
 from edl.core.hosts import Seating, seatings
 from edl.core.ledger import Ledger
 from edl.core.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.job import JobState, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
-from edl.protocol.ring import Place
-
-Address = tuple[str, int]
+from edl.protocol.ring import Peer, Place
 
 
 class OrderBook:
-    """The orders of one durable record. `ring`: where the planned generation's rendezvous is, once it is hosted.
+    """The orders of one durable record.
 
     `before` is the book of an earlier record: what is alike in both need not be worked out again.
     """
 
-    def __init__(self, record: Record, term: int, ring: Address | None, before: OrderBook | None = None) -> None:
+    def __init__(self, record: Record, term: int, before: OrderBook | None = None) -> None:
         self.record = record
         self._term = term
-        self._ring = ring
         self._members = {member.identity.id: member for member in record.members}
         self._in_ring = frozenset(record.roster)
         known = before.known if before is not None else ()
@@ -99,25 +97,30 @@ class OrderBook:
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan
-        if plan is None or self._ring is None or worker not in self._seats:
+        if plan is None or worker not in self._seats:
             return None
+        place = self._place(worker, plan)
         return Assignment(
-            place=self._place(worker, plan, self._ring),
+            place=place,
             after_step=plan.after_step,
             newcomers=newcomers(self.record, plan),
-            members=plan.roster,
+            peers=self._peers(place.rank, plan),
             checking=self.record.governing.checking,
         )
 
-    def _place(self, worker: str, plan: Plan, ring: Address) -> Place:
+    def _peers(self, rank: int, plan: Plan) -> tuple[Peer, ...]:
+        """Few, however many members there are: not all need hear of all."""
+        asked = {errand.rank: plan.roster[errand.rank] for errand in errands(rank, len(plan.roster))}
+        known = {peer: self._members[worker].identity for peer, worker in asked.items() if worker in self._members}
+        return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
+
+    def _place(self, worker: str, plan: Plan) -> Place:
         seat = self._seats[worker]
         return Place(
             generation=plan.generation,
             rank=seat.rank,
             size=len(plan.roster),
             worker=worker,
-            rendezvous_host=ring[0],
-            rendezvous_port=ring[1],
             local_rank=seat.local_rank,
             local_size=seat.local_size,
             cross_rank=seat.cross_rank,

@@ -15,7 +15,6 @@ from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
-from edl.core.inputs import CloseRing, HostRing
 from edl.core.leasing import Crossing, Leasing
 from edl.core.members import Cause
 from edl.core.orders import newcomers
@@ -73,7 +72,6 @@ class Switching:
             trials=trials,
         )
         draft.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
-        draft.commands.append(CloseRing(plan.generation))
         if first:
             self._sizing.settle()
         else:
@@ -191,7 +189,6 @@ class Switching:
         state = JobState.STARTING if draft.record.generation == 0 else JobState.SCALING
         draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut)
         draft.spans.planned_at = draft.now
-        draft.commands.append(HostRing(generation, roster))
         draft.tell(
             Kind.SWITCH_SCHEDULED,
             next_generation=generation,
@@ -225,7 +222,6 @@ class Switching:
 
     def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
         draft, following = self._draft, set(roster)
-        draft.commands.append(CloseRing(plan.generation))
         dropped = [worker for worker in self._on_their_way(plan.roster) if worker not in following]
         ready = {worker for worker in dropped if draft.record.generation or draft.seen.has_booted(worker)}
         draft.move_all(ready, Cause.UNPLANNED)

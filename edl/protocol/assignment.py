@@ -8,7 +8,7 @@ import msgspec
 
 from edl.protocol.data import Lease, Totals
 from edl.protocol.divergence import Checking
-from edl.protocol.ring import Place
+from edl.protocol.ring import Peer, Place
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -17,7 +17,7 @@ class Assignment(msgspec.Struct, frozen=True):
     place: Place
     after_step: int | None  # enter once this step is committed; None: at once, the ring before is broken
     newcomers: int  # members that need the state of the others
-    members: tuple[str, ...]  # the roster
+    peers: tuple[Peer, ...] = ()  # whom this worker's daemon asks for the addresses of the others
     checking: Checking = Checking()  # the same for all of them, or they would wait for each other
 
 

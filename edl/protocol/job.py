@@ -54,6 +54,7 @@ class Identity(msgspec.Struct, frozen=True):
     pid: int  # of the trainer
     daemon_pid: int
     driver_slot: str = ""  # host:number, where an elastic horovodrun has started it
+    port: int = 0  # where its daemon answers others, at `address`
 
 
 class Member(msgspec.Struct, frozen=True):

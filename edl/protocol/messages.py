@@ -94,6 +94,19 @@ class Await(msgspec.Struct, frozen=True, tag="await"):
     hold_s: float
 
 
+class AskAddresses(msgspec.Struct, frozen=True, tag="ask_addresses"):
+    """From one daemon to another: what the other has for it on the way to a ring (`edl.core.exchange`).
+
+    Answered when it is there, or after `hold_s` without.
+    """
+
+    generation: int
+    mesh: str  # one of those that the ring is made of, by Horovod's name
+    round: int
+    digit: int
+    hold_s: float
+
+
 class AskStatus(msgspec.Struct, frozen=True, tag="ask_status"):
     """From the command line."""
 
@@ -126,7 +139,7 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Request = Register | Report | Await | AskStatus | AskStop | Scaling
+Request = Register | Report | Await | AskAddresses | AskStatus | AskStop | Scaling
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -152,10 +165,16 @@ class Ordered(msgspec.Struct, frozen=True, tag="ordered"):
     orders: Orders
 
 
+class Addresses(msgspec.Struct, frozen=True, tag="addresses"):
+    """The answer to AskAddresses: addresses of trainers, as gloo writes them; None: not known yet."""
+
+    parcels: tuple[bytes, ...] | None
+
+
 class Told(msgspec.Struct, frozen=True, tag="told"):
     """The answer to AskStatus."""
 
     status: Status
 
 
-Reply = Done | Ack | Rejected | Ordered | Told
+Reply = Done | Ack | Rejected | Ordered | Addresses | Told

@@ -12,14 +12,20 @@ class Place(msgspec.Struct, frozen=True):
     rank: int
     size: int
     worker: str  # this worker's id: its host name towards Horovod, so that (host, local rank) is unique in a flat ring
-    rendezvous_host: str = ""
-    rendezvous_port: int = 0
+    rendezvous: str = ""  # where its trainer finds the others: at its own daemon (`edl.collectives.rendezvous`)
     interface: str = "lo"  # network interface that the ring's own connections use
     local_rank: int = 0  # unique among the workers of the same host: what pins devices
     local_size: int = 1
     cross_rank: int = 0  # of this host among those that have this local rank too
     cross_size: int = 1
     address: str = "127.0.0.1"  # of this worker's host, on that interface
+
+
+class Peer(msgspec.Struct, frozen=True):
+    """Another member of a ring, whose daemon one's own asks for addresses."""
+
+    rank: int
+    address: str  # of its daemon
 
 
 def solo(worker: str, local_rank: int = 0) -> Place:

@@ -26,6 +26,13 @@ from edl.runtime.sitting import Sitting
 logger = logging.getLogger("edl")
 
 
+class _Member(msgspec.Struct, frozen=True):
+    """One of the ring, as it tells the others of itself where they differ."""
+
+    worker: str
+    fingerprints: list[Fingerprint]
+
+
 class Comparison:
     """Of one trainer's state with those of the others. Belongs to the training thread."""
 
@@ -33,6 +40,7 @@ class Comparison:
         self._framework = framework
         self._seat = seat
         self._extras = extras
+        self._names: list[str] = []  # of the ring's members, by rank, once they differed
 
     def make(self, timeout_s: float) -> None:
         """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
@@ -44,7 +52,7 @@ class Comparison:
             logger.warning("%s; the state of %s becomes everybody's", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
-            self._seat.synchronize(self._seat.members.index(found.root), self._seat.rank, current=not wrong)
+            self._seat.synchronize(self._names.index(found.root), self._seat.rank, current=not wrong)
             found = self._difference(persists=True)
             if found is None:
                 return
@@ -60,8 +68,10 @@ class Comparison:
         seat.link.page.add_waited(time.perf_counter_ns() - began)
         if same:
             return None
-        everybodys = of_everybody(ring, msgspec.msgpack.encode(mine))
-        found = difference([msgspec.msgpack.decode(one, type=list[Fingerprint]) for one in everybodys])
+        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Member(seat.link.worker, list(mine))))
+        members = [msgspec.msgpack.decode(one, type=_Member) for one in everybodys]
+        self._names = [member.worker for member in members]
+        found = difference([member.fingerprints for member in members])
         if found is None:
             raise RuntimeError("the workers' digests differ, and nothing that they are of does")
         return Divergence(
@@ -71,8 +81,8 @@ class Comparison:
             first=found.first,
             differing=found.differing,
             compared=found.compared,
-            workers=tuple(seat.members[rank] for rank in found.ranks),
-            root=seat.members[found.root],
+            workers=tuple(self._names[rank] for rank in found.ranks),
+            root=self._names[found.root],
             majority=found.majority,
             persists=persists,
         )

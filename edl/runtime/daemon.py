@@ -32,6 +32,7 @@ from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Create, Delete, Link, NodeExists, Store
 from edl.coordination.store import Refused as StoreRefused
+from edl.core.horizon import Horizon
 from edl.core.seat import attention_step
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.protocol import link as say
@@ -42,6 +43,7 @@ from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
 from edl.runtime.access import coordinator_of, shared_secret
 from edl.runtime.garbage import collect_regularly, collect_seldom
+from edl.runtime.introductions import Introductions
 from edl.runtime.leader import Leader, Reigning
 from edl.runtime.membership import Candidacy, Membership
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
@@ -54,7 +56,7 @@ from edl.transport.errors import Reason, Refused
 from edl.transport.page import NEVER, Page
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.refusals import Refusals
-from edl.transport.rpc import Server
+from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
@@ -88,6 +90,7 @@ class Daemon:
         self._governing = Governing()
         self._office: Office | None = None
         self._membership: Membership | None = None
+        self._introductions: Introductions | None = None
         self._stand_in: StandIn | None = None
         self._interface, self._address_here = "lo", LOOPBACK
         self._clock = SystemClock()
@@ -165,26 +168,35 @@ class Daemon:
             self._answer,
             request_types=messages.Request,
             refusals=self._refusals,
+            termless=(messages.AskAddresses,),  # a ring forms on while the job changes leaders
         )
         port = await server.start(address)
         office = self._office = self._opened(store, server, address, port)
+        self._introductions = introductions = self._introducing(secret)
         presence = store.watch_link(lambda link: self._on_link(link, store))
         try:
             await self._appear(store)
             await self._either(self._greeted, self._trainer_gone)
             office.stand()
-            about = Candidacy(self._job, secret, self._register(address), self._settings.session_timeout_s)
+            about = Candidacy(self._job, secret, self._register(address, port), self._settings.session_timeout_s)
             self._membership = Membership(about, store, self._observer, self._command)
             await self._until_the_end_is_known(self._membership, office)
             self._send(say.Noted())
             await self._trainer_gone.wait()
-            # If we lead: those who go on without our trainer form a ring, whose rendezvous would end with our reign.
-            # The next leader would have to plan that ring anew. A ring may need a step's time to form.
+            # If we lead: those who go on without our trainer form a ring, and wait for its leases. Another leader would
+            # have to be found first. A ring may need a step's time to form.
             await office.wait_at_rest(2 * self._settings.session_timeout_s)
         finally:
             presence.close()
             await office.leave()
+            await introductions.stop()
             await server.stop()
+
+    def _introducing(self, secret: bytes) -> Introductions:
+        hold_s, answer_s = Horizon.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2
+        return Introductions(
+            lambda address: Client(secret, self._job, self._worker, address), self._refusals, hold_s, answer_s
+        )
 
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
         """Known to the job, that is; or until there is nobody left to tell, long after the trainer is gone (I12)."""
@@ -214,11 +226,11 @@ class Daemon:
 
         return Office(about, port, store, server, self._clock, lead)
 
-    def _register(self, address: str) -> messages.Register:
+    def _register(self, address: str, port: int) -> messages.Register:
         self._interface, self._address_here = interface_of(address), address
         settings = self._settings
         slot = settings.driver_slot or ""
-        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot)
+        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot, port)
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
         again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
         limits = settings.np, settings.min_workers, settings.max_workers or 0
@@ -233,6 +245,8 @@ class Daemon:
             self._greeted.set()
             self._send(say.Introduced(self._worker, os.getpid()))
         self._observer.hear(message)
+        if isinstance(message, say.Entered | say.Broke) and self._introductions is not None:
+            self._introductions.end(message.generation)
         if self._membership is not None:
             if isinstance(message, say.Entered):
                 self._page.attention_step = self._membership.attention_step()
@@ -245,6 +259,8 @@ class Daemon:
     def _on_trainer_exit(self, _: int) -> None:
         self._observer.died()
         self._trainer_gone.set()
+        if self._introductions is not None:
+            self._introductions.give_up()
         if self._membership is not None:
             self._membership.stir()
 
@@ -259,8 +275,9 @@ class Daemon:
         """First the word, then the count that promises it, then the step that asks for attention."""
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)
+        rendezvous = "" if self._introductions is None else self._introductions.follow(orders)
         if orders.assignment is not None:
-            here = {"interface": self._interface, "address": self._address_here}
+            here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
             place = msgspec.structs.replace(orders.assignment.place, **here)
             orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
         self._send(say.Commanded(orders))
@@ -310,6 +327,8 @@ class Daemon:
                 await self._appear(store)
 
     async def _answer(self, call: Call) -> messages.Reply:
+        if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:
+            return await self._introductions.answer(call.body)
         if self._office is None:
             raise Refused(Reason.TERM)
         return await self._office.answer(call)

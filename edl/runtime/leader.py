@@ -1,7 +1,7 @@
 """One reign: the shell around the job's machine.
 
-Owns: making decisions durable before anybody hears of them (I9), hosting the rendezvous of planned rings, answering
-daemons and the command line. Does not own: the decisions (`edl.core.job`), nor who leads (`edl.coordination.election`).
+Owns: making decisions durable before anybody hears of them (I9), answering daemons and the command line. Does not own:
+the decisions (`edl.core.job`), nor who leads (`edl.coordination.election`).
 
 One task owns the machine. RPC handlers and watches only put inputs into its queue.
 """
@@ -16,15 +16,12 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from edl.clock import Clock
-from edl.collectives.rendezvous import Rendezvous
 from edl.coordination.election import Reign
 from edl.coordination.store import AccessDenied, Store
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     Acknowledge,
-    CloseRing,
     Command,
-    HostRing,
     Input,
     Refuse,
     Registered,
@@ -71,7 +68,7 @@ class Reigning(msgspec.Struct, frozen=True):
 
     job: str
     worker: str
-    address: str  # the rendezvous listens here
+    address: str  # its daemon listens here
     session_timeout_s: float
     step_timeout_s: float = 60.0
     code: Code | None = None  # its own copy of a policy of the user's
@@ -111,7 +108,6 @@ class Leader:
         self._at_rest = asyncio.Event()
         self._secret_forgotten = False
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
-        self._ring: tuple[int, Rendezvous, int] | None = None  # generation, server, port
 
     async def run(self) -> None:
         """Reign until cancelled. Returns when another reigns already; whatever it raises, it cannot lead."""
@@ -132,7 +128,6 @@ class Leader:
         finally:
             watch.close()
             self._turn_away()
-            await self._close_ring()
 
     # ---------------------------------------------------------------------------------------------------- the owner
 
@@ -175,26 +170,18 @@ class Leader:
             return TimePassed(), None
 
     async def _settle(self, machine: JobMachine, commands: Sequence[Command]) -> None:
-        """Durable first, then the rendezvous, then everybody may know."""
+        """Durable first, then everybody may know."""
         record = machine.record
         told = [command for command in commands if isinstance(command, Tell)]
         kept = self._chronicle.record
         changed = kept is None or record.version != kept.version
         if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
-            self._next_book = OrderBook(record, self._reign.term, None, self._book)
+            self._next_book = OrderBook(record, self._reign.term, self._book)
         if changed or told:
             await self._keep(record, told)
         if record.state in OVER and not self._secret_forgotten:
             await patiently(lambda: remains.forget_secret(self._store, self._about.job))
             self._secret_forgotten = True
-        for command in commands:
-            match command:
-                case HostRing(generation, roster):
-                    await self._host_ring(generation, roster)
-                case CloseRing(generation) if self._ring is not None and self._ring[0] == generation:
-                    await self._close_ring()
-                case _:  # told above, or answered to whoever asked
-                    pass
         if changed and self._heard:
             members = {member.identity.id for member in record.members}
             self._heard = {worker: at for worker, at in self._heard.items() if worker in members}
@@ -206,27 +193,15 @@ class Leader:
             self._at_rest.clear()
 
     async def wait_at_rest(self) -> None:
-        """Until a hand-over takes no ring's rendezvous along, nor leases that somebody waits for."""
+        """Until nobody waits for what a leader says next: a hand-over would hold them up."""
         await self._at_rest.wait()
 
     async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
         await self._chronicle.keep(record, told)
 
-    async def _host_ring(self, generation: int, roster: tuple[str, ...]) -> None:
-        await self._close_ring()
-        server = Rendezvous(roster, generation, on_refused=lambda why: self._refusals.count(why, of="rendezvous"))
-        self._ring = (generation, server, await server.start(self._about.address))
-
-    async def _close_ring(self) -> None:
-        if self._ring is not None:
-            _, server, _ = self._ring
-            self._ring = None
-            await server.stop()
-
     def _publish(self, record: Record, *, pressing: bool) -> None:
         """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
-        address = None if self._ring is None else (self._about.address, self._ring[2])
-        self._book = OrderBook(record, self._reign.term, address, self._next_book)
+        self._book = OrderBook(record, self._reign.term, self._next_book)
         if pressing:
             self._published.set()
             self._published = asyncio.Event()

@@ -44,7 +44,6 @@ class Sitting:
         self.check_at = NEVER  # the step after which this ring compares its members' states
         self.equal_step = 0  # the newest after which it did, and found them equal
         self.checking = Checking()
-        self.members: tuple[str, ...] = ()  # of this ring, by rank
         self.diverged: Divergence | None = None  # the newest difference found
         self.void: BaseException | None = None  # why the mini-batch in flight is void
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
@@ -248,7 +247,7 @@ class Sitting:
         self._entered_step = self.count.step = step
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.even_until, self.weightless = NEVER, False
-        self.members, self.checking, self.equal_step = assignment.members, assignment.checking, 0
+        self.checking, self.equal_step = assignment.checking, 0
         # Before the first step there is nothing to compare yet: it begins from rank 0's model.
         at_once = step > 0 and place.size > 1
         self.check_at = step if at_once else next_check(step, self.checking.every, place.size)

@@ -189,8 +189,8 @@ class Checks:
         known = worker.orders
         if known is not None and (orders.term, orders.version) <= (known.term, known.version):
             self.violated("I10", f"{worker.id} takes version {orders.version} of term {orders.term} after newer orders")
-        if orders.assignment is not None:
-            place, members = orders.assignment.place, orders.assignment.members
+        if orders.assignment is not None and record.plan is not None:
+            place, members = orders.assignment.place, record.plan.roster
             self._roster(place.generation, members)
             if (place.rank, place.size) != (members.index(worker.id), len(members)):
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl.core.inputs import CloseRing, Command, HostRing, Input, Refuse, Tell, TimePassed
+from edl.core.inputs import Command, Input, Refuse, Tell, TimePassed
 from edl.core.orders import OrderBook
 from edl.core.patience import NEVER
 from edl.protocol.job import Record
@@ -28,7 +28,7 @@ class SimLeader:
         self.job = job
         self.term = term
         self.machine = job.new_machine(job.durable)
-        self.book = OrderBook(job.durable, term, None)
+        self.book = OrderBook(job.durable, term)
         self.kept = job.durable
         self.published = False
         self.alive = True
@@ -86,7 +86,7 @@ class SimLeader:
             self._settle(record, commands, answers)
 
     def _settle(self, record: Record, commands: list[Command], answers: list[tuple[Answer, bool]]) -> None:
-        """Durable first, then the rendezvous, then everybody may know."""
+        """Durable first, then everybody may know."""
         self.writing = False
         if not self.alive:
             return
@@ -96,18 +96,10 @@ class SimLeader:
                 return
             self.job.make_durable(record)
             self.job.checks.records.told(self.kept, record, commands)
-        for command in commands:
-            match command:
-                case HostRing(generation, roster):
-                    self.job.rings.host(self.term, generation, roster)
-                case CloseRing(generation):
-                    self.job.rings.close(self.term, generation)
-                case _:
-                    pass
         if record is not self.kept or not self.published:
             pressing = not self.published or self.machine.pressing > self.kept.version
             self.kept, self.published = record, True
-            self.book = OrderBook(record, self.term, ("127.0.0.1", self.term), self.book)
+            self.book = OrderBook(record, self.term, self.book)
             self.job.publish(self, pressing=pressing)
         for answer, taken in answers:
             answer(taken)

@@ -28,13 +28,12 @@ FORM_S = 0.004
 
 
 class Meeting:
-    """The rendezvous of a planned generation, at one leader."""
+    """The members of a planned generation as they find each other, through their daemons."""
 
-    def __init__(self, generation: int, roster: tuple[str, ...]) -> None:
+    def __init__(self, generation: int, size: int) -> None:
         self.generation = generation
-        self.roster = roster
-        self.arrived: set[str] = set()
-        self.open = True
+        self.size = size
+        self.arrived: dict[int, str] = {}  # by rank
         self.forming = False
 
 
@@ -52,70 +51,59 @@ class Rings:
 
     def __init__(self, job: SimJob) -> None:
         self.job = job
-        self.meetings: dict[tuple[int, int], Meeting] = {}  # by term and generation
+        self.meetings: dict[int, Meeting] = {}  # by generation
         self.rings: dict[int, SimRing] = {}
 
     # --------------------------------------------------------------------------------------------- the rendezvous
 
-    def host(self, term: int, generation: int, roster: tuple[str, ...]) -> None:
-        for other in [key for key in self.meetings if key[0] == term]:
-            self._shut(other)
-        self.meetings[term, generation] = Meeting(generation, roster)
+    def give_up(self, worker: SimWorker, reason: str) -> None:
+        """Its daemon does not ask for the others any more."""
+        if worker.doing is Doing.ENTERING and worker.assignment is not None:
+            self.job.after(self._soon(), self._freed, worker, worker.assignment.place.generation, reason)
 
-    def close(self, term: int, generation: int) -> None:
-        if (term, generation) in self.meetings:
-            self._shut((term, generation))
-
-    def abandon(self, term: int) -> None:
-        """The leader's process is gone, and its rendezvous with it."""
-        for key in [key for key in self.meetings if key[0] == term]:
-            self._shut(key)
-
-    def _shut(self, key: tuple[int, int]) -> None:
-        meeting = self.meetings.pop(key)
-        meeting.open = False
-        if not meeting.forming:
-            for worker in sorted(meeting.arrived):
-                self._later(self.job.workers[worker], meeting.generation, "the rendezvous was closed")
+    def _freed(self, worker: SimWorker, generation: int, reason: str) -> None:
+        meeting = self.meetings.get(generation)
+        if meeting is not None and not meeting.forming:  # else it knows them already
+            self.fail(worker, generation, reason)
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
         worker.doing, worker.assignment, worker.sits = Doing.ENTERING, assignment, False
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
-        meeting = self.meetings.get((place.rendezvous_port, place.generation))
-        if meeting is None:
-            self._later(worker, place.generation, "nobody answers at the rendezvous")
-            return
-        if worker.cut_off and len(meeting.roster) > 1 and self.job.random.random() < 0.5:  # it notices by itself
+        if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:  # it notices by itself
             self._later(worker, place.generation, "connect: no route to host")
             return
+        meeting = self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
         if worker.alive and not worker.stalled:
-            meeting.arrived.add(worker.id)
-        if len(meeting.arrived) == len(meeting.roster):
+            meeting.arrived[place.rank] = worker.id
+        if len(meeting.arrived) == meeting.size:
             meeting.forming = True
             self.job.after(FORM_S, self._form, meeting)
         else:
             self.job.after(STEP_TIMEOUT_S, self.fail, worker, place.generation, "the others did not come in time")
 
     def _later(self, worker: SimWorker, generation: int, reason: str) -> None:
-        self.job.after(self.job.random.random() * 0.005, self.fail, worker, generation, reason)
+        self.job.after(self._soon(), self.fail, worker, generation, reason)
+
+    def _soon(self) -> float:
+        return self.job.random.random() * 0.005
 
     def fail(self, worker: SimWorker, generation: int, reason: str) -> None:
         """`worker` could not enter, unless it has meanwhile."""
         entering = worker.doing is Doing.ENTERING and worker.assignment is not None
         if entering and worker.assignment and worker.assignment.place.generation == generation and worker.alive:
-            for meeting in self.meetings.values():
-                if meeting.generation == generation and not meeting.forming:
-                    meeting.arrived.discard(worker.id)
+            meeting = self.meetings.get(generation)
+            if meeting is not None and not meeting.forming:
+                meeting.arrived.pop(worker.assignment.place.rank, None)
             worker.assignment, worker.failed_generation = None, generation
             self.job.broken(worker, reason)
 
     def missed(self, worker: SimWorker) -> None:
         """It died or hangs: who is connected to it notices."""
         for meeting in list(self.meetings.values()):
-            if worker.id in meeting.arrived and not worker.alive and not meeting.forming:
-                for other in sorted(meeting.arrived - {worker.id}):
+            if worker.id in meeting.arrived.values() and not worker.alive and not meeting.forming:
+                for other in sorted(set(meeting.arrived.values()) - {worker.id}):
                     self._later(self.job.workers[other], meeting.generation, "connection reset by peer")
         self._left(worker)
 
@@ -128,7 +116,8 @@ class Rings:
 
     def _form(self, meeting: Meeting) -> None:
         """All are connected: they agree on the newest step, and whoever is behind receives its state (I5)."""
-        members = [self.job.workers[worker] for worker in meeting.roster]
+        del self.meetings[meeting.generation]
+        members = [self.job.workers[worker] for _, worker in sorted(meeting.arrived.items())]
         victim = self.job.random.choice(members)
         self.job.happens(Moment.FORMING, victim)
         came = [worker for worker in members if self._came_to(worker, meeting.generation)]
@@ -155,7 +144,7 @@ class Rings:
             else:
                 self._take_over(worker, beginning, models)
                 self.job.sit(worker, meeting.generation, beginning.step)
-        self.job.note(f"ring {meeting.generation} of {meeting.roster} stands after step {members[0].step}")
+        self.job.note(f"ring {meeting.generation} of {[one.id for one in members]} stands after step {members[0].step}")
 
     @staticmethod
     def _came_to(worker: SimWorker, generation: int) -> bool:

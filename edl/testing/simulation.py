@@ -222,6 +222,7 @@ class SimJob:
         """Another daemon registers, and is told the trainer's story a moment later."""
         worker.daemon += 1
         worker.sent = None
+        self.rings.give_up(worker, "its daemon died")
         self._call(Registered(worker.identity(), *self._limits))
         phase, worker.phase = worker.phase, Phase.BOOTING
         recut, worker.recut = worker.recut, 0
@@ -236,12 +237,10 @@ class SimJob:
         old = self.leader
         if dies:
             old.crash(written=self.random.random() < 0.5)
-            self.rings.abandon(old.term)
             self.after(0.02 + self.random.random() * SESSION_S, self._elect, old)
             return
         for worker in self._listeners():  # a stale leader goes on answering for a while
             self.after(self.random.random() * LATE_S, self._hear, worker, old.book)
-        self.after(LATE_S, self.rings.abandon, old.term)
         self._elect(old)
 
     def _elect(self, old: SimLeader) -> None:
@@ -424,6 +423,8 @@ class SimJob:
         if worker.stalled:  # all of the process, say
             return
         worker.attention = attention_step(worker.generation, orders)
+        if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
+            self.rings.give_up(worker, "its ring was given up")
         if worker.generation and worker.hear() and worker.sits:
             self._take_up(worker)
         if worker.recut != recut:
@@ -541,6 +542,10 @@ class SimJob:
         worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
         self.rings.missed(worker)
         self._stir(worker)
+
+
+def _generation(assignment: Assignment | None) -> int:
+    return 0 if assignment is None else assignment.place.generation
 
 
 def _short(record: Record) -> str:

@@ -180,6 +180,9 @@ class MemoryClient:
         self._calling: set[asyncio.Task[bytes]] = set()
         self._closed = False
 
+    def connect(self) -> None:
+        pass
+
     @overload
     async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload

@@ -25,6 +25,9 @@ class Listener(Protocol):
 class Caller(Protocol):
     """The daemon's side, for one address."""
 
+    def connect(self) -> None:
+        """Begins to connect, so that the first call takes no longer than others. Harmless twice."""
+
     @overload
     async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload

@@ -144,6 +144,10 @@ class Client:
         self._channel: grpc.aio.Channel | None = None
         self._closed = False
 
+    def connect(self) -> None:
+        """Begins to connect, so that the first call takes no longer than others. Harmless twice."""
+        self._opened().get_state(try_to_connect=True)
+
     @overload
     async def call(self, body: msgspec.Struct, reply_type: type[R], *, term: int, deadline_s: float) -> R: ...
     @overload
@@ -168,11 +172,14 @@ class Client:
             await channel.close()
 
     def _connected(self) -> Any:
+        return self._opened().unary_unary(f"/{SERVICE}/{METHOD}")
+
+    def _opened(self) -> grpc.aio.Channel:
         if self._closed:
             raise Unreachable(f"the client of {self._address} is closed")
         if self._channel is None:  # not in the constructor: a channel belongs to the loop that is running
             self._channel = grpc.aio.insecure_channel(self._address, options=_CLIENT_OPTIONS)
-        return self._channel.unary_unary(f"/{SERVICE}/{METHOD}")
+        return self._channel
 
     def _fail(self, error: grpc.aio.AioRpcError) -> NoReturn:
         status, detail = error.code(), error.details() or ""

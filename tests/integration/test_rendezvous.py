@@ -12,10 +12,13 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
+import msgspec
 import pytest
 from pace import patient
 
-from edl.collectives.rendezvous import Rendezvous
+from edl.collectives.rendezvous import HOROVODS_PORT
+from edl.protocol.ring import Place
+from edl.testing.gathering import Gathering
 
 pytestmark = [
     pytest.mark.integration,
@@ -42,7 +45,7 @@ for line in sys.stdin:
         print(json.dumps({"failed": str(error), "after": time.perf_counter() - left}), flush=True)
         continue
     entered = time.perf_counter()
-    name = "total in " + os.environ["HOROVOD_GLOO_RENDEZVOUS_PORT"]
+    name = "total in ring " + os.environ["RING"]
     total = hvd.allreduce(torch.tensor([hvd.rank() + 1.0]), op=hvd.Sum, name=name)
     print(json.dumps({"rank": hvd.rank(), "size": hvd.size(), "local": hvd.local_rank(), "total": total.item(),
                       "leave_s": left - started, "enter_s": entered - left}), flush=True)
@@ -71,12 +74,13 @@ class Member:
         )
         return cls(name, process)
 
-    def enter(self, rank: int, size: int, port: int) -> None:
+    def enter(self, place: Place) -> None:
         order = {
-            "HOROVOD_RANK": str(rank),
-            "HOROVOD_SIZE": str(size),
-            "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
+            "HOROVOD_RANK": str(place.rank),
+            "HOROVOD_SIZE": str(place.size),
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": HOROVODS_PORT,
+            "RING": str(place.generation),
         }
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(order).encode() + b"\n")
@@ -103,22 +107,20 @@ async def members() -> AsyncIterator[list[Member]]:
 
 
 @asynccontextmanager
-async def rendezvous_of(names: Sequence[str]) -> AsyncIterator[tuple[Rendezvous, int]]:
-    rendezvous = Rendezvous(names, generation=1)
-    port = await rendezvous.start("127.0.0.1")
+async def gathering_of(names: Sequence[str], generation: int = 1) -> AsyncIterator[tuple[Gathering, list[Place]]]:
+    gathering = Gathering(names, generation)
     try:
-        yield rendezvous, port
+        yield gathering, await gathering.open()
     finally:
-        await rendezvous.stop()
+        await gathering.stop()
 
 
-async def form(ring: Sequence[Member]) -> list[dict[str, Any]]:
-    async with rendezvous_of([member.name for member in ring]) as (rendezvous, port):
-        for rank, member in enumerate(ring):
-            member.enter(rank, len(ring), port)
+async def form(ring: Sequence[Member], generation: int = 1) -> list[dict[str, Any]]:
+    async with gathering_of([member.name for member in ring], generation) as (gathering, places):
+        for place, member in zip(places, ring, strict=True):
+            member.enter(place)
         told = [await member.told() for member in ring]
-        assert rendezvous.missing() == ()
-        assert rendezvous.refusals() == {}
+        assert gathering.refusals.snapshot() == {}
         return told
 
 
@@ -126,8 +128,8 @@ async def test_living_processes_change_rings_and_reduce_right(
     members: list[Member], record_property: Callable[[str, object], None]
 ) -> None:
     first, second, third = members
-    for ring in ([first, second], [first, second, third], [third, first]):
-        told = await form(ring)
+    for number, ring in enumerate(([first, second], [first, second, third], [third, first]), 1):
+        told = await form(ring, number)
         assert [one["rank"] for one in told] == list(range(len(ring)))
         assert {one["size"] for one in told} == {len(ring)}
         assert {one["total"] for one in told} == {sum(range(1, len(ring) + 1))}
@@ -136,17 +138,23 @@ async def test_living_processes_change_rings_and_reduce_right(
 
 async def test_a_process_that_is_not_a_member_does_not_take_itself_for_one(members: list[Member]) -> None:
     await form(members[:2])  # only a second init() asks for its rank
-    async with rendezvous_of(["somebody-else"]) as (rendezvous, port):
-        members[0].enter(0, 1, port)
+    async with gathering_of(["somebody-else"]) as (_, places):
+        members[0].enter(places[0])
         assert "failed" in await members[0].told()
-        assert rendezvous.missing() == ("somebody-else",)
 
 
-async def test_when_the_leader_goes_away_those_who_wait_for_a_member_are_freed(members: list[Member]) -> None:
-    async with rendezvous_of([member.name for member in members]) as (rendezvous, port):
-        for rank, member in enumerate(members[:2]):
-            member.enter(rank, 3, port)
-        while rendezvous.missing() != (members[2].name,):  # noqa: ASYNC110 - it has no event for what only tests ask
+async def test_a_process_without_the_token_learns_nothing(members: list[Member]) -> None:
+    async with gathering_of([member.name for member in members[:2]]) as (gathering, places):
+        members[0].enter(msgspec.structs.replace(places[0], rendezvous=f"{places[0].rendezvous[:-1]}!"))
+        assert "failed" in await members[0].told()
+        assert set(gathering.refusals.snapshot()) == {"rendezvous_stranger"}
+
+
+async def test_when_their_daemons_give_up_those_who_wait_for_a_member_are_freed(members: list[Member]) -> None:
+    async with gathering_of([member.name for member in members]) as (gathering, places):
+        for place, member in zip(places[:2], members[:2], strict=True):
+            member.enter(place)
+        while gathering.waiting < 2:  # noqa: ASYNC110 - it has no event for what only tests ask
             await asyncio.sleep(0)
     stopped = time.monotonic()
     assert all(["failed" in await member.told() for member in members[:2]])

@@ -63,7 +63,7 @@ def publishes_before_it_writes(patch: pytest.MonkeyPatch) -> None:
         work(self)
         record = self.machine.record
         if self.writing:
-            self.book = orders.OrderBook(record, self.term, ("127.0.0.1", self.term))
+            self.book = orders.OrderBook(record, self.term)
             self.job.publish(self, pressing=True)
 
     patch.setattr(SimLeader, "_work", hasty)

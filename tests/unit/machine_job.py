@@ -12,7 +12,6 @@ from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
 
 SPEC = DataSpec(total=1000, epochs=1, batch=10)
-RING = ("127.0.0.1", 4711)
 
 
 class Job:
@@ -49,7 +48,7 @@ class Job:
         return self.feed(Reported(worker, observation))
 
     def orders(self, worker: str) -> Orders:
-        return OrderBook(self.machine.record, 1, RING).orders(worker)
+        return OrderBook(self.machine.record, 1).orders(worker)
 
     def kinds(self) -> list[str]:
         return [tell.kind.value for tell in self.told]

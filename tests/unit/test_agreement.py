@@ -12,7 +12,7 @@ from edl.protocol.ring import Place
 
 
 def planned(after_step: int | None, newcomers: int = 0) -> Assignment:
-    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers, members=("w0", "w1"))
+    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers)
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from edl.errors import JobFailed
 from edl.protocol import link as say
 from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.ring import Place
-from edl.runtime.comparison import Comparison
+from edl.runtime.comparison import Comparison, _Member
 from edl.runtime.extras import Extras
 
 
@@ -21,7 +21,7 @@ class FakeRing:
     """One member's end of a ring, the states of whose others are given."""
 
     def __init__(self, rank: int, others: list[str]) -> None:
-        self.place = Place(1, rank, len(others), f"w{rank}", "", 0)
+        self.place = Place(1, rank, len(others), f"w{rank}")
         self.states = others
         self.broadcasts = 0
 
@@ -31,7 +31,7 @@ class FakeRing:
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
         assert (payload is not None) == (root == self.place.rank)
-        return payload or msgspec.msgpack.encode(fingerprints(self.states[root]))
+        return payload or msgspec.msgpack.encode(_Member(f"w{root}", fingerprints(self.states[root])))
 
 
 class FakePage:
@@ -41,7 +41,7 @@ class FakePage:
 
 class FakeLink:
     def __init__(self) -> None:
-        self.page, self.orders = FakePage(), None
+        self.page, self.orders, self.worker = FakePage(), None, ""
         self.sent: list[say.Diverged] = []
 
     def send(self, message: say.Diverged) -> None:
@@ -56,7 +56,8 @@ class FakeSeat:
 
     def __init__(self, ring: FakeRing, link: FakeLink, on_divergence: OnDivergence, end: Callable[[], None]) -> None:
         self.link, self.ring = link, ring
-        self.members, self.rank = ("w0", "w1", "w2"), ring.place.rank
+        self.rank = ring.place.rank
+        link.worker = ring.place.worker
         self.generation, self.step, self.equal_step = 1, 40, 20
         self.checking = Checking(20, on_divergence)
         self.while_waiting = end

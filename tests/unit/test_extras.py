@@ -62,7 +62,7 @@ class Wire:
 
     @property
     def place(self) -> Place:
-        return Place(3, self.rank, 2, f"w{self.rank}", "127.0.0.1", 1)
+        return Place(3, self.rank, 2, f"w{self.rank}")
 
     def broadcast(self, what: Any, root: int) -> Any:
         if isinstance(what, bytes):

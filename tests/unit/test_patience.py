@@ -64,7 +64,7 @@ def test_a_newcomer_that_never_boots_is_dropped_and_hears_why() -> None:
     job.wait(100, 103)
     assert "joining for 100 s: it hangs" in job.lost["w2"]
     assert job.machine.record.plan is None  # nobody waited for it
-    orders = OrderBook(job.machine.record, 1, None).orders("w2")
+    orders = OrderBook(job.machine.record, 1).orders("w2")
     assert orders.verdict is Verdict.STOP
     assert orders.reason == f"the job's leader has given this worker up: {job.lost['w2']}"
 

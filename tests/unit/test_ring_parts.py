@@ -13,14 +13,17 @@ from edl.collectives.share import Share
 from edl.collectives.sockets import cut, tcp_sockets
 from edl.protocol.ring import Place, solo
 
-PLACE = Place(3, 1, 4, "w7", "10.0.0.1", 4711, interface="eth0", local_rank=1, local_size=2)
+PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
 
 
 def test_each_worker_passes_for_a_host_of_its_own() -> None:
     found = variables(PLACE, 2.5)
     assert (found["HOROVOD_RANK"], found["HOROVOD_SIZE"], found["HOROVOD_HOSTNAME"]) == ("1", "4", "w7")
     assert (found["HOROVOD_LOCAL_RANK"], found["HOROVOD_LOCAL_SIZE"], found["HOROVOD_CROSS_SIZE"]) == ("0", "1", "1")
-    assert (found["HOROVOD_GLOO_RENDEZVOUS_ADDR"], found["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == ("10.0.0.1", "4711")
+    assert (found["HOROVOD_GLOO_RENDEZVOUS_ADDR"], found["HOROVOD_GLOO_RENDEZVOUS_PORT"]) == (
+        "127.0.0.1:4711/token",
+        "0",
+    )
     assert found["HOROVOD_GLOO_IFACE"] == "eth0"
     assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3"  # whole seconds, never fewer than asked for
 

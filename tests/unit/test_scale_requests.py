@@ -287,14 +287,14 @@ def test_a_worker_started_for_a_request_that_was_taken_back_leaves_again() -> No
     job.feed(ScaleAsked(2))
     job.join("w2", answering=True)
     assert job.state("w2") is WorkerState.LEAVING
-    assert OrderBook(job.record, 1, None).orders("w2").verdict is Verdict.LEAVE
+    assert OrderBook(job.record, 1).orders("w2").verdict is Verdict.LEAVE
 
 
 def test_a_smaller_size_asked_for_while_the_first_ring_forms_is_not_lost() -> None:
     job = Job(np=3)
     job.join("w0", "w1", "w2")
     assert job.answer(ScaleAsked(1)) == Acknowledge(1)
-    assert OrderBook(job.record, 1, None).orders("w2").verdict is Verdict.STAY
+    assert OrderBook(job.record, 1).orders("w2").verdict is Verdict.STAY
     job.switch()
     job.switch()
     assert job.record.roster == ("w0",)

@@ -17,7 +17,7 @@ class FakeRing:
     """One member's end of a ring in which the others' payloads are known."""
 
     def __init__(self, rank: int, payloads: list[bytes]) -> None:
-        self.place = Place(1, rank, len(payloads), f"w{rank}", "", 0)
+        self.place = Place(1, rank, len(payloads), f"w{rank}")
         self._payloads = payloads
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:

@@ -15,8 +15,7 @@ from typing import IO, Any
 
 import msgspec
 
-from edl.collectives.rendezvous import Rendezvous
-from edl.protocol.ring import Place
+from edl.testing.gathering import Gathering
 
 HERE = Path(__file__).parent
 STUCK_S = 15.0
@@ -79,7 +78,7 @@ class Worker:
 
 
 class Fleet:
-    """Workers, and a loop that hosts their rendezvous. Use it as a context."""
+    """Workers, and a loop on which they find each other. Use it as a context."""
 
     def __init__(self, script: str, number: int, *arguments: str) -> None:
         self._loop = asyncio.new_event_loop()
@@ -113,18 +112,17 @@ class Fleet:
         """A ring of these workers, ranks in this order. `expect`: only these are told to enter; `hosts`: on which."""
         self._generation += 1
         names = [self.workers[member].name for member in members]
-        rendezvous = Rendezvous(names, self._generation)
-        port = asyncio.run_coroutine_threadsafe(rendezvous.start("127.0.0.1"), self._loop).result()
+        gathering = Gathering(names, self._generation)
+        places = asyncio.run_coroutine_threadsafe(gathering.open(), self._loop).result()
         try:
             entering = members if expect is None else expect
             for member in entering:
                 rank = members.index(member)
-                place = Place(self._generation, rank, len(members), self.workers[member].name, "127.0.0.1", port)
-                place = msgspec.structs.replace(place, **(hosts[rank] if hosts else {}))
+                place = msgspec.structs.replace(places[rank], **(hosts[rank] if hosts else {}))
                 self.workers[member].send("enter", msgspec.to_builtins(place), timeout_s)
             self._collect(entering)
         finally:
-            asyncio.run_coroutine_threadsafe(rendezvous.stop(), self._loop).result()
+            asyncio.run_coroutine_threadsafe(gathering.stop(), self._loop).result()
 
     def together(self, members: list[int], command: str, arguments: list[tuple[Any, ...]] | None = None) -> list[Any]:
         """All members do `command` at the same time; `arguments` has a tuple for each."""

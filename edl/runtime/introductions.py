@@ -1,0 +1,203 @@
+"""How a ring's members learn where each of them listens: from daemon to daemon, each asking a few of the others.
+
+A trainer tells its own daemon the addresses that it listens at, and asks it for those of the others
+(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.exchange` says, in sealed calls. Nobody writes to
+anybody: each asks, and the other answers once it can. A question names its generation: a daemon that is through with
+that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
+
+Owns: one daemon's part in that, from the word of a ring until it stands or is given up. Does not own: who asks whom,
+nor what trainers and daemons say to each other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+
+from edl.collectives.rendezvous import Rendezvous
+from edl.core.exchange import Errand, Exchange
+from edl.errors import PeerError
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.messages import Addresses, AskAddresses
+from edl.protocol.ring import Place
+from edl.transport.errors import Reason, Refused
+from edl.transport.port import Caller
+from edl.transport.refusals import Refusals
+
+RETRY_S = 0.1
+
+Connect = Callable[[str], Caller]
+
+
+class Introductions:
+    """All of one daemon's, one ring after the other."""
+
+    def __init__(self, connect: Connect, refusals: Refusals, hold_s: float, answer_s: float) -> None:
+        """`connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take `answer_s`."""
+        self._connect = connect
+        self._refusals = refusals
+        self._hold_s = hold_s
+        self._answer_s = answer_s
+        self._open: Introduction | None = None
+        self._over = 0  # generations up to this one: their rings stand, or come to nothing
+        self._news = asyncio.Event()
+        self._closing: set[asyncio.Task[None]] = set()
+
+    def follow(self, orders: Orders) -> str:
+        """Be ready for the ring that `orders` tell of, if it is new. Returns where our trainer finds the others."""
+        assignment = orders.assignment
+        generation = 0 if assignment is None else assignment.place.generation
+        if self._open is not None and self._open.generation != generation:
+            self.end(self._open.generation)
+        if assignment is None or generation <= self._over:
+            return ""
+        if self._open is None:
+            self._open = Introduction(assignment.place, self)
+            self._tell()
+        self._open.hear_of(assignment)
+        return self._open.rendezvous
+
+    def end(self, generation: int) -> None:
+        """Rings up to this generation stand, or nobody enters them any more."""
+        self._over = max(self._over, generation)
+        if self._open is not None and self._open.generation <= generation:
+            task = asyncio.ensure_future(self._open.close())
+            self._closing.add(task)
+            task.add_done_callback(self._closing.discard)
+            self._open = None
+        self._tell()
+
+    def give_up(self) -> None:
+        """Our trainer is gone: whoever asks for what it had to say asks in vain."""
+        if self._open is not None:
+            self.end(self._open.generation)
+
+    async def stop(self) -> None:
+        """Harmless twice."""
+        self.give_up()
+        await asyncio.gather(*self._closing)
+
+    @property
+    def waited_for(self) -> bool:
+        """Our trainer has asked for an address, and waits for it."""
+        return self._open is not None and self._open.is_waited_for
+
+    async def answer(self, asked: AskAddresses) -> Addresses:
+        """A question of another daemon. Raises Refused."""
+        loop = asyncio.get_running_loop()
+        deadline = loop.time() + min(asked.hold_s, self._hold_s)
+        while True:
+            if asked.generation <= self._over:
+                raise Refused(Reason.GENERATION)
+            news, parcels = self._news, self._bundle(asked)
+            if parcels is not None:
+                return Addresses(parcels)
+            try:
+                async with asyncio.timeout_at(deadline):
+                    await news.wait()
+            except TimeoutError:
+                return Addresses(None)
+
+    def _bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
+        if self._open is None or self._open.generation != asked.generation:
+            return None
+        return self._open.bundle(asked)
+
+    def _tell(self) -> None:
+        """Whoever waits for an answer is to look again."""
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+class Introduction:
+    """One ring's."""
+
+    def __init__(self, place: Place, ours: Introductions) -> None:
+        self.generation = place.generation
+        self._place = place
+        self._ours = ours
+        self._peers: dict[int, str] = {}
+        self._callers: dict[str, Caller] = {}
+        self._meshes: dict[str, Exchange] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+        refusals = ours._refusals
+        self._server = Rendezvous(
+            place.worker, place.rank, place.size, self, on_refused=lambda why: refusals.count(why, of="rendezvous")
+        )
+        self.rendezvous = self._server.open()
+
+    def hear_of(self, assignment: Assignment) -> None:
+        """Whom to ask: a daemon that was started anew listens elsewhere. Connects, so that asking takes no longer."""
+        self._peers = {peer.rank: peer.address for peer in assignment.peers}
+        for address in self._peers.values():
+            if address not in self._callers:
+                self._callers[address] = self._ours._connect(address)
+                self._callers[address].connect()
+
+    async def close(self) -> None:
+        """Frees our trainer if it still asks."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await self._server.stop()
+        await asyncio.gather(*(caller.close() for caller in self._callers.values()))
+
+    @property
+    def is_waited_for(self) -> bool:
+        """Our trainer has asked for an address, and waits for it."""
+        return self._server.is_waited_for
+
+    def bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
+        """What a peer asks for; None: not here yet. Raises Refused."""
+        mesh = self._meshes.get(asked.mesh)
+        try:
+            return None if mesh is None else mesh.bundle(asked.round, asked.digit)
+        except ValueError as error:
+            raise Refused(Reason.MALFORMED, detail=str(error)) from error
+
+    # What the rendezvous calls:
+
+    def began(self, mesh: str) -> None:
+        """Our trainer is about to need the others' addresses."""
+        exchange = self._meshes[mesh] = Exchange(self._place.rank, self._place.size)
+        for errand in exchange.errands:
+            self._tasks.add(task := asyncio.ensure_future(self._run(mesh, exchange, errand)))
+            task.add_done_callback(self._tasks.discard)
+
+    def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:
+        """It has told its own."""
+        self._meshes[mesh].begin(parcels)
+        self._ours._tell()
+
+    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> None:
+        """Until the peer has answered, or is through with this generation: then its ring cannot form."""
+        asked = AskAddresses(self.generation, mesh, errand.round, errand.digit, self._ours._hold_s)
+        while True:
+            try:
+                parcels = await self._ask(errand.rank, asked)
+                if parcels is not None:
+                    self._take(mesh, exchange, errand, parcels)
+                    return
+            except Refused as refusal:
+                if refusal.reason is Reason.GENERATION:
+                    return
+                await asyncio.sleep(RETRY_S)
+            except PeerError:  # its daemon is gone: another may come, and orders say where
+                await asyncio.sleep(RETRY_S)
+
+    async def _ask(self, rank: int, asked: AskAddresses) -> tuple[bytes, ...] | None:
+        address = self._peers.get(rank)
+        if address is None:
+            raise PeerError(f"rank {rank} of generation {self.generation} is not a member any more")
+        deadline_s = asked.hold_s + self._ours._answer_s
+        reply = await self._callers[address].call(asked, Addresses, term=0, deadline_s=deadline_s)
+        return reply.parcels
+
+    def _take(self, mesh: str, exchange: Exchange, errand: Errand, parcels: tuple[bytes, ...]) -> None:
+        try:
+            arrived = exchange.take(errand, parcels)
+        except ValueError as error:
+            raise PeerError(f"rank {errand.rank}: {error}") from error
+        for sender, parcel in arrived.items():
+            self._server.deliver(mesh, sender, parcel)
+        self._ours._tell()
