@@ -13,6 +13,9 @@
 //    reaches; and a name that does not resolve ends the process with SIGSEGV (lookupAddrForHostname in
 //    gloo/transport/tcp/device.cc takes -1 for the one error of getaddrinfo).
 //
+// 4. To free who waits for a peer that is gone, the ring's connections have to be shut down, and those alone: the script
+//    has connections of its own, which its threads open when they like. Nobody else knows which are which.
+//
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
 //
@@ -25,6 +28,7 @@
 //    steady_clock::now,             clock that they look at leaps ahead, so gloo's own time-outs throw, and all ends in
 //    nanosleep                      order.
 //    gethostname                    to Horovod's thread this host is called by the address that it is to listen at.
+//    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
 //
 // Called through ctypes by edl/collectives/guard.py; built by setup.py where there is a compiler. Without it edl works,
 // but a peer's death is as bad as it is for Horovod.
@@ -36,6 +40,7 @@
 #include <link.h>
 #include <pthread.h>
 #include <sys/mman.h>
+#include <sys/socket.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -46,8 +51,10 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <mutex>
 #include <thread>
 #include <typeinfo>
+#include <unordered_map>
 
 namespace {
 
@@ -74,6 +81,37 @@ std::atomic<int64_t> leaps{0};
 void note(int attempt, const char* what) {
   std::strncpy(failure, what, sizeof failure - 1);
   failed_attempt.store(attempt, std::memory_order_release);
+}
+
+// ----------------------------------------------------------------------------------------------- the ring's sockets
+
+// What the library has opened and not closed, by descriptor. A descriptor that somebody else closed behind its back may
+// be another socket by now, which the inode tells. Never destroyed: the library's threads may outlive it.
+struct Sockets {
+  std::mutex mutex;
+  std::unordered_map<int, ino_t> open;
+};
+
+Sockets& sockets() {
+  static Sockets* all = new Sockets;
+  return *all;
+}
+
+ino_t inode_of(int descriptor) {
+  struct stat status;
+  return fstat(descriptor, &status) == 0 ? status.st_ino : 0;
+}
+
+int remember(int descriptor) {
+  if (descriptor < 0) return descriptor;
+  const std::lock_guard<std::mutex> lock(sockets().mutex);
+  sockets().open[descriptor] = inode_of(descriptor);
+  return descriptor;
+}
+
+void forget(int descriptor) {
+  const std::lock_guard<std::mutex> lock(sockets().mutex);
+  sockets().open.erase(descriptor);
 }
 
 // ------------------------------------------------------------------------------------------------- replacements
@@ -129,7 +167,16 @@ void start(std::thread* thread, std::unique_ptr<State> state, void (*depend)()) 
 int (*real_close)(int) = nullptr;
 int close_descriptor(int descriptor) {
   if (role == Role::kGloos && standing) hurry = true;
+  forget(descriptor);  // before its number is given to somebody else
   return real_close(descriptor);
+}
+
+int (*real_socket)(int, int, int) = nullptr;
+int open_socket(int domain, int type, int protocol) { return remember(real_socket(domain, type, protocol)); }
+
+int (*real_accept)(int, sockaddr*, socklen_t*) = nullptr;
+int accept_connection(int listening, sockaddr* peer, socklen_t* bytes) {
+  return remember(real_accept(listening, peer, bytes));
 }
 
 Steady::time_point (*real_now)() = nullptr;
@@ -179,6 +226,8 @@ const Replacement replacements[] = {
     {"_ZNSt6thread15_M_start_threadESt10unique_ptrINS_6_StateESt14default_deleteIS1_EEPFvvE",
      reinterpret_cast<void*>(&start), reinterpret_cast<void**>(&real_start)},
     {"close", reinterpret_cast<void*>(&close_descriptor), reinterpret_cast<void**>(&real_close)},
+    {"socket", reinterpret_cast<void*>(&open_socket), reinterpret_cast<void**>(&real_socket)},
+    {"accept", reinterpret_cast<void*>(&accept_connection), reinterpret_cast<void**>(&real_accept)},
     {"_ZNSt6chrono3_V212steady_clock3nowEv", reinterpret_cast<void*>(&now), reinterpret_cast<void**>(&real_now)},
     {"pthread_cond_clockwait", reinterpret_cast<void*>(&wait_until), reinterpret_cast<void**>(&real_wait)},
     {"nanosleep", reinterpret_cast<void*>(&sleep_for), reinterpret_cast<void**>(&real_sleep)},
@@ -290,5 +339,16 @@ const char* edl_failure(int attempt) {
 void edl_set_hurry(int on) { hurry = on != 0; }
 
 void edl_set_standing(int on) { standing = on != 0; }
+
+// Shuts down all that the library has open: whoever waits for it sees the end. Returns how many. From any thread: none
+// of them is closed meanwhile.
+int edl_cut() {
+  const std::lock_guard<std::mutex> lock(sockets().mutex);
+  int cut = 0;
+  for (const auto& [descriptor, inode] : sockets().open) {
+    cut += inode != 0 && inode_of(descriptor) == inode && shutdown(descriptor, SHUT_RDWR) == 0;
+  }
+  return cut;
+}
 
 }

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable
 from typing import Any
 
 from edl.collectives.guard import Guard
@@ -33,23 +32,20 @@ class Forming:
         self._given_up = threading.Event()
         self._formed = False
 
-    def wait(self, timeout_s: float, cut: Callable[[], object]) -> None:
-        """Returns once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt.
-
-        `cut` ends all connections that came into being meanwhile.
-        """
+    def wait(self, timeout_s: float) -> None:
+        """Returns once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt."""
         threading.Thread(target=self._form, name="edl-forming", daemon=True).start()
-        reason = self._outcome(timeout_s, cut)
+        reason = self._outcome(timeout_s)
         if reason == "" and not self._given_up.is_set():
             return
         if reason is None:
             self.give_up()
             reason = f"not all members came within {timeout_s:g} s"
-            if self._outcome(GRACE_S, cut) is None:
+            if self._outcome(GRACE_S) is None:
                 raise RingBroken(f"the ring did not form, and Horovod does not let go of it: {reason}")
         elif self._given_up.is_set():
             reason = "it was aborted"
-        cut()  # so that peers which have connected to us learn of it at once
+        self._guard.cut()  # so that peers which have connected to us learn of it at once
         self._native.horovod_shutdown()  # joins what is left of the attempt, and lets the native call return later
         raise RingBroken(f"the ring did not form: {reason}")
 
@@ -63,7 +59,7 @@ class Forming:
         """Whether Horovod can be started again."""
         return self._done.is_set() or self._guard.failure(self._attempt) is not None
 
-    def _outcome(self, timeout_s: float, cut: Callable[[], object]) -> str | None:
+    def _outcome(self, timeout_s: float) -> str | None:
         """'' when formed, else the reason; None when neither is known in time."""
         for _ in range(max(1, round(timeout_s / LOOK_S))):
             if self._done.wait(LOOK_S):
@@ -72,7 +68,7 @@ class Forming:
             if failure is not None:
                 return failure or "for an unknown reason"
             if self._given_up.is_set():
-                cut()  # again and again: asking the rendezvous is tried three times
+                self._guard.cut()  # again and again: asking the rendezvous is tried three times
         return None
 
     def _form(self) -> None:

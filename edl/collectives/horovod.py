@@ -24,7 +24,6 @@ from typing import Any, Protocol
 from edl.collectives.forming import Forming
 from edl.collectives.guard import Guard, plain
 from edl.collectives.rendezvous import HOROVODS_PORT
-from edl.collectives.sockets import cut, tcp_sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -59,7 +58,6 @@ class HorovodRing:
         self._place: Place | None = None
         self._broken = False
         self._timeout_s = LEAVE_TIMEOUT_S
-        self._own: frozenset[int] = frozenset()  # the ring's sockets
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         atexit.register(self.leave)
 
@@ -73,17 +71,15 @@ class HorovodRing:
             raise RingBroken("Horovod still holds on to a ring that did not form")
         if self._basics.is_initialized():  # by the script's own hvd.init()
             self._horovod.shutdown()
-        others = tcp_sockets()
         self._broken, self._timeout_s = False, timeout_s
         with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
             with self._turn:
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
                 self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
-            self._forming.wait(timeout_s, lambda: cut(tcp_sockets() - others))
+            self._forming.wait(timeout_s)
         self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
         atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
-        self._own = tcp_sockets() - others
         self._place, self.size = place, place.size
         self._guard.set_standing(True)
 
@@ -111,7 +107,7 @@ class HorovodRing:
             self._horovod.shutdown()
         finally:
             rescue.cancel()
-            self._place, self.size, self._own = None, 0, frozenset()
+            self._place, self.size = None, 0
             self._guard.set_standing(False)
             self._guard.set_hurry(False)
 
@@ -153,7 +149,7 @@ class HorovodRing:
             if forming is None or (before is not None and forming.generation >= before):
                 return
             forming.give_up()
-            cut(self._own)
+            self._guard.cut()
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:

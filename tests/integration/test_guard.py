@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 import shutil
 import socket
 import subprocess
@@ -20,6 +21,8 @@ LIBRARY = """
 #include <mutex>
 #include <stdexcept>
 #include <thread>
+#include <arpa/inet.h>
+#include <sys/socket.h>
 #include <unistd.h>
 using namespace std::chrono_literals;
 
@@ -65,6 +68,20 @@ extern "C" int turns() {
   return loop.turns;
 }
 
+// A connection that this library opens, and one that it takes.
+extern "C" int connect_to(int port) {
+  sockaddr_in address{};
+  address.sin_family = AF_INET;
+  address.sin_port = htons(port);
+  address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
+  const int descriptor = socket(AF_INET, SOCK_STREAM, 0);
+  return connect(descriptor, reinterpret_cast<sockaddr*>(&address), sizeof address) == 0 ? descriptor : -1;
+}
+
+extern "C" int accept_from(int listening) { return accept(listening, nullptr, nullptr); }
+
+extern "C" int close_again(int descriptor) { return close(descriptor); }
+
 extern "C" const char* name_of_host() {
   static char name[64];
   std::thread horovods([] { gethostname(name, sizeof name); });
@@ -109,3 +126,49 @@ def test_to_horovods_thread_a_host_is_called_by_the_address_it_listens_at(native
         native.name_of_host.restype = ctypes.c_char_p
         names.append(native.name_of_host().decode())
     assert names == ["10.77.0.2", socket.gethostname()]
+
+
+def pair(server: socket.socket) -> list[socket.socket]:
+    """A connection of the script's own, both ends."""
+    return [socket.create_connection(server.getsockname()), server.accept()[0]]
+
+
+def works(one: socket.socket, other: socket.socket) -> bool:
+    one.sendall(b"x")
+    return other.recv(1) == b"x"
+
+
+def test_what_horovod_opened_is_cut_and_what_the_script_opened_meanwhile_is_not(native):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        before = pair(server)
+        mine = native.connect_to(server.getsockname()[1])
+        taken, _ = server.accept()
+        during = pair(server)
+        theirs = socket.create_connection(server.getsockname())
+        accepted = native.accept_from(server.fileno())
+        after = pair(server)
+        assert native.guard.cut() == 2
+        assert (taken.recv(1), theirs.recv(1)) == (b"", b"")
+        assert all(works(*one) for one in (before, during, after))
+        for descriptor in (mine, accepted):
+            assert native.close_again(descriptor) == 0
+        assert native.guard.cut() == 0
+        for one in (*before, *during, *after, taken, theirs):
+            one.close()
+
+
+@pytest.mark.parametrize("behind_its_back", [False, True])
+def test_a_number_that_was_given_out_again_belongs_to_somebody_else(native, behind_its_back):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        number = native.connect_to(server.getsockname()[1])
+        server.accept()[0].close()
+        if behind_its_back:
+            os.close(number)
+        else:
+            native.close_again(number)
+        one, other = pair(server)
+        assert one.fileno() == number
+        assert native.guard.cut() == 0
+        assert works(one, other)
+        one.close()
+        other.close()

@@ -82,16 +82,20 @@ def test_a_member_that_never_comes(fleet: Fleet) -> None:
 
 def test_abort_while_the_ring_forms(fleet: Fleet) -> None:
     began = time.monotonic()
+    fleet.together([0, 1], "open_own", [(1.0,)] * 2)
     fleet.together([0, 1], "abort_after", [(0.5,)] * 2)
     with pytest.raises(WorkerFailed, match=r"RingBroken: the ring did not form"):
         fleet.form([3, 0, 1], 60.0, expect=[0, 1])
     assert time.monotonic() - began < patient(15)
     check_goes_on(fleet)
+    assert fleet.together([0, 1], "own_works") == [True] * 2, "connections of the script's own"
 
 
 def test_a_broken_ring_refuses_until_it_is_formed_anew(fleet: Fleet) -> None:
+    fleet.together([0, 1], "open_own", [(1.0,)] * 2)
     fleet.form([0, 1])
     fleet.together([0, 1], "abort")
+    assert fleet.together([0, 1], "own_works") == [True] * 2, "connections of the script's own"
     for command, arguments in (("agree", (1,)), ("broadcast", ("x", 0)), ("synchronize", (0,))):
         with pytest.raises(WorkerFailed, match="RingBroken"):
             fleet.together([0, 1], command, [arguments] * 2)

@@ -1,16 +1,14 @@
-"""The ring's parts that need no Horovod: environment, shares, messages, sockets."""
+"""The ring's parts that need no Horovod: environment, shares, messages."""
 
 from __future__ import annotations
 
 import os
-import socket
 
 import pytest
 
 from edl.collectives.guard import plain
 from edl.collectives.horovod import forming_environment, prepare_environment, variables
 from edl.collectives.share import Share
-from edl.collectives.sockets import cut, tcp_sockets
 from edl.protocol.ring import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
@@ -76,28 +74,3 @@ def test_messages_without_places_in_sources() -> None:
         "[/tmp/wheel/horovod_1/third_party/gloo/pair.cc:589] Read error [127.0.0.1]:1218: Connection reset by peer"
     )
     assert plain(message) == "Read error [127.0.0.1]:1218: Connection reset by peer"
-
-
-def test_only_the_given_sockets_are_cut() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        kept = socket.create_connection(server.getsockname())
-        accepted, _ = server.accept()
-        before = tcp_sockets()
-        ours = socket.create_connection(server.getsockname())
-        peer, _ = server.accept()
-        new = tcp_sockets() - before
-        assert len(new) == 2  # both ends are here
-        assert cut(new) == 2
-        assert ours.recv(1) == b""
-        accepted.sendall(b"x")
-        assert kept.recv(1) == b"x"
-        for connection in (kept, accepted, ours, peer):
-            connection.close()
-        assert cut(new) == 0  # a number that was given out again belongs to somebody else
-
-
-def test_a_socket_of_a_daemon_is_no_tcp_socket() -> None:
-    before = tcp_sockets()
-    one, other = socket.socketpair()
-    with one, other:
-        assert tcp_sockets() == before

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import sys
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +20,32 @@ import msgspec
 from edl.protocol.ring import Place, solo
 from edl.runtime.extras import Extras
 from edl.runtime.shards import Held
+
+
+class Own:
+    """Connections that the script opens itself, on a thread of its own: none of the ring's."""
+
+    def __init__(self) -> None:
+        self._pairs: list[tuple[socket.socket, socket.socket]] = []
+
+    def open_for(self, seconds: float) -> None:
+        """One after the other, from now on."""
+        threading.Thread(target=self._keep_opening, args=(time.monotonic() + seconds,), daemon=True).start()
+
+    def works(self) -> bool:
+        """There are some, and what goes in comes out."""
+        for one, other in self._pairs:
+            one.sendall(b"x")
+            if other.recv(1) != b"x":
+                return False
+        return bool(self._pairs)
+
+    def _keep_opening(self, deadline: float) -> None:
+        with socket.create_server(("127.0.0.1", 0)) as server:
+            while time.monotonic() < deadline:
+                one = socket.create_connection(server.getsockname())
+                self._pairs.append((one, server.accept()[0]))
+                time.sleep(0.01)
 
 
 class FakeTrainer:
@@ -72,6 +100,7 @@ class FakeTrainer:
 
 def serve(framework: Any, commands: dict[str, Callable[..., Any]], registered: dict[str, Any]) -> None:
     """Obeys until the input ends. Besides `commands` there are those of the ring."""
+    own = Own()
     extras = Extras(framework.sort)._add(registered)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # whatever else prints must not get between the answers
@@ -97,6 +126,8 @@ def serve(framework: Any, commands: dict[str, Callable[..., Any]], registered: d
         "synchronize": synchronize,
         "weight": framework.set_weight,
         "weightless": lambda: framework.set_weight(0.0, weightless=True),
+        "open_own": own.open_for,
+        "own_works": own.works,
         **commands,
     }
     framework.ring.enter(solo(sys.argv[1]), 20.0)
