@@ -12,7 +12,9 @@ nor what trainers and daemons say to each other.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Callable, Collection, Coroutine, Sequence
+from typing import Any
 
 from edl.collectives.rendezvous import Rendezvous
 from edl.core.exchange import Errand, Exchange
@@ -38,6 +40,7 @@ class Introductions:
         self._refusals = refusals
         self._hold_s = hold_s
         self._answer_s = answer_s
+        self._callers: dict[str, Caller] = {}  # those of the ring before stay: most of the next one's are the same
         self._open: Introduction | None = None
         self._over = 0  # generations up to this one: their rings stand, or come to nothing
         self._news = asyncio.Event()
@@ -61,9 +64,7 @@ class Introductions:
         """Rings up to this generation stand, or nobody enters them any more."""
         self._over = max(self._over, generation)
         if self._open is not None and self._open.generation <= generation:
-            task = asyncio.ensure_future(self._open.close())
-            self._closing.add(task)
-            task.add_done_callback(self._closing.discard)
+            self._close(self._open.close())
             self._open = None
         self._tell()
 
@@ -76,6 +77,8 @@ class Introductions:
         """Harmless twice."""
         self.give_up()
         await asyncio.gather(*self._closing)
+        callers, self._callers = self._callers, {}
+        await asyncio.gather(*(caller.close() for caller in callers.values()))
 
     @property
     def waited_for(self) -> bool:
@@ -98,6 +101,19 @@ class Introductions:
             except TimeoutError:
                 return Addresses(None)
 
+    def _keep_to(self, addresses: Collection[str]) -> None:
+        """Be connected to those whom the open ring asks, so that asking takes no longer, and to no others."""
+        for address in self._callers.keys() - set(addresses):
+            self._close(self._callers.pop(address).close())
+        for address in addresses:
+            if address not in self._callers:
+                self._callers[address] = self._connect(address)
+                self._callers[address].connect()
+
+    def _close(self, closing: Coroutine[Any, Any, None]) -> None:
+        self._closing.add(task := asyncio.ensure_future(closing))
+        task.add_done_callback(self._closing.discard)
+
     def _bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
         if self._open is None or self._open.generation != asked.generation:
             return None
@@ -117,7 +133,6 @@ class Introduction:
         self._place = place
         self._ours = ours
         self._peers: dict[int, str] = {}
-        self._callers: dict[str, Caller] = {}
         self._meshes: dict[str, Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         refusals = ours._refusals
@@ -127,12 +142,9 @@ class Introduction:
         self.rendezvous = self._server.open()
 
     def hear_of(self, assignment: Assignment) -> None:
-        """Whom to ask: a daemon that was started anew listens elsewhere. Connects, so that asking takes no longer."""
+        """Whom to ask: a daemon that was started anew listens elsewhere."""
         self._peers = {peer.rank: peer.address for peer in assignment.peers}
-        for address in self._peers.values():
-            if address not in self._callers:
-                self._callers[address] = self._ours._connect(address)
-                self._callers[address].connect()
+        self._ours._keep_to(self._peers.values())
 
     async def close(self) -> None:
         """Frees our trainer if it still asks."""
@@ -140,7 +152,6 @@ class Introduction:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         await self._server.stop()
-        await asyncio.gather(*(caller.close() for caller in self._callers.values()))
 
     @property
     def is_waited_for(self) -> bool:
@@ -160,27 +171,32 @@ class Introduction:
     def began(self, mesh: str) -> None:
         """Our trainer is about to need the others' addresses."""
         exchange = self._meshes[mesh] = Exchange(self._place.rank, self._place.size)
-        for errand in exchange.errands:
-            self._tasks.add(task := asyncio.ensure_future(self._run(mesh, exchange, errand)))
-            task.add_done_callback(self._tasks.discard)
+        self._tasks.add(task := asyncio.ensure_future(self._run_all(mesh, exchange)))
+        task.add_done_callback(self._tasks.discard)
 
     def wrote(self, mesh: str, parcels: Sequence[bytes]) -> None:
         """It has told its own."""
         self._meshes[mesh].begin(parcels)
         self._ours._tell()
 
-    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> None:
-        """Until the peer has answered, or is through with this generation: then its ring cannot form."""
+    async def _run_all(self, mesh: str, exchange: Exchange) -> None:
+        """Round by round: whoever is asked too early would be asked again and again."""
+        for _, errands in itertools.groupby(exchange.errands, lambda errand: errand.round):
+            if not all(await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in errands))):
+                return
+
+    async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> bool:
+        """Until the peer has answered. False: it is through with this generation, whose ring cannot form then."""
         asked = AskAddresses(self.generation, mesh, errand.round, errand.digit, self._ours._hold_s)
         while True:
             try:
                 parcels = await self._ask(errand.rank, asked)
                 if parcels is not None:
                     self._take(mesh, exchange, errand, parcels)
-                    return
+                    return True
             except Refused as refusal:
                 if refusal.reason is Reason.GENERATION:
-                    return
+                    return False
                 await asyncio.sleep(RETRY_S)
             except PeerError:  # its daemon is gone: another may come, and orders say where
                 await asyncio.sleep(RETRY_S)
@@ -190,7 +206,7 @@ class Introduction:
         if address is None:
             raise PeerError(f"rank {rank} of generation {self.generation} is not a member any more")
         deadline_s = asked.hold_s + self._ours._answer_s
-        reply = await self._callers[address].call(asked, Addresses, term=0, deadline_s=deadline_s)
+        reply = await self._ours._callers[address].call(asked, Addresses, term=0, deadline_s=deadline_s)
         return reply.parcels
 
     def _take(self, mesh: str, exchange: Exchange, errand: Errand, parcels: tuple[bytes, ...]) -> None:
