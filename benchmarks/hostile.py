@@ -86,10 +86,10 @@ async def attack(attacker: Attacker, found: list[Target], planned: list[Kind], o
             tasks.create_task(keep_sending())
 
 
-async def attack_rendezvous(attacker: Attacker, leader: int, outcomes: Outcomes) -> None:
-    """Every one that begins to listen, until it ends. Until cancelled."""
+async def attack_rendezvous(attacker: Attacker, daemons: list[int], outcomes: Outcomes) -> None:
+    """Every one that begins to listen, at any daemon, until it ends. Until cancelled."""
     kinds = [kind for kind in KINDS if RENDEZVOUS in kind.roles]
-    over = set(listening(leader))
+    over = {address for daemon in daemons for address in listening(daemon)}
 
     async def keep_sending(target: Target) -> None:
         while target.address not in over:
@@ -101,14 +101,14 @@ async def attack_rendezvous(attacker: Attacker, leader: int, outcomes: Outcomes)
                 outcomes[kind.name, target.role, verdict] += 1
 
     while True:
-        for address in set(listening(leader)) - over:
+        for address in {address for daemon in daemons for address in listening(daemon)} - over:
             await asyncio.gather(*(keep_sending(Target(RENDEZVOUS, *address)) for _ in range(AT_ONCE)))
         await asyncio.sleep(0.005)
 
 
 async def switch(job: Job, attacker: Attacker, status: dict[str, Any], times: int, outcomes: Outcomes) -> None:
-    (leader,) = (worker["daemon_pid"] for worker in status["workers"] if worker["id"] == status["leader"])
-    attacking = asyncio.create_task(attack_rendezvous(attacker, leader, outcomes))
+    daemons = [worker["daemon_pid"] for worker in status["workers"]]
+    attacking = asyncio.create_task(attack_rendezvous(attacker, daemons, outcomes))
     for size in itertools.islice(itertools.cycle((2, 3)), times):
         arguments = ("scale", NAME, str(size), "--wait", "--timeout", str(PATIENCE_S))
         await asyncio.to_thread(job.edl, *arguments)
@@ -128,7 +128,10 @@ def status_of(job: Job) -> dict[str, Any]:
 def workers_of(status: dict[str, Any]) -> list[Identity]:
     """As their daemons present them, so that a registration that is taken changes nothing."""
     fields = ("id", "host", "pid", "daemon_pid")
-    return [Identity(address=LOOPBACK, **{name: one[name] for name in fields}) for one in status["workers"]]
+    return [
+        Identity(address=LOOPBACK, port=listening(one["daemon_pid"])[0][1], **{name: one[name] for name in fields})
+        for one in status["workers"]
+    ]
 
 
 def step_times(folder: Path, since: float, until: float) -> list[float]:

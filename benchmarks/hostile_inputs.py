@@ -220,6 +220,15 @@ async def strange_requests(attacker: Attacker, target: Target) -> Verdict:
     return seen(target, await wire.exchange(target.address, said, patience_s=2.0))
 
 
+async def valid_keys(attacker: Attacker, target: Target) -> Verdict:
+    """What a member says, without its token or with a guess."""
+    source, value = attacker.source, attacker.source.randbytes(272)
+    token = source.choice(("", "/guess", "/guess:0", f"/{source.randbytes(24).hex()}:0"))
+    path = f"{token}/global/{source.choice(('rank_', ''))}{source.randint(0, 2)}"
+    said = f"{source.choice(('GET', 'PUT', 'DELETE'))} {path} HTTP/1.1\r\nContent-Length: {len(value)}\r\n\r\n"
+    return seen(target, await wire.exchange(target.address, said.encode() + value, patience_s=2.0))
+
+
 async def long_heads(attacker: Attacker, target: Target) -> Verdict:
     said = b"GET /global/17 HTTP/1.1\r\nX: " + b"a" * attacker.source.randint(8192, 65536)
     return seen(target, await wire.exchange(target.address, said, patience_s=2.0))
@@ -375,6 +384,7 @@ KINDS = (
     Kind("compressed bombs", RPC, 0.0003, compressed),
     Kind("random bytes", (RENDEZVOUS,), 0.02, garbage),
     Kind("requests that no member sends", (RENDEZVOUS,), 0.03, strange_requests),
+    Kind("what members say, without the token", (RENDEZVOUS,), 0.03, valid_keys),
     Kind("heads without end", (RENDEZVOUS,), 0.004, long_heads),
     Kind("half-open connections", (RENDEZVOUS,), 0.0003, half_open),
     Kind("random bytes", (COORDINATOR,), 0.01, garbage),
