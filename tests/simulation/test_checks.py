@@ -48,7 +48,7 @@ def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
     def moved(member, cause):  # the table of states would notice first
         booting = member.state in patience.BOOTING and cause is draft.Cause.PLANNED
         return (
-            planning.Member(member.identity, draft.WorkerState.SWITCHING, member.number)
+            msgspec.structs.replace(member, state=draft.WorkerState.SWITCHING)
             if booting
             else transitions(member, cause)
         )
@@ -222,7 +222,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     forgets_what_the_dead_held: {"I6"},
     forgets_superseded_plans: {"I5", "I6", "I7"},
     never_notices_a_broken_ring: {"I12"},
-    waits_for_those_that_hang: {"I12"},
+    waits_for_those_that_hang: {"I12", "I14"},
     loses_requests_during_a_switch: {"requests"},
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
