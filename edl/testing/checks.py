@@ -248,6 +248,8 @@ class Checks:
         self._newcomers_take_part(ring, members, step)
         if not done:
             return
+        if step == 1 and self._is_lost_without_a_trace(members):
+            self._steps, self._trained_in, self._trained_until, self._learned = {}, {}, [0], {}
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
             self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
         if step in self._steps:  # whoever had applied it is dead: it is void
@@ -261,6 +263,11 @@ class Checks:
         self._trained_until.append(self._trained_until[step - 1] + len(samples))
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))
+
+    def _is_lost_without_a_trace(self, members: list[SimWorker]) -> bool:
+        """No ring is on record yet, and whoever had trained is gone: the job begins anew, with all of its samples."""
+        holders = (worker for worker in self.job.workers.values() if self._holds(worker, 1) and worker not in members)
+        return not self.job.durable.generation and not any(holders)
 
     def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
         """Of all that was trained in `step`, each sample of equal weight."""
