@@ -31,6 +31,26 @@ def wait_steps(job: Job) -> None:
     job.edl.wait(lambda: slowest(job) >= until, f"step {until} of all", timeout_s=60)
 
 
+def test_a_switch_that_was_announced_is_made_while_the_coordinator_is_away(edl, tmp_path):
+    """The members find each other through their own daemons, so that nobody leaves a ring for one that cannot form."""
+    here = tmp_path / "zookeeper.pid"
+    environ = {"EDL_TEST_DIE": "announced", "EDL_TEST_DIED": str(tmp_path / "died"), "EDL_TEST_ZOOKEEPER": str(here)}
+    job = Job(edl, tmp_path / "out", workers=2, **environ)
+    job.wait_size(2)
+    [server] = [pid for pid, command in edl.processes().items() if "org.apache.zookeeper" in command]
+    here.write_text(str(server))
+    newcomer = job.join()
+    edl.wait((tmp_path / "died").exists, "a switch is announced", timeout_s=90)
+    wait_steps(job)
+    job.wait_size(3)
+    events = job.finish()
+    assert newcomer.wait(60) == 0
+    assert [event["forced"] for event in events if event["kind"] == "scaled"] == [False]
+    assert "batch_voided" not in {event["kind"] for event in events}
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 def leader_of(status: dict) -> dict:
     return next(worker for worker in status["workers"] if worker["id"] == status["leader"])
 

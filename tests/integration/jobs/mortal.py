@@ -10,6 +10,7 @@ from typing import Any
 from edl.collectives.horovod import HorovodRing
 from edl.core.seat import Leave, Move
 from edl.errors import RingBroken
+from edl.protocol.assignment import Orders
 from edl.protocol.ring import Place
 from edl.runtime.sitting import Sitting
 
@@ -69,6 +70,18 @@ def _is_first() -> bool:
     return True
 
 
+def _taking_news(take: Any) -> Any:
+    """The job's coordinator dies in the moment in which a switch is announced: EDL_TEST_ZOOKEEPER has its pid."""
+
+    def killing(seat: Sitting, orders: Orders) -> None:
+        take(seat, orders)
+        planned = orders.assignment
+        if MOMENT == "announced" and seat.generation and planned is not None and planned.after_step and _is_first():
+            os.kill(int(Path(os.environ["EDL_TEST_ZOOKEEPER"]).read_text()), signal.SIGKILL)
+
+    return killing
+
+
 def _leaving(obey: Any) -> Any:
     def dying(seat: Sitting, move: Move | None) -> None:
         if isinstance(move, Leave) and MOMENT == "leaving":
@@ -82,4 +95,5 @@ if MOMENT == "importing":
     die()
 HorovodRing.enter = _entering(HorovodRing.enter)  # type: ignore[method-assign]
 Sitting.synchronize = _synchronizing(Sitting.synchronize)  # type: ignore[method-assign]
+Sitting.take_news = _taking_news(Sitting.take_news)  # type: ignore[method-assign]
 Sitting.obey_endings = _leaving(Sitting.obey_endings)  # type: ignore[method-assign]
