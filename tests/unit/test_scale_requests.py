@@ -72,6 +72,14 @@ class Job:
             if member.state is WorkerState.LEAVING:
                 self.see(member.identity.id, Phase.DONE, plan.generation - 1, step)
 
+    def tell_how_far_pipelines_have_read(self) -> None:
+        """A planned switch waits for that, where its newcomers would have no samples else."""
+        record, step = self.record, self.machine.newest_step
+        if record.recut is not None and record.plan is None:
+            for worker in record.roster:
+                mark = (record.recut.number, record.recut.mark)
+                self.see(worker, Phase.TRAINING, record.generation, step, marked=mark)
+
     def answer(self, asked: Scaling) -> Acknowledge | Refuse:
         (answer,) = [c for c in self.feed(asked) if isinstance(c, Acknowledge | Refuse)]
         return answer
@@ -361,6 +369,7 @@ class Account:
                 self.job.see(member.identity.id, Phase.READY, 0)
             elif member.state is WorkerState.LEAVING and member.identity.id not in self.job.record.roster:
                 self.job.see(member.identity.id, Phase.DONE, 0)
+        self.job.tell_how_far_pipelines_have_read()
         if self.job.record.plan is not None:
             self.job.switch()
 
