@@ -87,19 +87,24 @@ class JobMachine:
         self._switching = Switching(self._draft, self._sizing, self._leasing, self._fitness, horizon, patience.boot_s)
         self._ending = Ending(self._draft, patience.boot_s)
         self._history: deque[Input] = deque(maxlen=50)
+        self._unseen = False  # inputs were taken, and it was not looked at yet what follows from them
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
-    def handle(self, happened: Input, now: float) -> list[Command]:
-        """Take one input at time `now`; return what is to be done once `record` is durable."""
+    def handle(self, happened: Input, now: float, *, more: bool = False) -> list[Command]:
+        """Take one input at time `now`; return what is to be done once `record` is durable.
+
+        `more`: others are handled right after it. What follows from all of them together is seen with the last, as to
+        look at all members costs as much for one report as for those of a whole ring.
+        """
         self._history.append(happened)
         try:
-            return self._handle(happened, now)
+            return self._handle(happened, now, more)
         except InvalidTransition as error:
             error.add_note("the job's newest inputs:" + "".join(f"\n  {one!r}" for one in self._history))
             raise
 
-    def _handle(self, happened: Input, now: float) -> list[Command]:
+    def _handle(self, happened: Input, now: float, more: bool) -> list[Command]:
         self._draft.begin(now)
         self._waits.pass_time(now)
         news = True
@@ -124,7 +129,10 @@ class JobMachine:
                 self._sizing.rule(happened)
             case TimePassed():
                 pass
-        if news or now >= self._waits.until or self._switching.is_due() or self._ending.is_due():
+        timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
+        self._unseen = self._unseen or news or timed
+        if self._unseen and not more:
+            self._unseen = False
             self._advance()
         return self._draft.commands
 

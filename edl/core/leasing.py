@@ -153,12 +153,14 @@ class Leasing:
         plan, stable = record.plan, draft.seen.stable_step(told)
         if stable is None:
             return
-        if record.superseded or (plan is not None and plan.after_step is not None):
+        planned = plan is not None and plan.after_step is not None
+        if record.superseded or planned:
             # The leases of a plan are told before it is in force; so some may be in its ring and go by them already.
-            if any(draft.state(worker) is not WorkerState.DONE for worker in left):
+            newest = max(draft.seen.leases_of(worker) for worker in told)
+            if all(draft.state(worker) is WorkerState.DONE for worker in left):
+                draft.supply.go_by(newest, (*record.superseded, *([plan] if plan else [])))
+            elif planned or newest > record.generation:
                 return
-            plans = (*record.superseded, *([plan] if plan else []))
-            draft.supply.go_by(max(draft.seen.leases_of(worker) for worker in told), plans)
         if ended := draft.supply.commit(stable):
             self._tell_ended(ended)
             draft.keep_ledger()

@@ -152,8 +152,8 @@ class Leader:
                 batch.append(self._queue.get_nowait())
             commands: list[Command] = []
             replies: list[tuple[asyncio.Future[say.Reply], say.Reply]] = []
-            for happened, asked in batch:
-                follows = machine.handle(happened, self._clock.now())
+            for left, (happened, asked) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+                follows = machine.handle(happened, self._clock.now(), more=left > 0)
                 commands += follows
                 if asked is not None:
                     replies.append((asked, self._reply(follows)))

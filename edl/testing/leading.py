@@ -71,8 +71,8 @@ class SimLeader:
         batch, self._inbox = self._inbox, []
         commands: list[Command] = []
         answers: list[tuple[Answer, bool]] = []
-        for happened, answer in batch:
-            follows = self.machine.handle(happened, self.job.now)
+        for left, (happened, answer) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+            follows = self.machine.handle(happened, self.job.now, more=left > 0)
             self.job.checks.handled(self.machine, self.term, happened)
             commands += follows
             if answer is not None:

@@ -9,18 +9,19 @@ from machine_job import SPEC, Job
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     Refuse,
+    Registered,
     ScaleAsked,
     StopAsked,
     TimePassed,
     TookOver,
     Vanished,
 )
-from edl.core.job import JobMachine
+from edl.core.job import JobMachine, new_record
 from edl.core.report import status_of
 from edl.events import Kind
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, WorkerState
+from edl.protocol.job import Identity, JobState, WorkerState
 from edl.protocol.messages import Phase
 
 
@@ -52,6 +53,16 @@ def test_the_first_generation_waits_for_all() -> None:
     assert job.machine.record.state is JobState.RUNNING
     assert job.orders("w1").assignment is None
     assert job.kinds() == ["job_started", "worker_joining", "worker_joining", "switch_scheduled"]
+
+
+def test_what_follows_from_inputs_that_come_together_is_seen_with_the_last() -> None:
+    """A ring of a thousand reports within a moment; to look at all of it after each would take its square."""
+    machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
+    for number in range(3):
+        register = Registered(Identity(f"w{number}", "host", "127.0.0.1", 100, 101), 2, 1, 0)
+        machine.handle(register, number / 100, more=number < 2)
+        assert (machine.record.plan is None) == (number < 2)
+    assert len(machine.record.members) == 3
 
 
 def test_data_is_leased_to_all_once_one_opens_it() -> None:
