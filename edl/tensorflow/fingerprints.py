@@ -40,7 +40,8 @@ def _fingerprint(name: str, leaf: Any) -> Fingerprint | None:
     if isinstance(leaf, keras.Variable):
         leaf = leaf.value
     if isinstance(leaf, tf.Variable):
-        leaf = leaf.read_value()
+        # What `read_value` comes down to, in a third of its time.
+        leaf = tf.raw_ops.ReadVariableOp(resource=leaf.handle, dtype=leaf.dtype)
     if isinstance(leaf, tf.Tensor):
         return None if leaf.dtype == tf.string else fingerprint_of_array(name, _in_memory(leaf))
     return fingerprint_of_value(name, leaf)

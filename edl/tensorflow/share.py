@@ -21,14 +21,16 @@ class TensorShare(Share):
     def __init__(self) -> None:
         super().__init__()
         self._variable: Any = None
+        self._assigned: float | None = None  # to the variable, since it was made
         self.value = 1.0
 
     def set(self, weight: float, *, weightless: bool = False) -> None:
         super().set(weight, weightless=weightless)
         self.value = weight
-        if self._variable is not None:
+        if self._variable is not None and weight != self._assigned:
             with context.eager_mode():  # the script may be inside of a graph of its own
                 self._variable.assign(weight)
+            self._assigned = weight
 
     def tensor(self, before: Callable[[], None]) -> Any:
         """The weight as a scalar of the graph that is being built.
@@ -47,7 +49,7 @@ class TensorShare(Share):
     def create(self) -> None:
         """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
         if self._variable is None:
-            with tf.init_scope():
+            with tf.init_scope(), tf.device("CPU:0"):  # what branches by it looks there
                 self._variable = tf.Variable(self.value, trainable=False, dtype=tf.float32, name="edl_share")
 
     def _told(self, before: Callable[[], None]) -> np.float32:
