@@ -6,6 +6,8 @@ own: whose fault a failure was (`edl.core.unfit`), nor the next roster (`edl.cor
 
 from __future__ import annotations
 
+from typing import Final
+
 import msgspec
 
 from edl.core import unfit
@@ -13,10 +15,15 @@ from edl.core.draft import Draft
 from edl.core.horizon import Horizon
 from edl.core.hosts import host_of
 from edl.core.patience import Patience
-from edl.core.planning import Situation, is_broken, lacks_member
+from edl.core.planning import Situation, is_broken, lacks_member, left_behind
 from edl.core.scaling import staying
 from edl.events import Kind
-from edl.protocol.job import Identity, JobState, Unfit
+from edl.protocol.job import OVER, Identity, JobState, Unfit
+
+LEFT_BEHIND: Final = (
+    "it sat in a ring that came to nothing, and the others were given the samples that its pipeline has read there: "
+    "start another worker in its place"
+)
 
 
 class Fitness:
@@ -61,6 +68,8 @@ class Fitness:
             self.again_at = self._draft.now + self._patience.moments_s if undecided else 0.0
         elif record.plan is None and record.generation > trials.judged and self._is_news(now):
             self._follow(unfit.stood(trials, record.roster))
+        for worker in left_behind(now):
+            self._part_with(worker)
 
     def refusal(self, identity: Identity) -> str:
         """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""
@@ -130,6 +139,14 @@ class Fitness:
             draft.end(JobState.FAILED, judgement.hopeless)
         elif judgement.unfit and not draft.record.generation and len(staying(draft.record)) < draft.record.target:
             draft.end(JobState.FAILED, f"the first ring does not form{draft.last_loss}")
+
+    def _part_with(self, worker: str) -> None:
+        """Without fault of its own: another one in its place may be in the next ring."""
+        draft, was = self._draft, self._draft.state(worker)
+        if was is not None and draft.record.state not in OVER:
+            draft.remove(worker, LEFT_BEHIND)
+            draft.last_loss = f"; the last one lost was {worker}: {LEFT_BEHIND}"
+            draft.tell(Kind.WORKER_LOST, worker=worker, was=was.value, reason=LEFT_BEHIND)
 
     def _dismiss(self, worker: str, reason: str) -> None:
         draft, member = self._draft, self._draft.members.get(worker)

@@ -188,11 +188,13 @@ class Leasing:
                 pass
 
     def _holds_up(self) -> bool:
-        """Somebody waits for samples at the mark of a plan, and cannot come to the ring that follows. It has not left
-        the ring of before, so that plan's never stood, nor will: all is as before.
+        """Somebody waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
+        follows. It has not left the ring of before, so that plan's never stood, nor will: all is as before.
+
+        While the plan itself is to come into force, whoever got samples here would take them along to its ring.
         """
         mark, plan = self._draft.record.recut, self._draft.record.plan
-        if mark is None or not mark.planned or plan is None or not self._draft.seen.late:
+        if mark is None or not mark.planned or plan is None or plan.after_step is not None:
             return False
         return any(self._draft.seen.misses(worker, plan.generation) for worker in plan.roster)
 

@@ -116,7 +116,8 @@ def _nobody_would_come(now: Situation) -> bool:
 
 def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> set[str]:
     """A ring that comes to nothing for a newcomer's sake is made anew without it, and it is tried once more, alone,
-    when the others train again (I14). Where too few would be left without them, they are needed.
+    when the others train again (I14). Where too few would be left without them, they are needed. So is whoever sat in
+    that ring: its pipeline has read by its leases, so that it could not come again after others were given these.
     """
     record, trials = now.record, now.record.trials
     staying = staying - {trials.left_out}
@@ -124,7 +125,7 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     doubted = set(suspects(trials, record.roster)) if record.roster else set()
     if trials.judged == newest and record.roster:
         doubted = staying.difference(record.roster)
-    sure = staying - doubted
+    sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker)}
     if len(sure) < record.limits.minimum:
         return staying
     trains = now.seen.newest_step(record.roster)[0] > record.began_step
@@ -138,6 +139,20 @@ def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
     """Of a ring, only those are left whose scripts have ended, and perhaps some that were told to leave."""
     states = {members[worker].state for worker in roster if worker in members}
     return WorkerState.DONE in states and states.issubset(GOING)
+
+
+def left_behind(now: Situation) -> tuple[str, ...]:
+    """Whose samples were given to others: they sat in a ring that came to nothing, and another stands without them.
+
+    What their pipelines have read is not what they would be leased now (I7).
+    """
+    record = now.record
+    plans = [*record.superseded, *([record.plan] if record.plan else [])]
+    known = {0, record.generation, *(plan.generation for plan in plans)}  # whose leases may be gone by yet
+    # Of whoever was left out to see whether it is unfit, that is judged when the others make a step.
+    left = now.members.keys() - {*record.roster, record.trials.left_out} if record.generation else set()
+    left = {worker for worker in left if now.seen.get(worker) and now.seen.leases_of(worker) not in known}
+    return tuple(worker for worker in sorted(left) if now.members[worker].state not in GOING)
 
 
 def is_broken(now: Situation) -> bool:

@@ -104,6 +104,11 @@ class Sightings:
         """The generation by whose leases `worker`, who was seen, has trained its steps so far."""
         return self._newest[worker].observation.leases_of
 
+    def has_leases(self, worker: str) -> bool:
+        """`worker` has sat in a ring, by whose leases its pipeline reads."""
+        sighting = self._newest.get(worker)
+        return sighting is not None and sighting.observation.leases_of > 0
+
     def generation(self, worker: str) -> int:
         """The newest one that `worker` sits in or failed to enter; 0 before its first."""
         sighting = self._newest.get(worker)

@@ -130,6 +130,21 @@ def test_the_mark_of_a_plan_outlives_it_until_somebody_is_known_not_to_have_come
     assert job.machine.record.recut is None
 
 
+def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whoever_misses_the_switch():
+    """Else who misses it gets the samples of before, breaks with them, and takes them along to the planned ring."""
+    job = Marked()
+    _, mark = job.mark
+    for worker in "ab":
+        job.tell(worker, mark)
+    job.tell("b", mark, missed=2)
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (2, mark, mark)
+    job.now += job.machine.horizon.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, None, mark)
+    job.tell("b", mark, missed=3)
+    assert job.machine.record.recut is None
+
+
 def test_no_mark_where_newcomers_have_samples_anyway():
     job = Job(np=2)
     for worker in ("a", "b"):

@@ -29,6 +29,7 @@ class Job:
         self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
         self.np, self.minimum, self.now, self.step = np, minimum, 0.0, 0
         self.told: list[Tell] = []
+        self.leases: dict[str, int] = {}  # by the leases of which generation each has trained
         for number in range(np):
             self.join(f"w{number}")
 
@@ -44,7 +45,8 @@ class Job:
 
     def see(self, worker: str, phase: Phase, generation: int, step: int, reason: str = "") -> None:
         data = None if phase is Phase.BROKEN and not self.record.generation else LONG
-        seen = Observation(phase, generation, step, generation, 0.01, data, None, False, reason, booted=generation > 1)
+        leases_of = self.leases[worker] = generation if phase is Phase.TRAINING else self.leases.get(worker, 0)
+        seen = Observation(phase, generation, step, leases_of, 0.01, data, None, False, reason, booted=generation > 1)
         self.feed(Reported(worker, seen))
 
     def ready(self, worker: str, host: str = "") -> None:
@@ -64,6 +66,13 @@ class Job:
         for worker in roster:
             if self.record.plan is None:
                 self.see(worker, Phase.TRAINING, generation, self.step)
+
+    def sit(self) -> None:
+        """The planned ring stands, for a moment: one of its members has not told yet."""
+        plan = self.record.plan
+        assert plan is not None
+        for worker in plan.roster[1:]:
+            self.see(worker, Phase.TRAINING, plan.generation, plan.after_step or self.step)
 
     def fail(self, **said: str) -> None:
         """The planned ring does not form. Who says nothing of its own has waited in vain."""
@@ -144,6 +153,31 @@ def test_a_newcomer_that_was_only_unlucky_is_in_the_next_ring() -> None:
     job.train()
     assert job.record.roster == ("w0", "w1", "w2")
     assert job.record.trials.strikes == ()
+
+
+def test_a_newcomer_that_sat_in_the_ring_goes_along_to_the_next_as_its_pipeline_has_read_by_its_leases() -> None:
+    job = training()
+    job.ready("w2")
+    job.sit()
+    job.fail()
+    assert job.roster == ("w0", "w1", "w2")
+    job.fail()
+    assert (job.roster, [worker for worker, _ in job.unfit()]) == (("w0", "w1"), ["w2"])
+
+
+def test_a_newcomer_is_parted_with_whose_samples_the_others_were_given_before_it_told_that_it_sat() -> None:
+    job = training()
+    job.ready("w2")
+    plan = job.record.plan
+    assert plan is not None
+    job.fail(w2="")
+    assert job.roster == ("w0", "w1")
+    job.train()
+    job.leases["w2"] = plan.generation
+    job.see("w2", Phase.BROKEN, plan.generation, job.step, VAIN)
+    assert "w2" not in job.members
+    assert job.unfit() == [], "it is not its fault"
+    assert [t.details["worker"] for t in job.told if t.kind.value == "worker_lost"] == ["w2"]
 
 
 def test_newcomers_that_failed_together_are_tried_one_by_one() -> None:
