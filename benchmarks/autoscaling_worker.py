@@ -46,11 +46,11 @@ for numbers in edl.elastic_shard_generator(10_000_000, epochs=10).batches(option
     began = time.perf_counter()
     optimizer.zero_grad()
     loss = torch.nn.functional.cross_entropy(model(images[ids]), labels[ids])
-    loss.backward()
     wanted_s = options.step_s.get(str(edl.size()), 0.05) + late_s()
     if options.sample_s:
         wanted_s = options.sample_s * len(ids) * (2 if is_slow() else 1)
-    time.sleep(max(0.0, wanted_s - (time.perf_counter() - began)))
+    time.sleep(max(0.0, wanted_s - (time.perf_counter() - began)))  # before backward(), which waits for the others
+    loss.backward()
     optimizer.step()
     edl.report(loss=loss.item())
     edl.notify_batch_end()

@@ -115,6 +115,7 @@ class Leasing:
         read = min(max(told), ledger.covered_step)
         planned = self._draft.supply.planned(roster, after_step, self._lease_steps(), read)
         assert planned is not None
+        self._draft.tell(Kind.RECUT, after_step=read, batch=planned.batch, workers=len(roster))
         return Crossing(after_step, planned.snapshot(), msgspec.structs.replace(mark, planned=True))
 
     def _marked_since(self, mark: Recut) -> float:

@@ -23,6 +23,7 @@ Dealt = Callable[[Mapping[str, float]], Mapping[str, int]]
 ALPHA: Final = 0.1  # of the moving average, for one batch
 SLOW: Final = 0.8  # of the median
 FEWEST: Final = 2  # workers that can be compared at all
+LEAST: Final = 0.01  # of a step: what a worker needs at least by itself, as clocks that are read apart cannot tell less
 WORTH: Final = 0.95  # of the time of a step: what it must be at most with other shares, so that these are worth it
 
 
@@ -69,7 +70,7 @@ class Paces:
     def take(self, spent: Iterable[Spent], batches: int) -> None:
         """All workers of the ring in the same `batches` batches. Who is not among them is forgotten."""
         self._spent = tuple(spent)
-        speeds = {one.worker: 1 / (one.compute_s + one.data_s or math.inf) for one in self._spent}
+        speeds = {one.worker: 1 / _own_s(one) for one in self._spent}
         keep, before = (1 - ALPHA) ** batches, self._paces
         usual = median(speeds.values()) if speeds else 0.0
         new = (1 - keep) / usual if usual else 0.0
@@ -143,6 +144,15 @@ class Paces:
         there = Counter(one.host for one in self._spent)
         slow = Counter(one.host for one in self._spent if self._paces[one.worker] < self.slow)
         return slow, there
+
+
+def _own_s(spent: Spent) -> float:
+    """What a worker needs for a step by itself; one of which nothing is known needs for ever.
+
+    One that waits for the others nearly all the time may seem to need no time at all: it is as fast as can be told.
+    """
+    own_s = spent.compute_s + spent.data_s
+    return max(own_s, LEAST * (own_s + spent.wait_s)) or math.inf
 
 
 def _medians(spent: Sequence[Spent]) -> dict[str, float]:

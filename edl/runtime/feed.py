@@ -96,14 +96,16 @@ class LeaseFeed:
             self._handed_out = max(self._handed_out, step)
             return True
 
-    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
-        """`leases` as they are now, without those that were taken back. None: a recut is under way, and what is beyond
-        its mark may yet change; with `wait`, only after a while.
+    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those that were taken back. None: `step`, which is about to be handed out,
+        lies beyond the mark of a recut under way, where they may yet change; with `wait`, only after a while.
+
+        Up to the mark they do not, and the ring that lifts it may stand only after these steps.
         """
         with self._changed:
-            if self._recut and wait:
+            if step > self._mark and wait:
                 self._changed.wait(POLL_S)
-            if self._recut:
+            if step > self._mark:
                 return None
             held = tuple(self._leases[number] for number in sorted(self._leases))
             trained = _left_of(leases, held, self._share.covered_step if self._share else NEVER)

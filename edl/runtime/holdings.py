@@ -43,9 +43,9 @@ class Feed(Protocol):
     def hand_out(self, lease: Lease, step: int) -> bool:
         """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
 
-    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
-        """`leases` as they are now, without those that were taken back. None: that is not decided. Waits for it a while
-        with `wait`, and raises when the job or this worker is over.
+    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those that were taken back. None: what they give `step` is not decided.
+        Waits for it a while with `wait`, and raises when the job or this worker is over.
         """
 
     def rehearsing(self) -> bool:
@@ -110,10 +110,10 @@ class Holdings:
             self._leases = (*(one for one in self._leases if one.until_step >= before), lease)
             return True
 
-    def renew(self, *, wait: bool) -> bool:
-        """What is held may be taken back or cut anew. False: that is not decided yet."""
+    def renew(self, step: int, *, wait: bool) -> bool:
+        """What is held may be taken back or cut anew. False: that is not decided yet, as far as `step` goes."""
         with self._fetching:
-            leases = self._feed.renewed(self._leases, wait=wait)
+            leases = self._feed.renewed(self._leases, step, wait=wait)
             self._leases = self._leases if leases is None else leases
             return leases is not None
 

@@ -81,7 +81,7 @@ class Pass:
             if lease is None:
                 if not self._holdings.fetch(newest, wait=wait):
                     return None
-            elif not self._holdings.renew(wait=wait) and not wait:
+            elif not self._holdings.renew((self.step or 0) + 1, wait=wait) and not wait:
                 return None
 
     def next_usual(self) -> Ids | None:

@@ -367,11 +367,11 @@ class Trainer:
         """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
         return self._feed.hand_out(lease, step)
 
-    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
-        """`leases` as they are now, without those taken back. None: a recut is under way that may change them."""
+    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those taken back. None: a recut is under way that may change `step`'s."""
         if wait:
             self._while_waiting()
-        return self._feed.renewed(leases, wait=wait)
+        return self._feed.renewed(leases, step, wait=wait)
 
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:

@@ -19,7 +19,7 @@ class NeverCut:
     def hand_out(self, lease: Lease, step: int) -> bool:  # noqa: ARG002 - the port's names
         return True
 
-    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:  # noqa: ARG002
+    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:  # noqa: ARG002
         return tuple(leases)
 
 

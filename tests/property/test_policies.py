@@ -153,6 +153,15 @@ def test_a_slow_worker_is_named_after_a_while_with_its_cause() -> None:
     assert paces.verdict() is None
 
 
+def test_a_worker_that_only_waits_is_fast() -> None:
+    """Whatever is left of a step when all that it has waited is taken off may be nothing, or less."""
+    paces = Paces()
+    for _ in range(20):
+        paces.take([Spent("quick", "h", 0.0, 0.0, 0.15), Spent("slow", "h", 0.15, 0.0, 0.0)], 5)
+    found = paces.verdict()
+    assert found is not None and (found.worker, found.cause) == ("slow", "compute")
+
+
 @pytest.mark.parametrize(
     ("ring", "cause"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 
 import msgspec
@@ -142,7 +143,8 @@ def test_beyond_a_mark_nothing_is_handed_out_and_nothing_is_certain():
     assert next(batches) == [4, 5, 6, 7]
     lease = worker.there_after(0)
     assert lease is not None and not worker.hand_out(lease, 3)
-    assert worker.renewed([lease], wait=False) is None
+    assert worker.renewed([lease], 3, wait=False) is None
+    assert worker.renewed([lease], 2, wait=False) == (lease,)
 
 
 def test_a_mark_that_comes_too_late_is_where_the_pipeline_is():
@@ -171,6 +173,23 @@ def test_after_a_cut_the_samples_are_those_of_the_new_leases():
     assert [len(batch) for batch in taken] == [4, 4, 2, 2, 2, 2, 2, 2]
     assert [at for batch in taken for at in batch] == [at for piece in mine for at in range(piece.start, piece.stop)]
     assert worker.weight(3) == 0.5
+
+
+def test_what_was_cut_before_a_mark_is_handed_out_up_to_it():
+    """Two newcomers, one after the other: the ring that lifts the second mark begins only after the steps up to it."""
+    worker = Worker()
+    batches = worker.batches()
+    assert len(next(batches)) == 4
+    worker.hear(recut=7, mark=1)
+    worker.cut(1)
+    worker.hear(recut=8, mark=3)
+    coming: list[list[int]] = []
+    reading = threading.Thread(target=lambda: coming.extend(next(batches) for _ in range(2)), daemon=True)
+    reading.start()
+    reading.join(10)
+    assert not reading.is_alive()
+    assert [len(batch) for batch in coming] == [2, 2]
+    assert worker.marked == (8, 3)
 
 
 def test_the_samples_of_the_step_at_work_are_handed_out_whatever_the_mark():

@@ -503,6 +503,6 @@ def test_most_batches_of_a_lease_are_handed_out_without_looking_for_it(monkeypat
     batches = shards.batches(4)
     assert [next(batches).tolist()[0] for _ in range(3)] == [0, 4, 8]
     feed.hand_out = lambda lease, step: False  # a recut is under way
-    feed.renewed = lambda leases, *, wait: setattr(feed, "hand_out", lambda lease, step: True) or tuple(leases)
+    feed.renewed = lambda leases, step, *, wait: setattr(feed, "hand_out", lambda lease, step: True) or tuple(leases)
     assert next(batches).tolist()[0] == 12
     assert len(looked) == 2
