@@ -38,6 +38,8 @@ class Ending:
         loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
         """
         draft, record = self._draft, self._draft.record
+        if self._others_will_tell() and not self._is_up():
+            return
         in_ring = (draft.state(worker) for worker in record.roster)
         if record.generation == 0 or (any(s not in (None, WorkerState.DONE) for s in in_ring) and not self._is_up()):
             return
@@ -51,6 +53,18 @@ class Ending:
             draft.end(JobState.FAILED, record.unended)
         else:
             draft.end(JobState.FINISHED, reason)
+
+    def _others_will_tell(self) -> bool:
+        """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:
+        it is the last ring, not the one on record. They are awaited there as in every planned ring (I12).
+        """
+        draft, plan = self._draft, self._draft.record.plan
+        if plan is None or not all(map(draft.members.__contains__, plan.roster)):
+            return False
+        if any(draft.seen.breaks(worker, plan.generation) for worker in plan.roster):
+            return False
+        ended = (worker for worker in plan.roster if draft.state(worker) is WorkerState.DONE)
+        return any(draft.seen.sits(worker, plan.generation) for worker in ended)
 
     def _is_up(self) -> bool:
         """The job will have failed whatever comes, and the others have had their time (I12)."""

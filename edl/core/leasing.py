@@ -132,9 +132,10 @@ class Leasing:
     def enter(self, plan: Plan) -> int:
         """Bring the data to the generation that takes over; return the step that it takes over after."""
         draft = self._draft
-        source = max(draft.seen.leases_of(worker) for worker in plan.roster)
+        seen = [worker for worker in plan.roster if draft.seen.get(worker)]
+        source = max(map(draft.seen.leases_of, seen))
         planned = source == plan.generation and plan.after_step is not None
-        step = plan.after_step if planned else min(draft.seen.step(worker) for worker in plan.roster)
+        step = plan.after_step if planned else min(map(draft.seen.step, seen))
         assert step is not None
         self._tell_ended(draft.supply.enter(plan, step, source, draft.record.superseded, self._lease_steps()))
         draft.keep_ledger()

@@ -53,7 +53,7 @@ class Switching:
     def complete(self) -> None:
         """The planned generation is the present one, once all of it sit in its ring."""
         draft, plan = self._draft, self._draft.record.plan
-        if plan is None or not all(draft.seen.sits(worker, plan.generation) for worker in plan.roster):
+        if plan is None or not self._stands(plan):
             return
         old, first = draft.record.roster, draft.record.generation == 0
         step, trials = self._leasing.enter(plan), draft.record.trials
@@ -76,6 +76,19 @@ class Switching:
             self._sizing.settle()
         else:
             self._tell_scaled(plan, old)
+
+    def _stands(self, plan: Plan) -> bool:
+        """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
+        have trained with it, though they tell later, and whoever is lost from now on is lost from that ring. Else the
+        job would begin anew beside an ended script.
+        """
+        draft, seen = self._draft, self._draft.seen
+        if all(seen.sits(worker, plan.generation) for worker in plan.roster):
+            return True
+        if draft.record.generation or not all(map(draft.members.__contains__, plan.roster)):
+            return False
+        ended = (worker for worker in plan.roster if draft.state(worker) is WorkerState.DONE)
+        return any(seen.sits(worker, plan.generation) and seen.step(worker) > 0 for worker in ended)
 
     def _tell_scaled(self, plan: Plan, old: tuple[str, ...]) -> None:
         draft, spans = self._draft, self._draft.spans

@@ -46,6 +46,7 @@ class Checks:
         self._trained_in: dict[Sample, int] = {}
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
         self._newcomers: dict[int, set[str]] = {}  # by the generation that they were planned for
+        self._first = 0  # generation on record
         self._stable = 0  # by the ledger in force
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
@@ -125,6 +126,7 @@ class Checks:
             self._respects_limits(record, record.plan.roster)
             if record.generation:
                 self._holds_only_the_ready(record.plan.roster)
+        self._first = self._first or record.generation
         if record.roster is not before.roster:
             self._roster(record.generation, record.roster)
             if record.generation <= before.generation:
@@ -248,7 +250,7 @@ class Checks:
         self._newcomers_take_part(ring, members, step)
         if not done:
             return
-        if step == 1 and self._is_lost_without_a_trace(members):
+        if step == 1 and self._is_lost_without_a_trace(ring, members):
             self._steps, self._trained_in, self._trained_until, self._learned = {}, {}, [0], {}
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
             self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
@@ -264,10 +266,12 @@ class Checks:
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))
 
-    def _is_lost_without_a_trace(self, members: list[SimWorker]) -> bool:
-        """No ring is on record yet, and whoever had trained is gone: the job begins anew, with all of its samples."""
+    def _is_lost_without_a_trace(self, ring: int, members: list[SimWorker]) -> bool:
+        """No ring before this one was on record, and whoever had trained is gone: the job begins anew, with all of its
+        samples. This ring itself may be on record before its first step.
+        """
         holders = (worker for worker in self.job.workers.values() if self._holds(worker, 1) and worker not in members)
-        return not self.job.durable.generation and not any(holders)
+        return self._first in (0, ring) and not any(holders)
 
     def _gradient(self, members: list[SimWorker], step: int, samples: list[Sample]) -> int | None:
         """Of all that was trained in `step`, each sample of equal weight."""

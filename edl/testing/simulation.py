@@ -317,16 +317,18 @@ class SimJob:
         """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
         self.ask(size)
         self.note(f"{size} workers are asked for, and nothing else happens")
+        coming = [worker for worker in self.workers.values() if worker.alive and not worker.admitted]
         for turn in range(1, 8):
             self.after(turn * REACH_S / 8, self._insist, self._calm_at)
-        self.after(REACH_S, self._reached, self._calm_at, size)
+        self.after(REACH_S, self._reached, self._calm_at, size, coming)
 
     def _insist(self, calm_at: float) -> None:
         if calm_at == self._calm_at and self.durable.state not in OVER:
             self.start_missing()
 
-    def _reached(self, calm_at: float, size: int) -> None:
-        if calm_at == self._calm_at:
+    def _reached(self, calm_at: float, size: int, coming: list[SimWorker]) -> None:
+        """`coming`: whose registration was under way then. Let in after the request, they are welcome beyond it."""
+        if calm_at == self._calm_at and not any(worker.admitted for worker in coming):
             self.checks.reached(size)
 
     def start_missing(self) -> None:

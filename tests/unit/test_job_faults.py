@@ -12,7 +12,7 @@ from edl.core.seat import are_newer, given_up
 from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
-from edl.protocol.job import Identity, JobState, WorkerState
+from edl.protocol.job import OVER, Identity, JobState, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 SPEC = DataSpec(total=40, epochs=1, batch=10)  # two steps of two workers
@@ -83,6 +83,55 @@ def test_a_job_whose_last_steps_were_trained_by_a_planned_generation_is_finished
     job.see("w2", Phase.DONE, 2, job.plan.after_step or 0)  # the fastest: nobody else was seen in the new ring yet
     assert job.state("w2") is WorkerState.DONE
     assert job.plan.roster == ("w0", "w1", "w2")
+
+
+def test_a_job_does_not_begin_anew_once_a_script_has_ended_in_its_first_ring() -> None:
+    """The leader was away while it trained on data of its own, and the other one never told that it sat."""
+    job = Job("w0", "w1")
+    job.see("w1", Phase.DONE, 1, 2, data=None, leases_of=0)
+    assert (job.machine.record.generation, job.state("w0")) == (1, WorkerState.TRAINING)
+    job.feed(Vanished("w0", "gone"))
+    assert job.machine.record.state is JobState.FAILED
+    assert "w0 did not come to the end of its script" in job.machine.record.reason
+
+
+def test_the_first_ring_waits_for_all_where_a_script_ended_without_a_step() -> None:
+    """Perhaps the others never came to it."""
+    job = Job("w0", "w1")
+    job.see("w1", Phase.DONE, 1, 0, leases_of=0)
+    assert (job.machine.record.generation, job.plan.roster) == (0, ("w0", "w1"))
+
+
+def test_a_job_is_not_over_while_others_are_at_their_ends_in_a_ring_that_is_not_on_record_yet() -> None:
+    job = Job("w0", "w1")
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 5, data=None, leases_of=0)
+    job.join("w2")
+    job.see("w2", Phase.READY, 0, data=None)
+    job.feed(Vanished("w1", "gone"))
+    assert job.plan.roster == ("w0", "w2")
+    job.see("w0", Phase.DONE, 3, 8, data=None, leases_of=0)
+    assert job.machine.record.state not in OVER
+    job.see("w2", Phase.TRAINING, 3, 8, data=None, leases_of=0)
+    assert job.machine.record.roster == ("w0", "w2")
+    job.feed(Vanished("w2", "gone"))
+    assert "w2 did not come to the end of its script" in job.machine.record.reason
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_job_is_over_when_the_others_of_that_ring_cannot_come_to_their_ends(broken: bool) -> None:
+    job = Job("w0", "w1")
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 5, data=None, leases_of=0)
+    job.join("w2")
+    job.see("w2", Phase.READY, 0, data=None)
+    job.feed(Vanished("w1", "gone"))
+    job.see("w0", Phase.DONE, 3, 8, data=None, leases_of=0)
+    if broken:
+        job.see("w2", Phase.BROKEN, 3, 7, data=None, leases_of=0)
+    else:
+        job.feed(Vanished("w2", "gone"))
+    assert job.machine.record.state in OVER
 
 
 def test_newcomers_do_not_fail_a_job_that_all_others_have_finished() -> None:
