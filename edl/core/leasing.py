@@ -14,6 +14,7 @@ import msgspec
 from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.horizon import Horizon
+from edl.core.ledger import Ledger
 from edl.core.seat import NEVER
 from edl.errors import UsageError
 from edl.events import Kind
@@ -218,8 +219,21 @@ class Leasing:
         if covered <= least and draft.supply.reach(until):
             left_s = (covered - newest) * self._step_time_s() - (draft.now - at)
             draft.keep_ledger(pressing=self._horizon.presses(left_s))
+        elif self._waits_in_vain(ledger):
+            ledger.idle()
+            draft.keep_ledger()
         # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
         self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
+
+    def _waits_in_vain(self, ledger: Ledger) -> bool:
+        """Of a broken ring, somebody waits for samples that are held back until others, who cannot go on, have trained
+        what it has: so a step without samples shows it that its ring is broken.
+        """
+        record, seen = self._draft.record, self._draft.seen
+        if record.plan is None or record.plan.after_step is not None or not ledger.holds_back:
+            return False
+        waiting = (worker for worker in record.roster if seen.trains(worker, record.generation))
+        return any(seen.step(worker) >= ledger.covered_step for worker in waiting)
 
     def _tell_ended(self, epochs: tuple[int, ...]) -> None:
         for epoch in epochs:

@@ -147,6 +147,11 @@ class Ledger:
         return self._pool.first_epoch >= self._spec.epochs
 
     @property
+    def holds_back(self) -> bool:
+        """What is left is leased only once all before it is trained: it may be the last short batch of a script."""
+        return self._spec.by_sample and not self._closed and not self.fully_leased
+
+    @property
     def stranded(self) -> bool:
         """Samples came back after scripts that cut batches themselves had their last one: nobody will ask for these."""
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
@@ -216,6 +221,15 @@ class Ledger:
             pass
         given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
         return {worker: leases for worker, leases in given.items() if leases}
+
+    def idle(self) -> None:
+        """One more step, in which nobody has samples: for whoever waits where none can be had."""
+        self._history.append(("idle",))
+        if self._closed or any(self._uncovered()):
+            raise self._refused("idle() after the final round, or before newcomers were granted leases (I7)")
+        form = Lease(0, self._covered, 1, 0, (), self._epoch, False)
+        self._give(tuple(self._members.values()), [0] * len(self._members), form)
+        self._covered += 1
 
     def resize(self, batches: Sequence[int]) -> None:
         """What is leased from now on is of these batches, by rank."""

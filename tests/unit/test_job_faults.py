@@ -134,6 +134,22 @@ def test_a_job_is_over_when_the_others_of_that_ring_cannot_come_to_their_ends(br
     assert job.machine.record.state in OVER
 
 
+def test_who_waits_for_the_last_samples_in_a_ring_that_is_broken_gets_a_step_without_any_that_shows_it() -> None:
+    """The last samples are held back until all before are trained, and the others cannot train these any more."""
+    job = Job("w0", "w1", spec=DataSpec(total=60, epochs=1, batch=10, by_sample=True))
+    job.sit("w0", "w1")
+    assert job.machine.ledger is not None
+    assert job.machine.ledger.covered_step == 2, "of three"
+    job.see("w0", Phase.TRAINING, 1, 2)
+    job.see("w1", Phase.BROKEN, 1, 1)
+    job.wait(10.0)
+    assert job.plan.after_step is None
+    (share,) = (share for share in job.orders("w0").shares if share.generation == 1)
+    assert (share.covered_step, [total.samples for total in share.totals if total.until_step > 2]) == (3, [0])
+    job.wait(10.0)
+    assert job.machine.ledger.covered_step == 3, "one such step is enough"
+
+
 def test_newcomers_do_not_fail_a_job_that_all_others_have_finished() -> None:
     job = Job("w0", "w1")
     job.sit("w0", "w1")

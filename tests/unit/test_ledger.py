@@ -525,3 +525,17 @@ def test_a_newcomer_whose_script_cuts_batches_itself_gets_whole_ones_too():
     ledger.recut(5)
     ledger.grant(100)
     assert run_out(ledger) == [4, 4, 4, *[8] * 10, 1]
+
+
+def test_a_step_without_samples_comes_before_the_last_short_one():
+    ledger = Ledger(DataSpec(total=25, epochs=1, batch=10, by_sample=True), ["w0", "w1"])
+    ledger.grant(9)
+    assert (ledger.covered_step, ledger.holds_back) == (1, True)
+    ledger.idle()
+    ledger.validate()
+    assert ledger.covered_step == 2
+    ledger.commit(2)
+    ledger.grant(9)
+    assert (ledger.covered_step, ledger.holds_back) == (3, False)
+    with pytest.raises(InvalidTransition, match="final"):
+        ledger.idle()
