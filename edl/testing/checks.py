@@ -298,7 +298,9 @@ class Checks:
                 )
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
-        holders = [w.id for w in self.job.workers.values() if self._holds(w, step) and w not in members]
+        out = self.job.durable.trials.left_out  # of a pair nobody can tell who is cut off: what it has goes with it
+        others = (worker for worker in self.job.workers.values() if worker not in members and worker.id != out)
+        holders = [worker.id for worker in others if self._holds(worker, step)]
         if holders:
             self.violated("I5", f"step {step} is trained again, and {holders} have applied it")
         for sample in self._steps.pop(step):
