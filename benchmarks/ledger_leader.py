@@ -96,9 +96,9 @@ class TimedLeader(Leader):
     async def _work(self, machine: JobMachine) -> None:
         handle = machine.handle
 
-        def timed(happened: Input, now: float) -> list[Command]:
+        def timed(happened: Input, now: float, *, more: bool = False) -> list[Command]:
             before = machine.ledger.covered_step if machine.ledger else 0
-            commands = handle(happened, now)
+            commands = handle(happened, now, more=more)
             if machine.ledger is not None and machine.ledger.covered_step > before and isinstance(happened, Reported):
                 arrived, step = self._arrived[happened.worker], happened.observation.step
                 grant = Grant(machine.record.version, happened.worker, step, arrived, time.monotonic())
