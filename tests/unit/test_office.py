@@ -178,7 +178,7 @@ async def test_whose_request_no_leader_takes_is_told_so(monkeypatch: pytest.Monk
     async with desks(1) as (one,):
         await until(lambda: _answers(one))
 
-        def handle(*_: object) -> None:
+        def handle(*_: object, **_more: object) -> None:
             raise RuntimeError("a bug")
 
         monkeypatch.setattr(JobMachine, "handle", handle)
