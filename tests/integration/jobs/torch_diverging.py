@@ -26,7 +26,8 @@ for ids in edl.elastic_shard_generator(640, epochs=1).batches(8):
         with torch.no_grad():
             model[3].bias += 0.1
     if edl.rank() == 1 and edl.step() == 17:
-        optimizer.state[model[0].weight]["exp_avg_sq"].view(torch.int32)[5, 2] ^= 1
+        # Not the last bit, which the rounding of the next updates may put right again.
+        optimizer.state[model[0].weight]["exp_avg_sq"].view(torch.int32)[5, 2] ^= 1 << 20
     edl.notify_batch_end()
 learned = [parameter.tolist() for parameter in model.parameters()]
 (options.out / f"{edl.rank()}").write_text(repr(learned))
