@@ -69,8 +69,8 @@ class Job:
         step = self.status()["step"] + count
         self.edl.wait(lambda: self.status()["step"] >= step, f"step {step}", timeout_s=90)
 
-    def finish(self) -> list[dict]:
-        """Let the job end well, after the next few epochs unless it has a number of them; its events."""
+    def finish(self, status: int = 0) -> list[dict]:
+        """Let the job end after the next few epochs, unless it has a number; its events. `status` is its exit code."""
         hold = self.until.with_suffix(".hold")
         if self.epochs is None:
             # Nobody may have begun the last one when the word comes, so they pause for as long as it takes. Who leads,
@@ -83,7 +83,7 @@ class Job:
         draft.rename(self.until)
         hold.unlink(missing_ok=True)
         out, err = self.launcher.communicate(timeout=patient(150))
-        assert self.launcher.returncode == 0, out + err
+        assert self.launcher.returncode == status, out + err
         self.edl.wait_nothing_left()  # daemons of workers that `edl run` did not start end a moment after them
         return self.events()
 

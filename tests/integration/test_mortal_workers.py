@@ -106,17 +106,22 @@ def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize("moment", ["computing", "applied", "committed"])
-def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment):
-    """Nothing comes after it that would tell whether the victim's samples are trained; all three know by themselves."""
+@pytest.mark.parametrize(("moment", "status"), [("computing", 0), ("applied", 1), ("committed", 1)])
+def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment, status):
+    """Nothing comes after it that would tell whether the victim's samples are trained; all three know by themselves.
+
+    Once it has applied that step, nobody makes up for the rest of its script: the job has failed with all trained.
+    """
     last_step = 2 * -(-SAMPLES // (3 * 4))
     job = Job(edl, tmp_path / "out", 3, epochs=2, EDL_TEST_DIE=moment, EDL_TEST_DIE_STEP=str(last_step))
     job.wait_size(3)
-    events = job.finish()
+    events = job.finish(status)
     assert [event["kind"] for event in events].count("worker_lost") == 1
     assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()
+    ends = [event["reason"] for event in events if event["kind"] == "job_failed"]
+    assert len(ends) == status and all("did not come to the end of its script" in reason for reason in ends)
 
 
 def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
