@@ -34,12 +34,12 @@ class Fitness:
         self._horizon = horizon
         self._patience = patience
         self.again_at = 0.0  # not before that the same is tried again of which nobody knows why it failed
-        self._excused = 0  # rings up to this generation met at another leader's
+        self._excused = 0  # rings up to this generation were told of by another leader
         self._failed_at: float | None = None  # when the newest ring was first seen to have come to nothing
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
     def excuse(self) -> None:
-        """Another leader led when the newest ring was planned: that may be all that it failed for."""
+        """Another leader planned the newest ring, and may have told only some of it: perhaps it failed for that."""
         self._excused, self._last_unfit_at = self._draft.record.planned, self._draft.now
 
     def hears_more(self, now: Situation) -> float:
