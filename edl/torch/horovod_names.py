@@ -52,7 +52,8 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     """`edl.torch.Optimizer` by Horovod's name and arguments. Returns the same object.
 
     After `backward_passes_per_step` times `backward()`, or at `step()` after fewer, the sum of the gradients is
-    averaged over the workers, weighted by the samples of the mini-batch.
+    averaged over the workers, weighted by the samples of the mini-batch. With more than one, the average is there
+    after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they call `backward()`.
     """
     remedies = {
         "compression": compression is not hvd.Compression.none and "gradients travel as they are: leave it away",

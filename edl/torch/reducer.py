@@ -5,8 +5,9 @@ Owns: the collectives of a backward pass, from the first gradient to the last. D
 (`edl.runtime.trainer`).
 
 What Horovod's own optimizer does is done here with the same calls, so a step costs the same. What differs: backward
-returns with averaged gradients, as with DistributedDataParallel, so that a script may look at them and clip them; a
-ring of one needs no collective, a worker's share of the samples counts, and a failed collective voids the mini-batch
+returns with averaged gradients, as with DistributedDataParallel, so that a script may look at them and clip them (not
+where Horovod's `backward_passes_per_step` is more than 1: there `synchronize()` or `step()` does); a ring of one needs
+no collective, a worker's share of the samples counts, and a failed collective voids the mini-batch
 (I8) instead of raising in the middle of backward.
 
 Gradients may be averaged again once more has been added to them: shares sum up to one, so what was averaged before
@@ -191,7 +192,7 @@ class Reducer:
                 return
             if (task := task_id()) != self._task:
                 self._task = task
-                self._backward.reach(self)
+                self._reach()
             if not self._reducing:
                 return
             if parameter in self._handles:  # its gradient is on its way, and was just added to
@@ -203,11 +204,27 @@ class Reducer:
 
         return ready
 
+    def _reach(self) -> None:
+        """A backward pass has this optimizer's first gradient that is to be averaged.
+
+        Its end waits for the average, but not where gradients add up over several passes: a worker whose part of the
+        mini-batch is short may make fewer of them. It would be at the script's next collective, and the others here.
+        """
+        if self._passes == 1:
+            self._backward.reach(self)
+        else:
+            self.begin()
+
     def _is_last_pass(self, parameter: torch.Tensor) -> bool:
         if self._passes == 1:
             return True
         self._passed[parameter] += 1
-        return self._passed[parameter] >= self._passes
+        if self._passed[parameter] > self._passes:
+            raise UsageError(
+                f"DistributedOptimizer: a parameter got its gradient {self._passed[parameter]} times before step(), "
+                f"and backward_passes_per_step is {self._passes}: raise it, or call step() or synchronize() earlier"
+            )
+        return self._passed[parameter] == self._passes
 
     def _hook_lazy(self) -> None:
         if self._lazy:

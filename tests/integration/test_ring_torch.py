@@ -40,6 +40,22 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
     horovod_knows_of_hosts(fleet)
 
 
+@pytest.mark.timeout(120)
+def test_workers_may_differ_in_their_passes_of_backward() -> None:
+    """With `backward_passes_per_step=2`, and a script that reports its loss before the update."""
+    source = random.Random(8)
+    with Fleet("torch_worker.py", 3, "passes") as fleet:
+        fleet.form([0, 1, 2])
+        fleet.together([0, 1, 2], "synchronize", [(0,)] * 3)
+        fleet.form([2])
+        fleet.form([0, 1])
+        fleet.together([0, 1], "weight", [(0.75,), (0.25,)])
+        first, second, third = (batch(source, samples) for samples in (2, 1, 1))
+        mine, other = fleet.together([0, 1], "parts", [([(*first, 2 / 3), (*second, 1 / 3)],), ([(*third, 1.0)],)])
+        assert mine == other
+        check_close(mine, fleet[2].call("parts", [(*joined([first, second, third]), 1.0)]))
+
+
 def a_parameter_without_gradient_on_some_workers(fleet: Fleet) -> None:
     """It takes part in the all-reduce all the same, with zeros: nobody waits, and all stay equal."""
     fleet.form([0, 1])

@@ -188,6 +188,16 @@ def test_gradients_add_up_over_passes(framework: Any, backwards: int) -> None:
     assert (job.trainer.before, framework.updates() >= 2) == (2, True)
 
 
+def test_more_passes_than_were_said_are_refused(framework: Any) -> None:
+    job = Job(framework, wrapped=False)
+    framework.wrap(job.trainer, job.optimizer, job.model, None, 2)
+    job.optimizer.zero_grad()
+    job.backward()
+    job.backward()
+    with pytest.raises(UsageError, match=r"3 times before step\(\), and backward_passes_per_step is 2"):
+        job.backward()
+
+
 def test_a_scaled_loss_needs_no_call_before_the_scaler(framework: Any) -> None:
     job, scaler = Job(framework), torch.amp.GradScaler("cpu", init_scale=8.0)
     before = job.weights()

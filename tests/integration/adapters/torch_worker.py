@@ -25,6 +25,7 @@ KINDS: dict[str, Callable[[Iterable[torch.nn.Parameter]], torch.optim.Optimizer]
     "plain": lambda parameters: torch.optim.SGD(parameters, lr=0.0),
     "clipped": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "lbfgs": lambda parameters: torch.optim.LBFGS(parameters, lr=0.1, max_iter=5),
+    "passes": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "sgd": lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
     "adam": lambda parameters: torch.optim.Adam(parameters, lr=0.01),
     "adamw": lambda parameters: torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.1, amsgrad=True),
@@ -51,7 +52,7 @@ trainer = FakeTrainer()
 framework = TorchFramework()
 model = Net().eval()
 optimizer = KINDS[sys.argv[2]](model.parameters())
-framework.wrap(trainer, optimizer, model, None)
+framework.wrap(trainer, optimizer, model, None, 2 if sys.argv[2] == "passes" else 1)
 registered = Registered(int(sys.argv[1][1:]) + 1)
 
 
@@ -113,6 +114,16 @@ def backward(way: str, x: list[list[float]], y: list[float]) -> list[float]:
     return found
 
 
+def parts(parts: list[tuple[list[list[float]], list[float], float]]) -> list[float]:
+    """A mini-batch in parts, and a collective of the script's own before the update."""
+    optimizer.zero_grad()
+    for x, y, share in parts:
+        loss_of(x, y, share).backward()
+    hvd.allreduce(torch.tensor(1.0), name="the script's")
+    optimizer.step()
+    return weights()
+
+
 def gradient(x: list[list[float]], y: list[float]) -> list[float]:
     """That of the global batch, as one step applies it."""
     assert train(x, y) == ""
@@ -153,6 +164,7 @@ commands = {
     "train": train,
     "gradient": gradient,
     "backward": backward,
+    "parts": parts,
     "weights": weights,
     "slots": slots,
     "disturb": disturb,
