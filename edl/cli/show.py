@@ -39,7 +39,7 @@ def show_status(status: Status) -> None:
         data = status.data
         say(
             f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained, "
-            f"{data.leased} leased, {data.unassigned} unassigned"
+            f"{data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
         )
     for one in status.unfit:
         say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")

@@ -179,7 +179,8 @@ class Ledger:
         unassigned = self._pool.count_in(epoch)
         left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
         leased = sum(len(piece) for piece in left if piece.epoch == epoch)
-        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned)
+        ahead = self._covered - self._step
+        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead)
 
     # ---------------------------------------------------------------------------------------------- what happens
 

@@ -125,3 +125,4 @@ class DataCounts(msgspec.Struct, frozen=True):
     trained: int
     leased: int
     unassigned: int
+    ahead: int  # steps leased beyond those that all have applied: so many can be trained while nobody leads

@@ -11,7 +11,6 @@ import signal
 import pytest
 from elastic_job import Job
 
-from edl.core.horizon import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.runtime.audit import read
 
@@ -63,7 +62,9 @@ def kinds(job: Job) -> list[str]:
 def test_no_step_waits_for_the_next_leader(edl, tmp_path, epochs):
     job = Job(edl, tmp_path / "out", workers=2, epochs=epochs, EDL_SESSION_TIMEOUT="10")
     job.wait_size(2)
-    job.wait_steps(FIRST_STEPS)  # from then on leases reach two session time-outs ahead
+    # Once it is known how long a step takes, leases reach two session time-outs ahead.
+    edl.wait(lambda: (job.status()["data"] or {"ahead": 0})["ahead"] > 2 * STEPS_ON, "leases reach far ahead")
+    job.wait_steps(STEPS_ON)  # the workers have heard of them: they train beyond what was leased first
     os.kill(leader_of(job.status())["daemon_pid"], signal.SIGKILL)
     wait_steps(job)
     assert kinds(job).count("leader_elected") == 1, "all of this without a leader"

@@ -51,7 +51,7 @@ def a_record(**changes: object) -> Record:
 
 STATUS = Status(
     job="x", state=JobState.SCALING, reason="", term=1, generation=2, leader="w1", step=30, epoch=1, size=1, target=2,
-    min_workers=1, max_workers=0, data=DataCounts(1, 100, 60, 30, 10), spec=None,
+    min_workers=1, max_workers=0, data=DataCounts(1, 100, 60, 30, 10, 8), spec=None,
     workers=(
         WorkerStatus("w1", 0, "here", 11, 12, WorkerState.TRAINING, 30),
         WorkerStatus("w2", None, "here", 21, 22, WorkerState.JOINING, 0),
@@ -227,7 +227,7 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     assert shown["workers"][1] == {
         "id": "w2", "rank": None, "host": "here", "pid": 21, "daemon_pid": 22, "state": "joining", "step": 0,
     }  # fmt: skip
-    assert shown["data"] == {"epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10}
+    assert shown["data"] == {"epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8}
 
 
 def test_a_job_that_no_leader_was_ever_heard_of_has_the_same_names(home):
@@ -260,7 +260,7 @@ def test_a_status_for_people(capsys):
         "job x: scaling",
         "  workers 1, wanted 2   step 30   epoch 1   generation 2",
         "  leader w1   term 1",
-        "  data of epoch 1: 60 of 100 samples trained, 30 leased, 10 unassigned",
+        "  data of epoch 1: 60 of 100 samples trained, 30 leased, 10 unassigned; steps leased ahead: 8",
         "worker  rank  host  pid  daemon  state     step",
         "w1      0     here  11   12      training  30",
         "w2      -     here  21   22      joining   0",

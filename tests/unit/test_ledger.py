@@ -167,7 +167,7 @@ def test_what_the_gone_held_is_leased_first():
     ledger = ledger_of(100, "a", "b", "c")
     ledger.grant(2)
     ledger.enter(["c"], 1)
-    assert ledger.counts() == DataCounts(epoch=0, total=100, trained=12, leased=4, unassigned=84)
+    assert ledger.counts() == DataCounts(epoch=0, total=100, trained=12, leased=4, unassigned=84, ahead=1)
     assert samples(ledger.grant(4)["c"]) == [(0, 4, 8), (0, 12, 16)]
     assert samples(ledger.grant(5)["c"]) == [(0, 24, 28)]
 
@@ -241,7 +241,7 @@ def test_epochs_end_in_order_and_are_told_once():
     ledger.grant(6)
     assert [ledger.commit(step) for step in (1, 2, 2, 6)] == [(), (0,), (), (1, 2)]
     assert ledger.exhausted
-    assert ledger.counts() == DataCounts(epoch=2, total=8, trained=8, leased=0, unassigned=0)
+    assert ledger.counts() == DataCounts(epoch=2, total=8, trained=8, leased=0, unassigned=0, ahead=0)
 
 
 def test_an_epoch_ends_only_when_what_came_back_is_trained():
@@ -305,7 +305,7 @@ def test_with_an_open_end_more_than_is_wanted_is_leased_and_counts_for_nothing()
     assert ledger.validate() == 12
     assert ledger.commit(2) == (0,)
     assert ledger.exhausted
-    assert ledger.counts() == DataCounts(0, 12, 12, 0, 0)
+    assert ledger.counts() == DataCounts(0, 12, 12, 0, 0, 4)
     assert ledger.validate() == 0
     assert ledger.wanted_step == 2
 
