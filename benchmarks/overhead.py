@@ -1,11 +1,13 @@
 """What edl costs in steady state: the same model on plain Horovod and under edl, paired in one run with 2 workers.
 
-    python -m benchmarks.overhead [--frameworks torch tensorflow] [--steps 1500] [--batch 64] [--json]
+    python -m benchmarks.overhead [--frameworks torch tensorflow] [--rounds 6] [--steps 400] [--batch 64] [--json]
 
 Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by one under
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
-edl's steps include taking the samples from the generator and `notify_batch_end()`. Printed for both ranks together:
-the ratio of the median step times with its standard error (bootstrap over stretches of 50 steps); the same of the
+edl's steps include taking the samples from the generator and `notify_batch_end()`. Even the same model, built twice in
+one process, differs from itself by one or two percent, by where it lies in memory: so there are several rounds, each
+with processes of its own, and which of the two is built first changes from one to the next. Printed for both ranks
+together: the ratio of the median step times, as the mean of the rounds with its standard error; the same of the
 processor time that the two processes took, all threads, which other work on the machine blurs less; the call of
 `notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
 the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
@@ -29,10 +31,15 @@ import numpy as np
 from benchmarks.overhead_worker import EVERY
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
-STRETCH, DRAWS = 50, 300
 
 
 def measure(framework: str, options: argparse.Namespace) -> dict[str, Any]:
+    rounds = [one_round(framework, options, edl_first=bool(number % 2)) for number in range(options.rounds)]
+    return summary(framework, rounds)
+
+
+def one_round(framework: str, options: argparse.Namespace, edl_first: bool) -> list[dict[str, Any]]:
+    """What the two ranks have measured."""
     with tempfile.TemporaryDirectory() as home:
         out = Path(home) / "result"
         worker = [sys.executable, "-m", "benchmarks.overhead_worker", framework, "--out", str(out)]
@@ -40,6 +47,7 @@ def measure(framework: str, options: argparse.Namespace) -> dict[str, Any]:
             [
                 *(str(Path(sys.executable).with_name("edl")), "run", "-np", "2", *worker),
                 *("--steps", str(options.steps), "--batch", str(options.batch)),
+                *(["--edl-first"] if edl_first else []),
             ],
             env={**os.environ, "EDL_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
@@ -53,56 +61,61 @@ def measure(framework: str, options: argparse.Namespace) -> dict[str, Any]:
         ]
     if len(ranks) < 2:
         raise SystemExit(f"the {framework} job failed:\n{job.stdout[-3000:]}{job.stderr[-3000:]}")
-    return summary(framework, ranks)
+    return ranks
 
 
-def summary(framework: str, ranks: list[dict[str, Any]]) -> dict[str, Any]:
-    plain, ours = (np.array([rank[name] for rank in ranks]) for name in ("plain_s", "edl_s"))
+def summary(framework: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any]:
+    ranks = [rank for of_round in rounds for rank in of_round]
     calls, empty = (np.concatenate([rank[name] for rank in ranks]) for name in ("notify_s", "empty_call_s"))
     compared_s = float(np.median(np.concatenate([rank["compared_s"] for rank in ranks])))
+    times = compared(rounds, "plain_s", "edl_s")
     return {
         "framework": framework,
-        "steps": plain.shape[1],
-        "plain_ms": 1000 * float(np.median(plain)),
-        "edl_ms": 1000 * float(np.median(ours)),
-        "ratio": float(np.median(ours) / np.median(plain)),
-        "standard_error": standard_error(plain, ours),
-        "ratio_of_means": float(ours.mean() / plain.mean()),
-        "cpu": cpu_of(ranks),
+        "rounds": len(rounds),
+        "steps": len(ranks[0]["plain_s"]),
+        **times,
+        "cpu": compared(rounds, "plain_cpu_s", "edl_cpu_s"),
         "compared_ms": 1000 * compared_s,
-        "compared_share": compared_s / EVERY / float(np.median(plain)),
+        "compared_share": compared_s / EVERY / times["plain_ms"] * 1000,
         "notify_us": 1e6 * float(np.median(calls)),
         "empty_call_us": 1e6 * float(np.median(empty)),
-        "daemon_cpu": [rank["daemon_cpu"] for rank in ranks],
+        "daemon_cpu": [float(np.mean([of_round[rank]["daemon_cpu"] for of_round in rounds])) for rank in (0, 1)],
     }
 
 
-def cpu_of(ranks: list[dict[str, Any]]) -> dict[str, float]:
-    """Of the two processes, all threads: what a busy machine does not blur as much as it does the time."""
-    plain, ours = (np.array([rank[name] for rank in ranks]) for name in ("plain_cpu_s", "edl_cpu_s"))
+def compared(rounds: list[list[dict[str, Any]]], plain_name: str, edl_name: str) -> dict[str, Any]:
+    """Steps of the two kinds. Each round has one ratio: of its medians over both ranks' steps."""
+    plain, ours = ([np.array([rank[name] for rank in ranks]) for ranks in rounds] for name in (plain_name, edl_name))
+    ratios = [float(np.median(after) / np.median(before)) for before, after in zip(plain, ours, strict=True)]
+    means = [float(after.mean() / before.mean()) for before, after in zip(plain, ours, strict=True)]
     return {
         "plain_ms": 1000 * float(np.median(plain)),
-        "ratio": float(np.median(ours) / np.median(plain)),
-        "standard_error": standard_error(plain, ours),
-        "ratio_of_means": float(ours.mean() / plain.mean()),
+        "edl_ms": 1000 * float(np.median(ours)),
+        "ratios": ratios,
+        "ratio": float(np.mean(ratios)),
+        "standard_error": float(np.std(ratios, ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else float("nan"),
+        "ratio_of_means": float(np.mean(means)),
     }
 
 
-def standard_error(plain: Any, ours: Any) -> float:
-    """Of the ratio of medians, by drawing stretches of steps anew."""
-    stretches = np.arange(plain.shape[1] // STRETCH * STRETCH).reshape(-1, STRETCH)
-    source = np.random.default_rng(0)
-    ratios = []
-    for _ in range(DRAWS):
-        drawn = stretches[source.integers(len(stretches), size=len(stretches))].ravel()
-        ratios.append(np.median(ours[:, drawn]) / np.median(plain[:, drawn]))
-    return float(np.std(ratios))
+def shown(result: dict[str, Any]) -> str:
+    rounds = " ".join(f"{ratio:.3f}" for ratio in result["ratios"])
+    return (
+        f"{result['framework']:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
+        f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (the mean of {result['rounds']} rounds, each "
+        f"by medians of {2 * result['steps']} steps of each kind: {rounds}; by means {result['ratio_of_means']:.4f})  "
+        f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
+        f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
+        f"a comparison {result['compared_ms']:.1f} ms, {100 * result['compared_share']:.2f} % of {EVERY} steps  "
+        f"daemons {' and '.join(f'{100 * share:.1f} %' for share in result['daemon_cpu'])} of a core"
+    )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
-    parser.add_argument("--steps", type=int, default=1500, help="of each kind")
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--steps", type=int, default=400, help="of each kind, in each round")
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--json", action="store_true", help="one JSON object per framework")
     options = parser.parse_args()
@@ -113,16 +126,7 @@ def main() -> int:
         if options.json:
             print(json.dumps(result), flush=True)
             continue
-        print(
-            f"{framework:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
-            f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} "
-            f"(medians of {2 * result['steps']} steps each; of means {result['ratio_of_means']:.4f})  "
-            f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
-            f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
-            f"a comparison {result['compared_ms']:.1f} ms, {100 * result['compared_share']:.2f} % of {EVERY} steps  "
-            f"daemons {' and '.join(f'{100 * share:.1f} %' for share in result['daemon_cpu'])} of a core",
-            flush=True,
-        )
+        print(shown(result), flush=True)
     return 0 if done else 1
 
 

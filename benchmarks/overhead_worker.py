@@ -1,6 +1,7 @@
 """One worker of benchmarks/overhead.py: steps on plain Horovod and under edl in turn, in the same ring.
 
-Both variants have a model and an optimizer of their own, equal at the beginning.
+Both variants have a model and an optimizer of their own, equal at the beginning. Which lies where in memory makes a
+difference of its own; so they are built in either order.
 """
 
 from __future__ import annotations
@@ -26,7 +27,13 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return inputs, source.integers(0, CLASSES, SAMPLES)
 
 
-def torch_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+def pair(build: Callable[[], Any], edl_first: bool) -> tuple[Any, Any]:
+    """What is plain, and what is edl's."""
+    built = [build(), build()]
+    return (built[1], built[0]) if edl_first else (built[0], built[1])
+
+
+def torch_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """One step on plain Horovod, and one under edl."""
     import horovod.torch as hvd
     import torch
@@ -49,14 +56,13 @@ def torch_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], None]]
 
         return step
 
-    plain, plain_optimizer = build()
-    ours, our_optimizer = build()
+    (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
     named = [(f"plain.{name}", parameter) for name, parameter in plain.named_parameters()]
     wrapped = hvd.DistributedOptimizer(plain_optimizer, named_parameters=named)
     return stepping(plain, wrapped), stepping(ours, edl.Optimizer(our_optimizer, model=ours))
 
 
-def tensorflow_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+def tensorflow_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
     """The same in TensorFlow: each step is a tf.function."""
     import horovod.tensorflow as hvd
     import keras
@@ -86,8 +92,7 @@ def tensorflow_steps(edl: Any) -> tuple[Callable[[Any], None], Callable[[Any], N
 
         return lambda ids: step(tf.constant(ids))
 
-    plain, plain_optimizer = build()
-    ours, our_optimizer = build()
+    (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
     return (
         traced_without_elastic(stepping(plain, plain_optimizer, hvd.DistributedGradientTape)),
         stepping(ours, edl.Optimizer(our_optimizer, model=ours), lambda tape: tape),
@@ -124,13 +129,33 @@ def daemon_of_this_process() -> int:
     raise LookupError("no daemon of this process")
 
 
-def main() -> None:
+class Kind:
+    """Steps of one kind, and what they took."""
+
+    def __init__(self, step: Callable[[], None]) -> None:
+        self.step = step
+        self.wall_s: list[float] = []
+        self.cpu_s: list[float] = []
+
+    def __call__(self) -> None:
+        cpu, at = time.process_time(), time.perf_counter()
+        self.step()
+        self.wall_s.append(time.perf_counter() - at)
+        self.cpu_s.append(time.process_time() - cpu)
+
+
+def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser()
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
+    parser.add_argument("--edl-first", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
-    options = parser.parse_args()
+    return parser.parse_args()
+
+
+def main() -> None:
+    options = arguments()
     if options.framework == "torch":
         import edl.torch as edl
     else:
@@ -139,43 +164,37 @@ def main() -> None:
         tf.config.threading.set_intra_op_parallelism_threads(1)
         import edl.tensorflow as edl
     edl.init()
-    plain_step, our_step = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework](edl)
-    daemon = daemon_of_this_process()
+    build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
+    plain_step, our_step = build(edl, options.edl_first)
     theirs = plain_batches(options.batch, edl.rank(), edl.size())
     ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
-    plain_s, edl_s, calls, empty_calls = [], [], [], []
-    plain_cpu_s, edl_cpu_s, compared_s = [], [], []
-    daemon_s = cpu_seconds(daemon)
-    began = time.perf_counter()
-    for _ in range(WARM_UP + options.steps):
-        cpu_0, at_0 = time.process_time(), time.perf_counter()
-        plain_step(next(theirs))
-        at_1, cpu_1 = time.perf_counter(), time.process_time()
-        before = time.perf_counter()
-        nothing()
-        empty_calls.append(time.perf_counter() - before)
-        cpu_2, at_2 = time.process_time(), time.perf_counter()
+    calls, empty_calls, compared_s = [], [], []
+
+    def step_of_ours() -> None:
         our_step(next(ours))
-        at_3 = time.perf_counter()
+        at = time.perf_counter()
         edl.notify_batch_end()
-        at_4, cpu_4 = time.perf_counter(), time.process_time()
-        plain_s.append(at_1 - at_0)
-        plain_cpu_s.append(cpu_1 - cpu_0)
-        edl_cpu_s.append(cpu_4 - cpu_2)
-        edl_s.append(at_4 - at_2)
-        calls.append(at_4 - at_3)
+        calls.append(time.perf_counter() - at)
         if (edl.step() - 1) % EVERY == 0:
-            compared_s.append(at_4 - at_3)
+            compared_s.append(calls[-1])
+
+    kinds = {"plain": Kind(lambda: plain_step(next(theirs))), "edl": Kind(step_of_ours)}
+    daemon = daemon_of_this_process()
+    daemon_s, began = cpu_seconds(daemon), time.perf_counter()
+    for number in range(WARM_UP + options.steps):
+        for kind in list(kinds.values())[:: 1 if number % 2 else -1]:
+            kind()
+            at = time.perf_counter()
+            nothing()
+            empty_calls.append(time.perf_counter() - at)
     result = {
         "framework": options.framework,
         "rank": edl.rank(),
-        "plain_s": plain_s[WARM_UP:],
-        "edl_s": edl_s[WARM_UP:],
-        "plain_cpu_s": plain_cpu_s[WARM_UP:],
-        "edl_cpu_s": edl_cpu_s[WARM_UP:],
+        **{f"{name}_s": kind.wall_s[WARM_UP:] for name, kind in kinds.items()},
+        **{f"{name}_cpu_s": kind.cpu_s[WARM_UP:] for name, kind in kinds.items()},
         "notify_s": calls[WARM_UP:],
         "compared_s": compared_s,
-        "empty_call_s": empty_calls[WARM_UP:],
+        "empty_call_s": empty_calls[2 * WARM_UP :],
         "daemon_cpu": (cpu_seconds(daemon) - daemon_s) / (time.perf_counter() - began),
     }
     options.out.with_suffix(f".{edl.rank()}").write_text(json.dumps(result))
