@@ -12,7 +12,7 @@ import os
 import resource
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
@@ -99,7 +99,7 @@ class Member:
         hold_s = Horizon.of(about.session_timeout_s).hold_s
         self.introductions = Introductions(self._connect, Refusals(), hold_s, about.session_timeout_s / 2)
         self._place: Place | None = None
-        self._known: set[int] = set()
+        self._unknown: set[int] = set()
         self._server: Server | None = None
 
     async def serve(self) -> int:
@@ -156,18 +156,19 @@ class Member:
     def _build(self, mesh: str) -> None:
         """As gloo does: it says where it listens, and asks for the others."""
         assert self._place is not None
-        self._known = set()
+        self._unknown = set(range(self._place.size)) - {self._place.rank}
         opened = self.introductions._open
         opened.began(mesh)
         opened.wrote(mesh, parcels(self._place.rank, self._place.size))
 
-    def _take(self, mesh: str, sender: int, address: bytes) -> None:
+    def _take(self, mesh: str, addresses: Mapping[int, bytes]) -> None:
         assert self._place is not None
-        assert address == parcel(sender, self._place.rank)
-        self._known.add(sender)
-        if len(self._known) == self._place.size - 1 and mesh == MESHES[0]:
+        rank = self._place.rank
+        assert all(address == parcel(sender, rank) for sender, address in addresses.items())
+        self._unknown -= addresses.keys()
+        if not self._unknown and mesh == MESHES[0]:
             self._build(MESHES[1])
-        elif len(self._known) == self._place.size - 1:
+        elif not self._unknown:
             self.knows_all_of = self._place.generation
 
 

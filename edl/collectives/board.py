@@ -8,7 +8,7 @@ Owns: the form of its requests, which keys there are, and their bounds. Does not
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -125,11 +125,11 @@ class Board:
         except ValueError as error:
             raise Refused(Refusal.MALFORMED) from error
 
-    def deliver(self, scope: str, sender: int, parcel: bytes) -> None:
-        """What `sender` has for this member."""
+    def deliver(self, scope: str, parcels: Mapping[int, bytes]) -> None:
+        """What others have for this member, by their ranks."""
         mesh = self._scopes.get(scope)
         if mesh is not None and not mesh.finished:
-            mesh.parcels[sender] = parcel
+            mesh.parcels.update(parcels)
 
     def finish(self, scope: str, key: str) -> None:
         """This member is done with a mesh. It says so after a barrier, when nobody needs addresses any more."""

@@ -30,7 +30,7 @@ import hmac
 import secrets
 import socket
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
 from edl.collectives.board import RANK_AND_SIZE, Board, Refusal, Refused, Request, parse
@@ -113,10 +113,12 @@ class Rendezvous:
         for connection in list(self._connections):
             connection.abort()
 
-    def deliver(self, mesh: str, sender: int, parcel: bytes) -> None:
-        """What rank `sender` has for this trainer."""
-        self._board.deliver(mesh, sender, parcel)
-        self._tell(mesh, str(sender))
+    def deliver(self, mesh: str, parcels: Mapping[int, bytes]) -> None:
+        """What others have for this trainer, by their ranks."""
+        self._board.deliver(mesh, parcels)
+        for scope, key in list(self._waiting):  # one or two: a trainer asks one thing after the other
+            if scope == mesh and int(key) in parcels:
+                self._tell(scope, key)
 
     @property
     def is_waited_for(self) -> bool:

@@ -1,14 +1,17 @@
-"""How the members of a ring hand each other what they have for just one other, in few calls: the index algorithm of
-Bruck, Ho, Kipnis, Upfal and Weathersby (1997).
+"""How the members of a ring hand each other what they have for just one other, in few calls.
 
 Each member has one parcel for each other: gloo opens a socket for each pair, so an address is of use to one member
-alone. A parcel's way is the distance from its sender's rank to its receiver's, written in digits of some base. In
-round k all parcels travel whose k-th digit is not 0, that digit times base^k ranks on; those with the same digit go
-together, in one bundle. After the last round every parcel is where it belongs. Whoever needs a bundle asks for it.
+alone. Neighbours in rank make groups, about as many as each has members, and the last of a group is its head. In the
+first round each head asks those of its group for all that they have. In the second it asks each other head for what
+that one's group has for its own. In the third each member asks its head for what has come for it. Whoever needs a
+bundle asks for it.
 
-So among n members each asks base - 1 others in each of log n rounds, and no one carries more than n log n parcels. In
-base 4, up to four members ask each other, and there is one round. A large ring takes long to form as it is, and what
-counts is how often its members call: least often in base 2.
+So among n members each but the heads asks once and is asked once, and these, the square root of n, make about twice
+that root of calls, and answer as many. Nobody carries more than n parcels for each of its group. In a small ring each
+is a group of its own: all ask all others, and there is one round.
+
+Calls are what counts: each costs two daemons as much as the thousands of parcels in it. Heads are not the first of
+their groups, as that of rank 0 often leads the job, and has other things to do.
 
 Owns: who asks whom for which parcels, and where they are. Does not own: asking (`edl.runtime.introductions`), nor what
 is in a parcel. Pure.
@@ -16,29 +19,57 @@ is in a parcel. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Sequence
+from itertools import chain
+from math import isqrt
+from typing import Final, NamedTuple
 
-SMALL = 64  # members, of a ring in which rounds cost more than calls
+DIRECT: Final = 8  # members, of a ring in which each asks each
+
+GATHER: Final = 0  # the rounds
+TRADE: Final = 1
+HAND_OUT: Final = 2
 
 
 class Errand(NamedTuple):
     """One bundle, and the rank of the member that has it for us."""
 
     round: int
-    digit: int
+    part: int  # of what is there: that for the group, in the last round for the rank, which asks
     rank: int
+
+
+class Groups:
+    """Of the ranks of a ring."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._width = 1 if size <= DIRECT else isqrt(size - 1) + 1
+        self.count = -(-size // self._width)
+
+    def of(self, rank: int) -> int:
+        """The group of a rank."""
+        return rank // self._width
+
+    def members(self, group: int) -> range:
+        """Its ranks."""
+        return range(group * self._width, min((group + 1) * self._width, self._size))
+
+    def head(self, group: int) -> int:
+        """Who asks and answers for the others of it."""
+        return self.members(group)[-1]
 
 
 def errands(rank: int, size: int) -> tuple[Errand, ...]:
     """All that a member has to ask for, first round first."""
-    base = _base(size)
-    return tuple(
-        Errand(number, digit, (rank - digit * base**number) % size)
-        for number in range(_rounds(size))
-        for digit in range(1, base)
-        if digit * base**number < size
-    )
+    groups = Groups(size)
+    ours = groups.of(rank)
+    head = groups.head(ours)
+    if rank != head:
+        return (Errand(HAND_OUT, rank, head),)
+    gather = (Errand(GATHER, ours, member) for member in groups.members(ours) if member != rank)
+    others = ((ours + way) % groups.count for way in range(1, groups.count))  # not all ask the same one first
+    return (*gather, *(Errand(TRADE, ours, groups.head(other)) for other in others))
 
 
 class Exchange:
@@ -48,69 +79,64 @@ class Exchange:
         self.errands = errands(rank, size)
         self._rank = rank
         self._size = size
-        self._base = _base(size)
-        self._here: list[bytes] = []  # by distance: what has come so far, and is not where it belongs or has not left
-        self._bundles: dict[tuple[int, int], tuple[bytes, ...]] = {}  # those of the rounds that have begun here
-        self._taken: dict[tuple[int, int], Sequence[bytes]] = {}  # those of rounds that are not over here
-        self._round = 0  # the one that has begun last
+        self._groups = Groups(size)
+        self._group = self._groups.of(rank)
+        self._ours = self._groups.members(self._group)
+        self._is_head = rank == self._groups.head(self._group)
+        self._rows: dict[int, Sequence[bytes]] = {}  # by rank: what it has for all; a head has those of its group
+        self._blocks: dict[int, Sequence[bytes]] = {}  # at a head, by group: what each there has for each of ours
+
+    @property
+    def here(self) -> int:
+        """The rounds up to this one can be answered."""
+        if self._rank not in self._rows:
+            return 0
+        if not self._is_head or len(self._rows) < len(self._ours):
+            return TRADE
+        return HAND_OUT if len(self._blocks) < self._groups.count - 1 else HAND_OUT + 1
 
     def begin(self, parcels: Sequence[bytes]) -> None:
         """One for each rank; that for ourselves stays unused. Harmless twice."""
-        if not self._here:
-            self._here = [parcels[(self._rank + way) % self._size] for way in range(self._size)]
-            self._pack()
-            self._go_on()
+        self._rows.setdefault(self._rank, tuple(parcels))
 
-    def bundle(self, number: int, digit: int) -> tuple[bytes, ...] | None:
-        """What travels in round `number` from here, that digit times base^number ranks on; None: not here yet.
-
-        Raises ValueError where nothing travels so.
-        """
-        if not 0 <= number < _rounds(self._size) or not 1 <= digit < self._base:
-            raise ValueError(f"no bundle {digit} travels in round {number} among {self._size}")
-        return self._bundles.get((number, digit))
+    def bundle(self, number: int, part: int) -> tuple[bytes, ...] | None:
+        """What is asked of this member in round `number`; None: not here yet. Raises ValueError for what never is."""
+        if not self._gives(number, part):
+            raise ValueError(f"rank {self._rank} of {self._size} has no bundle {part} in round {number}")
+        if number >= self.here:
+            return None
+        if number == GATHER:
+            return tuple(self._rows[self._rank])
+        if number == TRADE:
+            theirs = self._groups.members(part)
+            rows = (self._rows[sender][theirs.start : theirs.stop] for sender in self._ours)
+            return tuple(chain.from_iterable(rows))
+        return tuple(chain.from_iterable(self._from(group, part) for group in range(self._groups.count)))
 
     def take(self, errand: Errand, parcels: Sequence[bytes]) -> dict[int, bytes]:
         """A bundle has come. Returns those of it that are for us, by their sender's rank. Raises ValueError."""
-        number, digit, _ = errand
-        ways = list(self._ways(number, digit))
-        if len(parcels) != len(ways):
-            raise ValueError(f"{len(parcels)} parcels in a bundle of {len(ways)}")
-        self._taken[number, digit] = parcels
-        self._go_on()
-        arrived = zip(ways, parcels, strict=True)
-        return {(self._rank - way) % self._size: one for way, one in arrived if way < self._base ** (number + 1)}
+        group = self._groups.of(errand.rank)
+        senders = self._groups.members(group)
+        due = len(senders) * len(self._ours) if errand.round == TRADE else self._size
+        if len(parcels) != due:
+            raise ValueError(f"{len(parcels)} parcels in a bundle of {due}")
+        if errand.round == HAND_OUT:
+            return {sender: parcel for sender, parcel in enumerate(parcels) if sender != self._rank}
+        if errand.round == GATHER:
+            self._rows[errand.rank] = parcels
+            return {errand.rank: parcels[self._rank]}
+        self._blocks[group] = parcels
+        return dict(zip(senders, self._from(group, self._rank), strict=True))
 
-    def _go_on(self) -> None:
-        """To the next round, once all of this one are here."""
-        while self._here and self._round < _rounds(self._size) - 1:
-            due = [(one.round, one.digit) for one in self.errands if one.round == self._round]
-            if not self._taken.keys() >= set(due):
-                return
-            for bundle in due:
-                for way, parcel in zip(self._ways(*bundle), self._taken.pop(bundle), strict=True):
-                    self._here[way] = parcel
-            self._round += 1
-            self._pack()
+    def _gives(self, number: int, part: int) -> bool:
+        if number == GATHER:
+            return part == self._group and not self._is_head
+        if number == TRADE:
+            return self._is_head and part != self._group and 0 <= part < self._groups.count
+        return number == HAND_OUT and self._is_head and part in self._ours and part != self._rank
 
-    def _pack(self) -> None:
-        """The bundles of the round that begins."""
-        for digit in range(1, self._base):
-            self._bundles[self._round, digit] = tuple(self._here[way] for way in self._ways(self._round, digit))
-
-    def _ways(self, number: int, digit: int) -> Iterator[int]:
-        """The distances that have this digit in this place, shortest first."""
-        step = self._base**number
-        for begin in range(digit * step, self._size, self._base * step):
-            yield from range(begin, min(begin + step, self._size))
-
-
-def _base(size: int) -> int:
-    return 4 if size <= SMALL else 2
-
-
-def _rounds(size: int) -> int:
-    rounds = 0
-    while _base(size) ** rounds < size:
-        rounds += 1
-    return rounds
+    def _from(self, group: int, receiver: int) -> Sequence[bytes]:
+        """What those of `group` have for one of ours."""
+        if group == self._group:
+            return [self._rows[sender][receiver] for sender in self._ours]
+        return self._blocks[group][receiver - self._ours.start :: len(self._ours)]

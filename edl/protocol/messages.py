@@ -103,7 +103,7 @@ class AskAddresses(msgspec.Struct, frozen=True, tag="ask_addresses"):
     generation: int
     mesh: str  # one of those that the ring is made of, by Horovod's name
     round: int
-    digit: int
+    part: int
     hold_s: float
 
 

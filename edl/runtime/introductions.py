@@ -162,7 +162,7 @@ class Introduction:
         """What a peer asks for; None: not here yet. Raises Refused."""
         mesh = self._meshes.get(asked.mesh)
         try:
-            return None if mesh is None else mesh.bundle(asked.round, asked.digit)
+            return None if mesh is None else mesh.bundle(asked.round, asked.part)
         except ValueError as error:
             raise Refused(Reason.MALFORMED, detail=str(error)) from error
 
@@ -187,7 +187,7 @@ class Introduction:
 
     async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> bool:
         """Until the peer has answered. False: it is through with this generation, whose ring cannot form then."""
-        asked = AskAddresses(self.generation, mesh, errand.round, errand.digit, self._ours._hold_s)
+        asked = AskAddresses(self.generation, mesh, errand.round, errand.part, self._ours._hold_s)
         while True:
             try:
                 parcels = await self._ask(errand.rank, asked)
@@ -210,10 +210,11 @@ class Introduction:
         return reply.parcels
 
     def _take(self, mesh: str, exchange: Exchange, errand: Errand, parcels: tuple[bytes, ...]) -> None:
+        before = exchange.here
         try:
             arrived = exchange.take(errand, parcels)
         except ValueError as error:
             raise PeerError(f"rank {errand.rank}: {error}") from error
-        for sender, parcel in arrived.items():
-            self._server.deliver(mesh, sender, parcel)
-        self._ours._tell()
+        self._server.deliver(mesh, arrived)
+        if exchange.here > before:  # else nobody who waits would find more: those of a large group are many
+            self._ours._tell()

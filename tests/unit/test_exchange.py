@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from edl.core.exchange import Errand, Exchange, errands
+from edl.core.exchange import DIRECT, GATHER, HAND_OUT, TRADE, Errand, Exchange, Groups, errands
 
 
 def parcel(sender: int, receiver: int) -> bytes:
@@ -27,7 +27,7 @@ def trade(size: int, source: random.Random) -> list[dict[int, bytes]]:
         source.shuffle(to_run)
         left = []
         for rank, errand in to_run:
-            bundle = members[errand.rank].bundle(errand.round, errand.digit)
+            bundle = members[errand.rank].bundle(errand.round, errand.part)
             if bundle is None:
                 left.append((rank, errand))
             else:
@@ -45,34 +45,56 @@ def test_each_gets_what_each_other_has_for_it(size: int) -> None:
         assert got[rank] == {sender: parcel(sender, rank) for sender in range(size) if sender != rank}
 
 
-@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("size", [2, 3, DIRECT])
 def test_in_a_small_ring_each_asks_each_at_once(size: int) -> None:
-    assert {(errand.round, errand.rank) for errand in errands(1, size)} == {(0, rank) for rank in range(size)} - {
-        (0, 1)
-    }
+    asked = {(errand.round, errand.rank) for errand in errands(1, size)}
+    assert asked == {(TRADE, rank) for rank in range(size)} - {(TRADE, 1)}
 
 
-def test_calls_and_parcels_of_one_member_grow_hardly_faster_than_the_ring() -> None:
-    calls, carried = {}, {}
-    for size in (256, 1024, 4096):
-        member = Exchange(0, size)
-        member.begin([b""] * size)
-        calls[size] = len(errands(0, size))
-        carried[size] = sum(len(list(member._ways(one.round, one.digit))) for one in member.errands)
-    assert calls == {256: 8, 1024: 10, 4096: 12}
-    assert carried == {size: size // 2 * calls[size] for size in calls}, "n log n"
+@pytest.mark.parametrize("size", [9, 64, 100, 1000, 1024, 4095])
+def test_each_member_asks_once_and_a_head_by_the_square_root_of_the_ring(size: int) -> None:
+    asks = [len(errands(rank, size)) for rank in range(size)]
+    asked = Counter(errand.rank for rank in range(size) for errand in errands(rank, size))
+    groups = Groups(size)
+    heads = {groups.head(group) for group in range(groups.count)}
+    assert all(asks[rank] == asked[rank] == 1 for rank in range(size) if rank not in heads)
+    assert max(asks) <= 2 * size**0.5
+    assert max(asked.values()) <= 2 * size**0.5
+    assert sum(asks) <= 3 * size, "calls grow with the ring"
 
 
-def test_nobody_is_asked_by_more_than_others() -> None:
-    asked = Counter(errand.rank for rank in range(1000) for errand in errands(rank, 1000))
-    assert set(asked.values()) == {len(errands(0, 1000))}
+@pytest.mark.parametrize("size", [9, 64, 1000])
+def test_the_first_rank_is_no_head(size: int) -> None:
+    assert [errand.round for errand in errands(0, size)] == [HAND_OUT]
+
+
+def test_what_can_be_answered_is_told() -> None:
+    """Whoever waits looks again only then."""
+    size = 9
+    first, head = Exchange(0, size), Exchange(2, size)
+    assert first.here == head.here == GATHER
+    first.begin([b"x"] * size)
+    head.begin([b"x"] * size)
+    assert first.here == head.here == TRADE
+    seen = []
+    for errand in head.errands:
+        head.take(errand, [b"x"] * size)
+        seen.append(head.here)
+    assert seen == [TRADE, HAND_OUT, HAND_OUT, HAND_OUT + 1]
 
 
 def test_what_no_member_sends_is_noticed() -> None:
-    member = Exchange(0, 6)
-    member.begin([b"x"] * 6)
-    for number, digit in ((-1, 1), (2, 1), (0, 0), (0, 4)):
-        with pytest.raises(ValueError, match="no bundle"):
-            member.bundle(number, digit)
-    with pytest.raises(ValueError, match="1 parcels in a bundle of 2"):
-        member.take(Errand(0, 1, 5), [b"x"])
+    size = 10  # groups of 4, 4 and 2
+    member, head = Exchange(0, size), Exchange(3, size)
+    for one in (member, head):
+        one.begin([b"x"] * size)
+    for number, part in ((-1, 0), (GATHER, 1), (TRADE, 1), (HAND_OUT, 1), (3, 0)):
+        with pytest.raises(ValueError, match="rank 0 of 10 has no bundle"):
+            member.bundle(number, part)
+    for number, part in ((GATHER, 0), (TRADE, 0), (TRADE, 3), (TRADE, -1), (HAND_OUT, 3), (HAND_OUT, 4)):
+        with pytest.raises(ValueError, match="rank 3 of 10 has no bundle"):
+            head.bundle(number, part)
+    with pytest.raises(ValueError, match="1 parcels in a bundle of 10"):
+        head.take(Errand(GATHER, 0, 1), [b"x"])
+    with pytest.raises(ValueError, match="10 parcels in a bundle of 8"):
+        head.take(Errand(TRADE, 0, 9), [b"x"] * 10)

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
 import pytest
 
+from edl.core.exchange import TRADE
 from edl.protocol.messages import AskAddresses
 from edl.protocol.ring import Place
 from edl.runtime import introductions as module
@@ -40,10 +41,11 @@ class Trainer:
         ranks = set(range(self.place.size)) - {self.place.rank}
         return self.got == {rank: parcel(rank, self.place.rank) for rank in ranks}
 
-    def _take(self, mesh: str, sender: int, address: bytes) -> None:
+    def _take(self, mesh: str, addresses: Mapping[int, bytes]) -> None:
         assert mesh == MESH
-        assert self.got.setdefault(sender, address) == address
-        assert sender != self.place.rank
+        assert {**addresses, **self.got} == {**self.got, **addresses}
+        assert self.place.rank not in addresses
+        self.got |= addresses
 
 
 def parcel(sender: int, receiver: int) -> bytes:
@@ -138,7 +140,7 @@ async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> Non
         gathering.daemons[1].end(1)
         caller = gathering.network.client(b"a secret of tests", JOB, "w0", gathering._addresses[1])
         with pytest.raises(Refused) as caught:
-            await caller.call(AskAddresses(1, MESH, 0, 1, 1.0), object, term=0, deadline_s=5)
+            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
         assert caught.value.reason is Reason.GENERATION
         await until(lambda: not trainers[0].daemon._tasks)
         assert not trainers[0].knows_all, "nobody asks on: that ring cannot form"
@@ -150,7 +152,7 @@ async def test_a_stranger_is_told_nothing() -> None:
         trainers[1].write()
         caller = gathering.network.client(b"another secret!!", JOB, "w0", gathering._addresses[1])
         with pytest.raises((Unauthentic, Refused, Unreachable)):
-            await caller.call(AskAddresses(1, MESH, 0, 1, 1.0), object, term=0, deadline_s=5)
+            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
         assert set(gathering.refusals.snapshot()) == {"unauthentic"}
 
 
@@ -158,15 +160,15 @@ async def test_what_nobody_may_ask_is_refused() -> None:
     async with gathered(2) as (gathering, trainers):
         trainers[1].write()
         with pytest.raises(Refused) as caught:
-            await gathering.daemons[1].answer(AskAddresses(1, MESH, 7, 1, 1.0))
+            await gathering.daemons[1].answer(AskAddresses(1, MESH, 7, 0, 1.0))
         assert caught.value.reason is Reason.MALFORMED
 
 
 async def test_a_question_waits_no_longer_than_it_may() -> None:
     async with gathered(2, hold_s=0.02) as (gathering, _):
-        answer = await gathering.daemons[1].answer(AskAddresses(1, MESH, 0, 1, 3600.0))
+        answer = await gathering.daemons[1].answer(AskAddresses(1, MESH, TRADE, 0, 3600.0))
         assert answer.parcels is None
-        answer = await gathering.daemons[1].answer(AskAddresses(99, MESH, 0, 1, 3600.0))
+        answer = await gathering.daemons[1].answer(AskAddresses(99, MESH, TRADE, 0, 3600.0))
         assert answer.parcels is None
 
 

@@ -128,8 +128,8 @@ async def test_what_the_trainer_has_for_others_is_handed_on(client: Client, daem
 
 async def test_what_comes_from_another_is_where_gloo_looks_for_it(client: Client, server: Rendezvous) -> None:
     await client.ask("PUT", "/global/rank_1", b"host")
-    server.deliver("global", 0, address(70)[:8])
-    server.deliver("global", 2, address(72)[:8])
+    server.deliver("global", {0: address(70)[:8]})
+    server.deliver("global", {2: address(72)[:8]})
     assert await client.ask("GET", "/global/0") == (200, address(70) + bytes(WIDTH))  # rank 0 has us before rank 2
     assert await client.ask("GET", "/global/2") == (200, bytes(WIDTH) + address(72))
 
@@ -146,7 +146,7 @@ async def test_a_key_that_is_not_there_yet_is_waited_for_by_all_who_ask(client: 
     await client.ask("PUT", f"/global{HASH}/rank_1", b"host")
     asking = [asyncio.create_task(client.ask("GET", f"/global{HASH}/2")) for _ in range(5)]
     await until(lambda: waiting(server) == 5)
-    server.deliver("global" + HASH, 2, b"it")
+    server.deliver("global" + HASH, {2: b"it"})
     assert await asyncio.gather(*asking) == [(200, b"\0\0it")] * 5
     assert server._waiting == {}
 
@@ -156,7 +156,7 @@ async def test_a_key_that_does_not_come_is_404_in_time() -> None:
     client = Client(server.open())
     await client.ask("PUT", "/global/rank_1", b"host")
     assert await client.ask("GET", "/global/2") == (404, b"")
-    server.deliver("global", 2, b"late")
+    server.deliver("global", {2: b"late"})
     assert await client.ask("GET", "/global/2") == (200, b"\0\0\0\0late")
     assert server.refusals() == {}
     await server.stop()
@@ -169,10 +169,10 @@ async def test_a_host_name_is_not_waited_for(client: Client) -> None:
 
 async def test_what_the_trainer_has_finished_takes_no_room(client: Client, server: Rendezvous) -> None:
     await client.ask("PUT", "/global/1", address(1) + address(3))
-    server.deliver("global", 0, b"it")
+    server.deliver("global", {0: b"it"})
     for _ in range(2):
         assert await client.ask("DELETE", "/global/1") == (200, b"")
-    server.deliver("global", 2, b"late")
+    server.deliver("global", {2: b"late"})
     mesh = server._board._scopes["global"]
     assert (mesh.written, mesh.parcels) == ({}, {})
 
@@ -182,7 +182,7 @@ async def test_an_asker_that_goes_away_is_forgotten(client: Client, server: Rend
     await until(lambda: len(server._waiting) > 0)
     asking.cancel()
     await until(lambda: not server._waiting and not server._connections)
-    server.deliver("global", 2, b"x")
+    server.deliver("global", {2: b"x"})
 
 
 async def test_stopping_cuts_those_who_wait(client: Client, server: Rendezvous) -> None:
@@ -358,7 +358,7 @@ async def test_too_many_connections_of_the_trainer_are_cut(client: Client, serve
     with pytest.raises((ConnectionResetError, AssertionError)):
         await client.ask("GET", "/rank_and_size/w2:0")
     assert server.refusals() == {"full": 1}
-    server.deliver("global", 2, b"x")
+    server.deliver("global", {2: b"x"})
     await asyncio.gather(*asking)
 
 
