@@ -34,13 +34,18 @@ class Fitness:
         self._horizon = horizon
         self._patience = patience
         self.again_at = 0.0  # not before that the same is tried again of which nobody knows why it failed
-        self._excused = 0  # rings up to this generation were told of by another leader
+        self._excused = 0  # nobody is to blame for rings up to this generation
         self._failed_at: float | None = None  # when the newest ring was first seen to have come to nothing
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
-    def excuse(self) -> None:
+    def take_over(self) -> None:
         """Another leader planned the newest ring, and may have told only some of it: perhaps it failed for that."""
-        self._excused, self._last_unfit_at = self._draft.record.planned, self._draft.now
+        self._last_unfit_at = self._draft.now
+        self.excuse()
+
+    def excuse(self) -> None:
+        """The newest ring, if it comes to nothing, may do so for something that none of its members has to do with."""
+        self._excused = self._draft.record.planned
 
     def hears_more(self, now: Situation) -> float:
         """Until when the words of other members are waited for, of a ring that has come to nothing; else 0.0."""
@@ -100,7 +105,7 @@ class Fitness:
         """That the present ring makes steps: of its members, or of one that it was made without, nobody knew."""
         trials, roster = now.record.trials, now.record.roster
         doubted = trials.left_out or trials.failed or any(strike.worker in roster for strike in trials.strikes)
-        return bool(doubted) and self._has_stepped(now)
+        return bool(doubted or unfit.condemned(trials)) and self._has_stepped(now)
 
     def _has_stepped(self, now: Situation) -> bool:
         return bool(now.record.roster) and now.seen.newest_step(now.record.roster)[0] > now.record.began_step
@@ -127,7 +132,7 @@ class Fitness:
         trials = now.record.trials
         sat_out = trials.left_out and trials.left_out not in now.record.roster
         gone = {trials.left_out: "a ring stood without it, and none with it"} if sat_out else {}
-        return unfit.Judgement(unfit.undecided_no_more(trials), gone)
+        return unfit.Judgement(unfit.not_proven(trials), gone)
 
     def _follow(self, judgement: unfit.Judgement) -> None:
         draft = self._draft

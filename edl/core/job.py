@@ -142,7 +142,7 @@ class JobMachine:
         for member in self.record.members:
             if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
                 self._miss(member.identity.id, "its daemon had no session when a new leader took over")
-        self._fitness.excuse()
+        self._fitness.take_over()
 
     def _on_registered(self, happened: Registered) -> None:
         identity = happened.identity
@@ -159,6 +159,7 @@ class JobMachine:
             self._admit(happened)
         elif member.identity != identity:  # its daemon was started anew: another process speaks for the same trainer
             self._draft.update(identity.id, identity=identity)
+            self._fitness.excuse()  # whoever formed a ring found the others through the one that died
 
     def _admit(self, happened: Registered) -> None:
         draft, first = self._draft, not self.record.arrivals

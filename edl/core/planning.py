@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from edl.core.hosts import grouped
 from edl.core.scaling import BOOTING, GOING
 from edl.core.sightings import Sightings
-from edl.core.unfit import suspects
+from edl.core.unfit import condemned, suspects
 from edl.protocol.job import Member, Record, WorkerState
 
 
@@ -120,7 +120,7 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     that ring: its pipeline has read by its leases, so that it could not come again after others were given these.
     """
     record, trials = now.record, now.record.trials
-    staying = staying - {trials.left_out}
+    staying = staying - {trials.left_out} - condemned(trials)
     newest = record.plan.generation if record.plan else record.generation
     doubted = set(suspects(trials, record.roster)) if record.roster else set()
     if trials.judged == newest and record.roster:
@@ -150,7 +150,8 @@ def left_behind(now: Situation) -> tuple[str, ...]:
     plans = [*record.superseded, *([record.plan] if record.plan else [])]
     known = {0, record.generation, *(plan.generation for plan in plans)}  # whose leases may be gone by yet
     # Of whoever was left out to see whether it is unfit, that is judged when the others make a step.
-    left = now.members.keys() - {*record.roster, record.trials.left_out} if record.generation else set()
+    out = {record.trials.left_out} | condemned(record.trials)
+    left = now.members.keys() - {*record.roster, *out} if record.generation else set()
     left = {worker for worker in left if now.seen.get(worker) and now.seen.leases_of(worker) not in known}
     return tuple(worker for worker in sorted(left) if now.members[worker].state not in GOING)
 

@@ -10,7 +10,9 @@ A ring that fails says little: all its members fail with it. So three things are
   reach: it is whoever is in most of such pairs, a newcomer before those that were in a ring together. "Not all came",
   "reset by peer" and the like are what everybody says, and point at nobody;
 - **who is new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with them.
-  Each of these is tried once more, alone, when they train again. Failing twice makes a worker unfit;
+  Each of these is tried once more, alone, when they train again. Failing twice makes a worker unfit, once the others
+  have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and nobody is
+  blamed for it. What a worker says of itself needs no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
   out, the most suspect first. If the ring makes a step without it, that one is unfit.
 """
@@ -122,8 +124,11 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
         return Judgement(msgspec.structs.replace(trials, judged=evidence.generation))
     elif not blamed:
         blamed = {worker: evidence.said.get(worker, _NEVER_CAME) for worker in evidence.newcomers}
-    strikes = _struck(trials.strikes, blamed)
-    unfit = {strike.worker: strike.reason for strike in strikes if strike.times >= ENOUGH}
+    # A ring without whoever was condemned came to nothing, too: it was not that one, or not alone.
+    before = [strike for strike in trials.strikes if strike.times < ENOUGH or strike.worker in evidence.roster]
+    strikes = _struck(before, blamed)
+    enough = (strike for strike in strikes if strike.times >= ENOUGH)
+    unfit = {strike.worker: strike.reason for strike in enough if not _is_to_be_seen(strike, evidence)}
     trials = msgspec.structs.replace(
         trials,
         judged=evidence.generation,
@@ -149,6 +154,26 @@ def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
     return Judgement(trials, hopeless=_no_ring(evidence) if failed >= RINGS and not left else "")
 
 
+def _is_to_be_seen(strike: Strike, evidence: Evidence) -> bool:
+    """A newcomer is blamed by what others say, or for being new; are enough left to see whether they have a ring?"""
+    is_new = strike.worker in evidence.newcomers
+    return is_new and not is_own(strike.reason) and len(evidence.base) >= max(evidence.minimum, 1)
+
+
+def condemned(trials: Trials) -> set[str]:
+    """Those who are unfit if the next ring stands without them."""
+    return {strike.worker for strike in trials.strikes if strike.times >= ENOUGH}
+
+
+def not_proven(trials: Trials) -> Trials:
+    """Somebody is gone, perhaps since before others noticed: rings may have come to nothing for that one's sake.
+
+    What workers have said of themselves stays.
+    """
+    own = tuple(strike for strike in trials.strikes if is_own(strike.reason))
+    return undecided_no_more(msgspec.structs.replace(trials, strikes=own))
+
+
 def undecided_no_more(trials: Trials) -> Trials:
     """Somebody is found, or gone: what nobody knew is to be asked anew."""
     return msgspec.structs.replace(trials, failed=0, left_out="", tried=())
@@ -157,6 +182,8 @@ def undecided_no_more(trials: Trials) -> Trials:
 def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
     """A ring of `roster` has made a step: its members are fit, and whoever was left out is not."""
     unfit = {trials.left_out: "a ring stood without it, and none with it"} if trials.left_out else {}
+    out = condemned(trials).difference(roster)
+    unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
     strikes = tuple(strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit)
     return Judgement(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
 

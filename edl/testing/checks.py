@@ -45,7 +45,7 @@ class Checks:
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
         self._trained_in: dict[Sample, int] = {}
         self._trained_until: list[int] = [0]  # samples in all steps up to this one
-        self._newcomers: dict[int, set[str]] = {}  # by the generation that they were planned for
+        self._newcomers: dict[tuple[int, int], set[str]] = {}  # by the generation of their plan, and its first step
         self._first = 0  # generation on record
         self._stable = 0  # by the ledger in force
         self._learned: dict[int, int] = {}  # by each step, as its samples make it
@@ -137,7 +137,7 @@ class Checks:
         in_time = before.recut is None or record.recut is not None
         newcomers = set(plan.roster) - set(record.roster)
         if record.generation and plan.after_step is not None and newcomers and in_time:
-            self._newcomers[plan.generation] = newcomers
+            self._newcomers[plan.generation, plan.after_step + 1] = newcomers
 
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
@@ -280,8 +280,11 @@ class Checks:
         return mean(map(of_sample, samples), of=len(samples))
 
     def _newcomers_take_part(self, ring: int, members: list[SimWorker], step: int) -> None:
-        """From their first step, where samples are left that no pipeline has read, enough of them for all."""
-        new = self._newcomers.pop(ring, ())
+        """From their first step, where samples are left that no pipeline has read, enough of them for all.
+
+        Where the word came too late for the planned step, all begin with leases of before: they are cut anew soon.
+        """
+        new = self._newcomers.pop((ring, step), ())
         newcomers = [worker for worker in members if worker.id in new]
         at = {worker.id: lease_at(worker, step) for worker in members}
         batch = sum(lease.batch for lease in at.values() if lease is not None)

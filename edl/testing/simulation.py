@@ -221,9 +221,20 @@ class SimJob:
     def _renew(self, worker: SimWorker) -> None:
         """Another daemon registers, and is told the trainer's story a moment later."""
         worker.daemon += 1
-        worker.sent = None
+        worker.sent, worker.presented = None, False
         self.rings.give_up(worker, "its daemon died")
-        self._call(Registered(worker.identity(), *self._limits))
+        self._present(worker, worker.daemon)
+
+    def _present(self, worker: SimWorker, daemon: int) -> None:
+        """Said again until a leader has taken it; before that, the daemon reports nothing."""
+        if worker.daemon == daemon and not worker.presented and self.durable.state not in OVER:
+            self._call(Registered(worker.identity(), *self._limits), lambda _: self._presented(worker, daemon))
+            self.after(SESSION_S, self._present, worker, daemon)
+
+    def _presented(self, worker: SimWorker, daemon: int) -> None:
+        if worker.daemon != daemon or worker.presented:
+            return
+        worker.presented = True
         phase, worker.phase = worker.phase, Phase.BOOTING
         recut, worker.recut = worker.recut, 0
         generation, worker.generation = worker.generation, 0
@@ -404,14 +415,14 @@ class SimJob:
 
     def _stir(self, worker: SimWorker) -> None:
         """There is something to report: its daemon does so soon."""
-        if worker.daemon and worker.admitted and not worker.report_due:
+        if worker.daemon and worker.admitted and worker.presented and not worker.report_due:
             worker.report_due = True
             self.after(REPORT_S * self.random.random(), self._report, worker)
 
     def _report(self, worker: SimWorker) -> None:
         worker.report_due = False
         observation = worker.observation(self.spec, STEP_S)
-        if worker.daemon and observation != worker.sent:
+        if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
             self._call(Reported(worker.id, observation))
 

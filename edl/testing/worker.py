@@ -61,6 +61,7 @@ class SimWorker:
         "opened",
         "orders",
         "phase",
+        "presented",
         "read",
         "reason",
         "recut",
@@ -111,6 +112,7 @@ class SimWorker:
         # its daemon's
         self.admitted = False  # a leader has taken its registration
         self.daemon = 1  # number of the process; 0: gone with its host
+        self.presented = True  # a leader knows that process
         self.phase = Phase.BOOTING
         self.leaving = False
         self.missed = 0  # the newest generation whose switch it has missed

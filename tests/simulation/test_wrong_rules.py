@@ -49,7 +49,7 @@ def forgets_who_is_gone(patch: Patch) -> None:
 
 def takes_over_and_misses_nobody(patch: Patch) -> None:
     def took_over(machine, _happened):
-        machine._fitness.excuse()
+        machine._fitness.take_over()
 
     patch.setattr(job.JobMachine, "_on_took_over", took_over)
 

@@ -74,3 +74,8 @@ def test_messages_without_places_in_sources() -> None:
         "[/tmp/wheel/horovod_1/third_party/gloo/pair.cc:589] Read error [127.0.0.1]:1218: Connection reset by peer"
     )
     assert plain(message) == "Read error [127.0.0.1]:1218: Connection reset by peer"
+
+
+def test_a_failed_request_of_horovods_is_the_daemons_silence() -> None:
+    message = "HTTP GET request failed too many times, aborting. See exception message above."
+    assert plain(message) == "its daemon did not answer"

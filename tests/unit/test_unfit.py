@@ -162,7 +162,9 @@ def test_a_newcomer_that_sat_in_the_ring_goes_along_to_the_next_as_its_pipeline_
     job.fail()
     assert job.roster == ("w0", "w1", "w2")
     job.fail()
-    assert (job.roster, [worker for worker, _ in job.unfit()]) == (("w0", "w1"), ["w2"])
+    assert (job.roster, job.unfit()) == (("w0", "w1"), [])
+    job.train()
+    assert [worker for worker, _ in job.unfit()] == ["w2"], "the others have a ring without it"
 
 
 def test_a_newcomer_is_parted_with_whose_samples_the_others_were_given_before_it_told_that_it_sat() -> None:
@@ -216,6 +218,7 @@ def test_another_leader_goes_on_from_what_was_found_out() -> None:
     assert job.roster == ("w0", "w1")
     job.train()
     job.fail()
+    job.train()
     assert [worker for worker, _ in job.unfit()] == ["bad"]
 
 
@@ -236,6 +239,51 @@ def test_a_ring_that_lost_a_member_says_nothing_of_the_others() -> None:
     job.see("w2", Phase.BROKEN, plan.generation, 0, "connection reset by peer")
     job.feed(Vanished("w1", "gone"))
     assert job.roster == ("w0", "w2")
+    assert job.record.trials.strikes == ()
+
+
+def test_a_newcomer_is_not_blamed_for_rings_that_failed_for_one_whose_end_nobody_knew_yet() -> None:
+    job = training(3)
+    job.ready("w3")
+    job.sit()
+    for _ in range(2):
+        job.fail(w0="connection reset by peer", w2="connection reset by peer", w3="connection reset by peer", w1="")
+    assert job.roster == ("w0", "w1", "w2"), "whether they have a ring without the newcomer is to be seen"
+    job.feed(Vanished("w1", "its daemon's session ended"))
+    assert (job.roster, job.unfit()) == (("w0", "w2", "w3"), [])
+    assert job.record.trials.strikes == ()
+
+
+def test_what_a_newcomer_has_said_of_itself_is_held_against_it_though_another_is_gone() -> None:
+    job = training(3)
+    job.ready("bad")
+    job.fail(bad=ROUTE)
+    job.feed(Vanished("w1", "its daemon's session ended"))
+    assert [strike.worker for strike in job.record.trials.strikes] == ["bad"]
+
+
+def test_a_ring_that_fails_without_whoever_was_condemned_acquits_it() -> None:
+    job = training(3)
+    job.ready("w3")
+    job.sit()
+    for _ in range(2):
+        job.fail()
+    assert job.roster == ("w0", "w1", "w2")
+    job.fail()
+    assert job.record.trials.strikes == ()
+    assert "w3" in job.members
+
+
+@pytest.mark.parametrize("first", [True, False])
+def test_nobody_is_blamed_for_a_ring_that_failed_as_its_daemon_died(first: bool) -> None:
+    job = Job(2) if first else training(1)
+    if not first:
+        job.ready("w1")
+    assert "w1" in job.roster
+    job.feed(Registered(Identity("w1", "host-w1", "10.0.0.7", 1, 3), job.np, job.minimum, 0))
+    planned = job.record.planned
+    job.see("w1", Phase.BROKEN, planned, 0, "its daemon did not answer")
+    assert (job.roster, job.record.planned) == (("w0", "w1"), planned + 1), "another ring is formed at once"
     assert job.record.trials.strikes == ()
 
 
