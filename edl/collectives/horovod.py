@@ -143,10 +143,10 @@ class HorovodRing:
             most, least = self._tensors.largest([signed, ~signed], "edl.same")
         return most == ~least
 
-    def abort(self, before: int | None = None) -> None:
+    def abort(self, given_up: range | None = None) -> None:
         with self._turn:
             forming = self._forming
-            if forming is None or (before is not None and forming.generation >= before):
+            if forming is None or (given_up is not None and forming.generation not in given_up):
                 return
             forming.give_up()
             self._guard.cut()

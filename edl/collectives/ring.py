@@ -33,10 +33,10 @@ class Ring(Protocol):
     def same(self, value: int) -> bool:
         """Whether all members pass the same value (64 bits, no sign). Raises RingBroken."""
 
-    def abort(self, before: int | None = None) -> None:
+    def abort(self, given_up: range | None = None) -> None:
         """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.
 
-        `before`: only a ring of an earlier generation, so that an abort which comes late does not hit a newer one.
+        `given_up`: only a ring of one of these generations, so that an abort which comes late does not hit a newer one.
         """
 
 

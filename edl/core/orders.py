@@ -106,6 +106,7 @@ class OrderBook:
             newcomers=newcomers(self.record, plan),
             peers=self._peers(place.rank, plan),
             checking=self.record.governing.checking,
+            follows=self.record.generation,
         )
 
     def _peers(self, rank: int, plan: Plan) -> tuple[Peer, ...]:

@@ -8,7 +8,7 @@ One next generation at a time: what comes up while one is planned waits for the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass
 
 from edl.core.hosts import grouped
@@ -31,10 +31,14 @@ class Situation:
 
 @dataclass(frozen=True, slots=True)
 class Follow:
-    """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be."""
+    """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be.
+
+    `after_step`: it takes the place of the planned one, after the same step.
+    """
 
     roster: tuple[str, ...]
     forced: bool
+    after_step: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +83,8 @@ def decide(now: Situation) -> Decision:
         return GiveUp("nobody is left who has the model's state")
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
-    return Follow(roster, forced)
+    after_step = kept_step(now) if forced else None
+    return Follow(roster, forced and after_step is None, after_step)
 
 
 def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
@@ -183,7 +188,30 @@ def missed_by_all(now: Situation) -> bool:
     plan = now.record.plan
     missed = missing(now)
     staying = (worker for worker in plan.roster if worker in now.record.roster) if plan else ()
-    return bool(missed) and all(worker in missed or _is(now, worker, WorkerState.DONE) for worker in staying)
+    return bool(missed) and all(_trains_behind(now, worker, missed) for worker in staying)
+
+
+def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
+    """It has missed the switch, or will never come to it. It may have been in another ring that was planned since."""
+    behind = worker in missed and now.seen.generation(worker) == now.record.generation
+    return behind or _is(now, worker, WorkerState.DONE)
+
+
+def kept_step(now: Situation) -> int | None:
+    """The step of the planned switch, if only newcomers are gone, or cannot come to their ring: whoever trains goes on
+    up to that step, so that no mini-batch is void, and goes from there to another ring.
+
+    None: somebody of the ring that trains has failed, too, or is seen in the next one.
+    """
+    record, plan, seen = now.record, now.record.plan, now.seen
+    if plan is None or not record.generation or now.torn:
+        return None
+    states = [now.members[worker].state for worker in record.roster if worker in now.members]
+    if len(states) < len(record.roster) or WorkerState.DONE in states:
+        return None
+    stands = any(seen.sits(worker, plan.generation) for worker in plan.roster)
+    fails = any(seen.breaks(worker, plan.generation) for worker in record.roster)
+    return None if stands or fails else plan.after_step
 
 
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:

@@ -63,12 +63,19 @@ def next_move(seat: Seat, orders: Orders) -> Move:
     return Wait() if seat.waiting else Stay()
 
 
-def given_up(orders: Orders) -> int:
-    """Rings of generations before this one come to nothing, whoever is still in them: 0 if none does."""
-    assignment = orders.assignment
+def given_up(orders: Orders) -> range:
+    """Rings of these generations come to nothing, whoever is still in them."""
     if orders.verdict is Verdict.STOP or (orders.verdict is Verdict.LEAVE and not orders.leave_after_step):
-        return NEVER
-    return assignment.place.generation if assignment is not None and assignment.after_step is None else 0
+        return range(NEVER)
+    return range(0) if orders.assignment is None else replaced(orders.assignment)
+
+
+def replaced(assignment: Assignment) -> range:
+    """Generations that the assigned one takes the place of: all before it if that is broken which trained; else those
+    that were planned since.
+    """
+    first = 0 if assignment.after_step is None else assignment.follows + 1
+    return range(first, assignment.place.generation)
 
 
 def are_newer(orders: Orders, known: Orders | None) -> bool:

@@ -127,8 +127,8 @@ class Switching:
         if not isinstance(decision, TooFew):
             self.shortage = ""
         match decision:
-            case Follow(roster, forced):
-                self._follow(roster, forced)
+            case Follow(roster, forced, after_step):
+                self._follow(roster, forced, after_step)
             case WaitAnew():
                 self._wait_anew()
             case PutOff():
@@ -140,10 +140,13 @@ class Switching:
             case None:
                 pass
 
-    def _follow(self, roster: tuple[str, ...], forced: bool) -> None:
-        """At once, or as soon as the ring that trains can be left."""
-        if forced:
-            self._plan(roster, Crossing(None, None, recut.lifted(self._draft.record)))
+    def _follow(self, roster: tuple[str, ...], forced: bool, after_step: int | None) -> None:
+        """At once, after a step that was told already, or as soon as the ring that trains can be left.
+
+        What a ring that was to stand has read is not known beforehand, nor whether it did: so no data is planned.
+        """
+        if forced or after_step is not None:
+            self._plan(roster, Crossing(after_step, None, recut.lifted(self._draft.record)))
         elif not self._draft.record.generation:
             self._plan(roster, self._leasing.beginning(roster))
         elif (crossing := self._leasing.crossing(roster)) is not None:

@@ -19,6 +19,7 @@ class Assignment(msgspec.Struct, frozen=True):
     newcomers: int  # members that need the state of the others
     peers: tuple[Peer, ...] = ()  # whom this worker's daemon asks for the addresses of the others
     checking: Checking = Checking()  # the same for all of them, or they would wait for each other
+    follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
 
 
 class Share(msgspec.Struct, frozen=True):

@@ -14,7 +14,7 @@ from collections.abc import Generator
 
 from edl.core.agreement import Beginning, begin, has_state
 from edl.core.divergence import next_check
-from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, given_up, next_move
+from edl.core.seat import NEVER, Enter, Leave, Move, Seat, Stop, given_up, next_move, replaced
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders
@@ -179,7 +179,7 @@ class Sitting:
         """Leave this ring, enter the assigned one, take over the state of its most advanced member (I5)."""
         ring, place = self._framework.ring, assignment.place
         moments = [began, time.monotonic()]
-        if assignment.after_step is None:
+        if self.generation in replaced(assignment):
             ring.abort()  # a member is gone: do not negotiate the end with it, and free those who wait for it
         ring.leave()
         self._framework.discard()
@@ -262,10 +262,8 @@ class Sitting:
     def take_news(self, orders: Orders) -> None:
         """On the link's thread: what cannot wait for the end of a mini-batch."""
         self.hear(orders)
-        if self.generation and (
-            before := given_up(orders)
-        ):  # somebody is gone, or hangs: do not wait for it in a collective
-            self._framework.ring.abort(before)
+        if self.generation and (rings := given_up(orders)):
+            self._framework.ring.abort(rings)  # somebody is gone, or hangs: do not wait for it in a collective
 
     def hear(self, orders: Orders) -> bool:
         """Take the share of this generation, if it is there. On the link's thread too: a generator may wait for it."""
@@ -418,7 +416,7 @@ class Sitting:
 
 def _is_left(orders: Orders, seat: Seat) -> bool:
     """The ring of `seat` comes to nothing: it is given up, or the others have left it at a switch that was missed."""
-    if given_up(orders) > seat.generation:
+    if seat.generation in given_up(orders):
         return True
     planned = orders.assignment
     if planned is None or planned.after_step is None or not seat.generation:

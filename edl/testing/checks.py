@@ -20,6 +20,7 @@ from edl.protocol.messages import Phase
 from edl.testing.faults import Fault
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.record_checks import RecordChecks
+from edl.testing.rings import SimRing
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
 
 if TYPE_CHECKING:
@@ -136,7 +137,8 @@ class Checks:
         """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""
         in_time = before.recut is None or record.recut is not None
         newcomers = set(plan.roster) - set(record.roster)
-        if record.generation and plan.after_step is not None and newcomers and in_time:
+        cut = plan.ledger is not None or self.job.spec is None  # else it takes another's place, after the same step
+        if record.generation and plan.after_step is not None and newcomers and in_time and cut:
             self._newcomers[plan.generation, plan.after_step + 1] = newcomers
 
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
@@ -209,6 +211,16 @@ class Checks:
         after_step = assignment.after_step
         if worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
+        ring = self.job.rings.rings.get(worker.generation)
+        if ring is not None and after_step is None and worker.doing is Doing.TRAINING and self._works(ring):
+            self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and nobody of it is gone")
+
+    def _works(self, ring: SimRing) -> bool:
+        """All of it are in it, can go on, and are members of the job."""
+        known = {member.identity.id for member in self.job.durable.members}
+        return known.issuperset(one.id for one in ring.members) and all(
+            one.alive and one.sits and one.generation == ring.generation and not one.is_odd for one in ring.members
+        )
 
     def leaves(self, worker: SimWorker, orders: Orders) -> None:
         """A worker obeys, and goes."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import signal
 from collections import Counter
+from itertools import pairwise
 
 import pytest
 from elastic_job import SAMPLES, Job
@@ -45,6 +46,7 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
     job.wait_size(3)
     events = job.finish()
     assert late.wait(patient(60)) == 0
+    assert _keeps_its_step(events), "who dies on its way to its ring does so before the others are at the switch"
     # Whoever died while importing had not joined yet.
     assert Counter(event["kind"] for event in events)["worker_lost"] == len(UNSEEN) + len(SEEN) - 1
     assert len(job.results()) == 3
@@ -145,6 +147,12 @@ def test_the_word_of_a_switch_may_come_late(edl, tmp_path):
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 3)]
     job.expect_equal_models()
     job.expect_exactly_once()
+
+
+def _keeps_its_step(events: list[dict]) -> bool:
+    """A switch was planned anew without a newcomer, and after the same step."""
+    steps = [event["after_step"] for event in events if event["kind"] == "switch_scheduled"]
+    return any(one == next_one is not None for one, next_one in pairwise(steps))
 
 
 def _newcomers(job: Job) -> list[str]:

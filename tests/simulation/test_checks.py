@@ -30,6 +30,7 @@ from edl.core import (
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
+from edl.protocol.job import JobState, Record
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, simulation
 from edl.testing.leading import SimLeader
 from edl.testing.worker import SimWorker
@@ -210,6 +211,10 @@ def never_lifts_a_mark(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(recut, "follows", unlifted)
 
 
+def leaves_a_working_ring_for_a_newcomers_sake(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(planning, "kept_step", lambda _now: None)
+
+
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
     publishes_before_it_writes: {"I9"},
@@ -233,6 +238,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     cuts_what_somebody_has_read: {"I7"},
     cuts_before_all_have_told: {"I7"},
     never_lifts_a_mark: {"I12", "I7"},
+    leaves_a_working_ring_for_a_newcomers_sake: {"I14"},
 }
 
 
@@ -291,6 +297,42 @@ def cut_off(seed: int) -> SimJob:
     return job
 
 
+class NewcomerFails(SimJob):
+    """As soon as its switch is announced. No word comes late, which would void a mini-batch by itself."""
+
+    fault = Fault.KILL
+    voids = 0
+
+    def _delay(self) -> float:
+        return 0.001
+
+    def make_durable(self, record: Record) -> None:
+        super().make_durable(record)
+        new = [] if record.plan is None or not record.generation else set(record.plan.roster) - set(record.roster)
+        for worker in new:
+            if not self.struck[self.fault]:
+                self.inflict(self.fault, self.workers[worker])
+
+    def broken(self, worker: SimWorker, reason: str) -> None:
+        self.voids += worker.sits
+        super().broken(worker, reason)
+
+
+def newcomer_fails(seed: int) -> NewcomerFails:
+    job = NewcomerFails(LONG, seed=seed, workers=3)
+    job.plan([Planned(Fault.JOIN, 0.1)])
+    return job
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.CUT_OFF])
+def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault: Fault) -> None:
+    for seed in range(20):
+        job = newcomer_fails(seed)
+        job.fault = fault
+        job.run()
+        assert (job.durable.state, job.voids) == (JobState.FINISHED, 0), job.story("")
+
+
 def other_jobs(seed: int) -> SimJob:
     return scenario(SEEDS + seed)
 
@@ -313,6 +355,7 @@ RARE = {  # what few seeds of `scenario` come across within a minute
     leaves_leased_what_nobody_can_have_begun: other_jobs,
     leaves_nobody_out: cut_off,
     blames_whoever_is_first: cut_off,
+    leaves_a_working_ring_for_a_newcomers_sake: newcomer_fails,
 }
 
 

@@ -8,7 +8,7 @@ from edl.core.horizon import Horizon
 from edl.core.inputs import Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
-from edl.core.seat import are_newer, given_up
+from edl.core.seat import Enter, Seat, Stay, are_newer, given_up, next_move
 from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
@@ -314,14 +314,74 @@ def test_a_switch_that_was_missed_before_is_no_news_about_the_next() -> None:
 def test_only_who_need_not_wait_for_a_ring_any_more_is_told_to_give_it_up() -> None:
     job = Job("w0", "w1", "w2", spec=LONG)
     job.sit("w0", "w1", "w2")
-    assert given_up(job.orders("w0")) == 0
+    assert not given_up(job.orders("w0"))
     job.see("w2", Phase.TRAINING, 1, leaving=True)
     assert job.plan.after_step, "all go through that step"
-    assert [given_up(job.orders(worker)) for worker in ("w0", "w2")] == [0, 0]
+    assert not any(given_up(job.orders(worker)) for worker in ("w0", "w2"))
     job.feed(Vanished("w1", "its host is gone"))
     assert job.plan.roster == ("w0",)
-    assert given_up(job.orders("w0")) == job.plan.generation
-    assert given_up(job.orders("w2")) > job.plan.generation
+    assert given_up(job.orders("w0")) == range(job.plan.generation)
+    assert job.plan.generation in given_up(job.orders("w2"))
+
+
+def in_a_switch() -> Job:
+    """Two train, and a third is about to join them."""
+    job = Job("w0", "w1", spec=LONG)
+    job.sit("w0", "w1")
+    job.join("w2")
+    job.see("w2", Phase.READY, 0)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 5, marked=(1, 40) if job.machine.record.recut else (0, 0))
+    assert job.plan.roster == ("w0", "w1", "w2")
+    return job
+
+
+@pytest.mark.parametrize("how", ["is gone", "cannot come"])
+def test_a_newcomer_that_fails_before_the_switch_step_makes_nobody_leave_before_it(how: str) -> None:
+    job = in_a_switch()
+    before = job.plan
+    if how == "is gone":
+        job.see("w2", Phase.FAILED, 0, reason="killed")
+    else:
+        job.see("w2", Phase.BROKEN, before.generation, reason="connect: no route to host", leases_of=0)
+        job.wait(1.0)
+    assert (job.plan.roster, job.plan.after_step) == (("w0", "w1"), before.after_step)
+    orders = job.orders("w0")
+    assert next_move(Seat(1, (before.after_step or 0) - 1, waiting=False), orders) == Stay()
+    assert given_up(orders) == range(2, job.plan.generation), "of the ring that trains nobody lets go"
+    job.sit("w0", "w1", generation=job.plan.generation, step=before.after_step or 0)
+    assert job.machine.record.roster == ("w0", "w1")
+    assert job.orders("w0").shares, "what they train next is known once it is known what they have read"
+
+
+def test_a_newcomer_that_dies_in_the_ring_that_stands_makes_all_leave_at_once() -> None:
+    job = in_a_switch()
+    job.sit("w0", generation=job.plan.generation, step=job.plan.after_step or 0)
+    job.see("w2", Phase.FAILED, 0, reason="killed")
+    assert (job.plan.roster, job.plan.after_step) == (("w0", "w1"), None)
+
+
+def test_a_ring_that_stood_before_anybody_told_is_gone_on_from_with_its_own_leases() -> None:
+    job = in_a_switch()
+    first, step = job.plan.generation, job.plan.after_step or 0
+    job.see("w2", Phase.FAILED, 0, reason="killed")
+    assert job.plan.after_step == step
+    assert first in given_up(job.orders("w0"))
+    assert next_move(Seat(first, step + 3, waiting=False), job.orders("w0")) == Enter(job.orders("w0").assignment)
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, job.machine.record.planned, step + 3, leases_of=first)
+    assert (job.machine.record.roster, job.machine.record.began_step) == (("w0", "w1"), step + 3)
+
+
+def test_a_switch_is_not_put_off_while_somebody_is_in_the_ring_that_was_planned_before() -> None:
+    job = in_a_switch()
+    first, step = job.plan.generation, job.plan.after_step or 0
+    job.see("w2", Phase.FAILED, 0, reason="killed")
+    job.see("w0", Phase.TRAINING, 1, step, missed=job.plan.generation)
+    job.see("w1", Phase.TRAINING, first, step, missed=job.plan.generation)
+    assert job.machine.record.plan is not None
+    job.wait(job.machine.horizon.torn_s)
+    assert job.plan.after_step is None
 
 
 def test_a_leader_hands_over_only_once_the_ring_without_its_trainer_trains() -> None:
