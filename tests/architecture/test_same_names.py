@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.integration
+
 ROOT = Path(__file__).parents[2]
 ONLY_THERE = {
     "edl.tensorflow": {"GradientTape", "KerasCallback", "elastic_dataset", "voidable"},

@@ -198,7 +198,9 @@ async def world_of(carrier: Any) -> AsyncIterator[World]:
         await world.close()
 
 
-@pytest.fixture(params=[GrpcCarrier, MemoryCarrier], ids=["grpc", "memory"])
+@pytest.fixture(
+    params=[pytest.param(GrpcCarrier, marks=pytest.mark.integration), MemoryCarrier], ids=["grpc", "memory"]
+)
 async def world(request: pytest.FixtureRequest) -> AsyncIterator[World]:
     async with world_of(request.param()) as world:
         yield world

@@ -22,6 +22,8 @@ from edl.transport.refusals import Refusals
 from edl.transport.rpc import METHOD, SERVICE, Client, Server
 from edl.transport.service import Call
 
+pytestmark = pytest.mark.integration
+
 SECRET = b"a secret of the job"
 
 SERVER = """

@@ -19,6 +19,7 @@ LANGUAGES = {"python", "bash", "text"}  # of the README: listings, what is typed
 NOT_TYPED = {
     "scripts/demo": "sets a machine up, and trains for a minute; what it shows is in tests/unit/test_demo_view.py",
     "scripts/test": "runs this test",
+    "scripts/check": "runs a part of the tests of which this is one",
     "source .venv/bin/activate": "the environment of these tests is active already",
 }
 TRAINS = ("notify_batch_end()", "KerasCallback()")  # a whole script has one of them, and `edl.init()`
