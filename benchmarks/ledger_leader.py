@@ -86,7 +86,7 @@ class TimedLeader(Leader):
         return reply
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> messages.Reply:
-        came, behind = time.monotonic(), self._book is None or known != (self._reign.term, self._book.record.version)
+        came, behind = time.monotonic(), known[0] != self._reign.term or known[1] < self._pressing
         reply = await super()._orders(worker, known, hold_s)
         if reply.orders.version != known[1]:
             woken = self._woken if self._woken > came else came + min(hold_s, self._horizon.hold_s)

@@ -89,7 +89,8 @@ class Draft:
         gone = (*self.record.gone, Gone(worker, reason))
         older = tuple(one.worker for one in gone[:-GONE_KEPT])
         past = (*self.record.past, *older)[-PAST_KEPT:] if older else self.record.past
-        self.change(members=members, gone=gone[-GONE_KEPT:], past=past)
+        voided = {one: generation for one, generation in self.record.voided.items() if one != worker}
+        self.change(members=members, gone=gone[-GONE_KEPT:], past=past, voided=voided)
         self.left_at = self.now
         self.seen.forget(worker)
         self.spans.forget(worker)

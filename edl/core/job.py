@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 
 from edl.core import recount, scaling
+from edl.core.arrivals import Arrivals
 from edl.core.divergence import CAUSES, told
 from edl.core.draft import LONG_AGO, Draft
 from edl.core.ending import Ending
@@ -39,7 +40,7 @@ from edl.core.inputs import (
 from edl.core.leasing import Leasing
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may
-from edl.core.patience import Patience, Wait, Waits
+from edl.core.patience import Patience, Waits
 from edl.core.sightings import only_stepped, overtaken
 from edl.core.sizing import Sizing
 from edl.core.switching import Switching
@@ -86,6 +87,7 @@ class JobMachine:
         self._fitness = Fitness(self._draft, horizon, patience)
         self._switching = Switching(self._draft, self._sizing, self._leasing, self._fitness, horizon, patience.boot_s)
         self._ending = Ending(self._draft, patience.boot_s)
+        self._arrivals = Arrivals(self._draft)
         self._history: deque[Input] = deque(maxlen=50)
         self._unseen = False  # inputs were taken, and it was not looked at yet what follows from them
 
@@ -206,8 +208,11 @@ class JobMachine:
         if last is not None and only_stepped(observation, last) and not self._leasing.matters(worker, observation.step):
             return False
         self._tell_voided(worker, observation)
+        before = self.record
         self._follow(member, observation)
-        return True
+        if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
+            return True
+        return self._leasing.matters(worker, observation.step)
 
     def _on_stranger(self, worker: str) -> bool:
         """Whoever has left is right to say so twice; all others must hear that they are not counted on any more."""
@@ -226,8 +231,7 @@ class JobMachine:
         if now.phase is Phase.BROKEN and now.generation == self.record.generation != self.record.voided.get(worker):
             reason = (now.reason.splitlines() or [""])[0]
             self._draft.tell(Kind.BATCH_VOIDED, worker=worker, voided_step=now.step + 1, reason=reason)
-            present = {one: at for one, at in self.record.voided.items() if one in self._draft.members}
-            self._draft.change(voided={**present, worker: now.generation}, pressing=False)
+            self._draft.change(voided={**self.record.voided, worker: now.generation}, pressing=False)
 
     def _follow(self, member: Member, observation: Observation) -> None:
         """Bring the member's state to what its worker does."""
@@ -300,13 +304,14 @@ class JobMachine:
         self._leasing.go_on_cutting()
         self._leasing.grant()
         self._ending.follow()
+        self._arrivals.look()
 
     def _expel(self) -> None:
         """Nobody's hang holds up the others (I12)."""
         draft = self._draft
         self._waits.look(self.record, draft.members, self.seen, draft.now, saving=self._ending.is_clear)
         for wait in self._waits.overdue(self._draft.now):
-            self._lose(wait.worker, _hangs(wait))
+            self._lose(wait.worker, wait.told)
 
     # ---------------------------------------------------------------------------------------------------- endings
 
@@ -390,12 +395,3 @@ class JobMachine:
         """The newest step, when it was seen, and the samples that are trained with it."""
         newest, at = self._draft.newest()
         return newest, at, 0 if self.ledger is None else self.ledger.trained_by(newest)
-
-
-def _hangs(wait: Wait) -> str:
-    """For people: what a worker did not do in time."""
-    if wait.what == "step":
-        return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
-    if wait.what == "seat":
-        return f"it has not come to its ring within {wait.bound_s:g} s, two step time-outs: it hangs"
-    return f"it was {wait.what} for {wait.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"

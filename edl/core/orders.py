@@ -103,7 +103,7 @@ class OrderBook:
         return Assignment(
             place=place,
             after_step=plan.after_step,
-            newcomers=newcomers(self.record, plan),
+            newcomers=self._newcomers,
             peers=self._peers(place.rank, plan),
             checking=self.record.governing.checking,
             follows=self.record.generation,
@@ -127,6 +127,10 @@ class OrderBook:
             cross_rank=seat.cross_rank,
             cross_size=seat.cross_size,
         )
+
+    @cached_property
+    def _newcomers(self) -> int:
+        return 0 if self.record.plan is None else newcomers(self.record, self.record.plan)
 
     @cached_property
     def _seats(self) -> dict[str, Seating]:

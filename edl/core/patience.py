@@ -65,6 +65,15 @@ class Wait:
     bound_s: float
     until: float
 
+    @property
+    def told(self) -> str:
+        """For people: what the worker did not do in time."""
+        if self.what == "step":
+            return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+        if self.what == "seat":
+            return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
+        return f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
+
 
 class Waits:
     """All that is awaited. Not kept: a new leader begins to wait anew."""

@@ -6,7 +6,7 @@ record). Nothing here is kept: every worker tells it anew to a new leader (I9).
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -49,14 +49,59 @@ def only_stepped(heard: Observation, last: Observation) -> bool:
     return (
         heard.phase is last.phase is Phase.TRAINING
         and heard.generation == last.generation
-        and heard.leaving == last.leaving
-        and heard.data == last.data
-        and heard.missed == last.missed
-        and heard.marked == last.marked
-        and heard.diverged == last.diverged
-        and heard.driver == last.driver
         and heard.booted == last.booted
+        and not says_more(heard, last)
     )
+
+
+def says_more(heard: Observation, last: Observation) -> bool:
+    """Than where the worker is."""
+    return (
+        heard.leaving != last.leaving
+        or heard.data != last.data
+        or heard.missed != last.missed
+        or heard.marked != last.marked
+        or heard.diverged != last.diverged
+        or heard.driver != last.driver
+    )
+
+
+class Front:
+    """The newest step of some workers, as they report: each event asks for it, and a thousand may come at once."""
+
+    def __init__(self, workers: tuple[str, ...], sightings: Mapping[str, Sighting]) -> None:
+        self.workers = workers
+        self._members = frozenset(workers)
+        self._sightings = sightings
+        self._newest: tuple[int, float] | None = None  # None: to be looked for among all
+        self._first = ""  # whose step it is
+
+    @property
+    def newest(self) -> tuple[int, float]:
+        """And when it was seen; (-1, 0.0) when nobody was."""
+        if self._newest is None:
+            self._newest = (-1, 0.0)
+            for worker in self.workers:
+                if worker in self._sightings:
+                    self._take(worker, self._sightings[worker], self._newest)
+        return self._newest
+
+    def take(self, worker: str, sighting: Sighting) -> None:
+        """This is the newest of `worker`."""
+        if self._newest is not None and worker in self._members:
+            self._take(worker, sighting, self._newest)
+
+    def forget(self, worker: str) -> None:
+        """It was not seen."""
+        if worker == self._first:
+            self._newest, self._first = None, ""
+
+    def _take(self, worker: str, sighting: Sighting, newest: tuple[int, float]) -> None:
+        here = (sighting.observation.step, sighting.at)
+        if here > newest:
+            self._newest, self._first = here, worker
+        elif worker == self._first and here < newest:  # in another ring its steps may be fewer
+            self.forget(worker)
 
 
 class Sightings:
@@ -64,6 +109,7 @@ class Sightings:
 
     def __init__(self) -> None:
         self._newest: dict[str, Sighting] = {}
+        self._front = Front((), self._newest)
         # Almost always empty: who looks for such workers after each input must not look at all of a thousand.
         self._broken: set[str] = set()
         self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
@@ -75,12 +121,14 @@ class Sightings:
             self._stalls.pop(worker, None)
         elif last is not None and last.observation.phase is Phase.TRAINING:
             self._stalls[worker] = now - last.at
-        self._newest[worker] = Sighting(observation, now)
+        self._newest[worker] = sighting = Sighting(observation, now)
+        self._front.take(worker, sighting)
         _keep(self._broken, worker, observation.phase is Phase.BROKEN)
         _keep(self._missed, worker, observation.missed > 0)
 
     def forget(self, worker: str) -> None:
         self._newest.pop(worker, None)
+        self._front.forget(worker)
         self._broken.discard(worker)
         self._missed.discard(worker)
         self._stalls.pop(worker, None)
@@ -177,14 +225,11 @@ class Sightings:
         newest = self._newest
         return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
 
-    def newest_step(self, workers: Iterable[str]) -> tuple[int, float]:
+    def newest_step(self, workers: tuple[str, ...]) -> tuple[int, float]:
         """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when nobody was seen."""
-        newest, at = -1, 0.0
-        for worker in workers:
-            sighting = self._newest.get(worker)
-            if sighting is not None and (sighting.observation.step, sighting.at) > (newest, at):
-                newest, at = sighting.observation.step, sighting.at
-        return newest, at
+        if workers is not self._front.workers:
+            self._front = Front(workers, self._newest)
+        return self._front.newest
 
     def step_time_s(self, workers: Iterable[str]) -> float:
         """The shortest that any of `workers` tells of; 0 when nobody knows."""

@@ -87,7 +87,7 @@ class Report(msgspec.Struct, frozen=True, tag="report"):
 
 
 class Await(msgspec.Struct, frozen=True, tag="await"):
-    """Asks for orders newer than (term, version); answered when there are some, or after `hold_s` with the same."""
+    """Asks for orders newer than (term, version); answered when some press, or after `hold_s` with the newest."""
 
     term: int
     version: int

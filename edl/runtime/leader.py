@@ -105,6 +105,7 @@ class Leader:
         self._book: OrderBook | None = None
         self._next_book: OrderBook | None = None
         self._published = asyncio.Event()
+        self._pressing = 0  # the newest version that was published for all to hear at once
         self._at_rest = asyncio.Event()
         self._secret_forgotten = False
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
@@ -203,6 +204,7 @@ class Leader:
         """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
         self._book = OrderBook(record, self._reign.term, self._next_book)
         if pressing:
+            self._pressing = record.version
             self._published.set()
             self._published = asyncio.Event()
 
@@ -311,8 +313,11 @@ class Leader:
             self._asked.discard(asked)
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
+        """Whoever knows all that presses waits: while a ring breaks or forms, the record changes many times a second,
+        and a thousand daemons would ask anew each time.
+        """
         book = self._book
-        if book is None or (self._reign.term, book.record.version) == known:
+        if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
             published = self._published
             try:
                 async with asyncio.timeout(min(hold_s, self._horizon.hold_s)):

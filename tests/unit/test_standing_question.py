@@ -1,0 +1,58 @@
+"""A daemon's standing question for orders: the leader answers it for what presses, or when its time is up."""
+
+from __future__ import annotations
+
+import asyncio
+
+from edl.clock import SystemClock
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.memory import MemoryServer
+from edl.protocol import messages as say
+from edl.protocol import tree
+from edl.protocol.assignment import Orders
+from edl.protocol.job import Identity
+from edl.protocol.messages import Observation, Phase
+from edl.runtime.leader import Leader, Reigning
+from edl.transport.refusals import Refusals
+from edl.transport.service import Call
+
+JOB, WORKERS = "j", ("w0", "w1")
+
+
+async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_not() -> None:
+    """Of a ring that breaks, each void mini-batch changes the record: the next word for all is the plan."""
+    store = MemoryServer().connect()
+    began: asyncio.Future[Reign] = asyncio.get_running_loop().create_future()
+    candidate = Candidate(store, tree.root(JOB), "w0 127.0.0.1:1", lambda reign: reign and began.set_result(reign))
+    for worker in WORKERS:
+        await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
+    candidate.stand()
+    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 60.0), store, await began, SystemClock(), Refusals())
+    reigning = asyncio.ensure_future(leader.run())
+
+    async def orders(known: int) -> Orders:
+        term = 1 if known else 0
+        reply = await leader.answer(Call("w1", 1, say.Await(term, known, 30.0)))
+        assert isinstance(reply, say.Ordered)
+        return reply.orders
+
+    async def report(worker: str, phase: Phase, reason: str = "") -> None:
+        seen = Observation(phase, 1, 0, 1, 0.0, None, None, False, reason)
+        await leader.answer(Call(worker, 1, say.Report(seen)))
+
+    for worker in WORKERS:
+        await leader.answer(Call(worker, 1, say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), 2, 1, 0)))
+    for worker in WORKERS:
+        await report(worker, Phase.TRAINING)
+    known = await orders(0)
+    assert known.assignment is None
+    await report("w0", Phase.BROKEN, "reset by peer")
+    assert leader._chronicle.record is not None
+    assert leader._chronicle.record.version > known.version
+    told = await orders(known.version)
+    assert told.assignment is not None
+    assert told.assignment.place.generation == 2
+    reigning.cancel()
+    await asyncio.gather(reigning, return_exceptions=True)
+    await candidate.resign()
+    await store.close()
