@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import msgspec
 
-from edl.cli.telling import told
 from edl.events import Event, Kind, from_flat
+from edl.facts import told
 
 LEADS_TO_IT = {
     Kind.SCALE_ASKED,
@@ -41,7 +41,8 @@ def changes(events: Iterable[Event]) -> list[list[Event]]:
 def lines(change: list[Event]) -> list[str]:
     begun = change[0].ts
     rows = [
-        f"{(event.ts - begun) * 1000:>7,.0f} ms  step {event.step:<6}  {event.kind.value:<16}  {told(event.flat())}"
+        f"{(event.ts - begun) * 1000:>7,.0f} ms  step {event.step:<6}  {event.kind.value:<16}  "
+        f"{told(event.kind, event.details)}"
         for event in change
     ]
     return [row.rstrip() for row in rows]

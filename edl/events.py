@@ -7,6 +7,7 @@ coordinator in the same transaction as the change they tell of, so that story an
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -41,6 +42,9 @@ class Kind(StrEnum):
     JOB_FINISHED = "job_finished"
 
 
+PLACE = ("ts", "job", "kind", "term", "generation", "step")  # what every event has
+
+
 class Event(msgspec.Struct, frozen=True):
     """One thing that happened, and where the job was at that moment."""
 
@@ -54,8 +58,7 @@ class Event(msgspec.Struct, frozen=True):
 
     def flat(self) -> dict[str, Any]:
         """The form of `edl events --json`: the details beside the fixed names."""
-        fixed = {name: getattr(self, name) for name in self.__struct_fields__ if name != "details"}
-        return {**fixed, "kind": self.kind.value, **self.details}
+        return {**{name: getattr(self, name) for name in PLACE}, "kind": self.kind.value, **self.details}
 
     def to_json(self) -> str:
         return json.dumps(self.flat(), separators=(",", ":"))
@@ -63,9 +66,13 @@ class Event(msgspec.Struct, frozen=True):
 
 def from_flat(flat: dict[str, Any]) -> Event:
     """The event of which `Event.flat` made this."""
-    fixed = {name: value for name, value in flat.items() if name in Event.__struct_fields__}
-    details = {name: value for name, value in flat.items() if name not in fixed}
-    return msgspec.convert({**fixed, "details": details}, Event)
+    place = {name: flat[name] for name in PLACE}
+    return msgspec.convert({**place, "details": details_of(flat)}, Event)
+
+
+def details_of(flat: Mapping[str, Any]) -> dict[str, Any]:
+    """What belongs to the kind of a flat event."""
+    return {name: value for name, value in flat.items() if name not in PLACE}
 
 
 def encode(event: Event) -> bytes:

@@ -18,8 +18,8 @@ from rich.table import Table
 from rich.text import Text
 
 from edl.cli.show import event_line
-from edl.cli.telling import told
 from edl.events import Event, Kind
+from edl.facts import told
 from edl.protocol.job import Status
 
 RATE_OVER_S = 2.0  # a leader hears of mere progress once a second
@@ -132,7 +132,8 @@ class View:
 
 def _short(event: Event) -> str:
     """Where a line has little room."""
-    return f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.kind.value:<16}  {told(event.flat())}"
+    clock = time.strftime("%H:%M:%S", time.localtime(event.ts))
+    return f"{clock}  {event.kind.value:<16}  {told(event.kind, event.details)}"
 
 
 def curve(points: list[tuple[float, float]], width: int = 40) -> Text:

@@ -9,7 +9,8 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, TextIO
 
-from edl.cli.telling import told
+from edl.events import details_of
+from edl.facts import told
 from edl.launch.records import Record
 from edl.protocol.job import JobState, Status, WorkerState
 
@@ -131,7 +132,7 @@ def event_line(event: Mapping[str, Any]) -> str:
     """One event on one line."""
     clock = time.strftime("%H:%M:%S", time.localtime(event["ts"])) + f".{int(event['ts'] % 1 * 1000):03d}"
     place = f"step {event['step']:<7} generation {event['generation']:<3}"
-    return f"{clock}  {event['kind']:<16}  {place}  {told(event)}".rstrip()
+    return f"{clock}  {event['kind']:<16}  {place}  {told(event['kind'], details_of(event))}".rstrip()
 
 
 def say(line: str, style: str = "") -> None:

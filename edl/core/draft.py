@@ -21,7 +21,7 @@ from edl.core.members import Cause, moved
 from edl.core.sightings import Sightings
 from edl.core.spans import Spans
 from edl.core.supply import Supply
-from edl.events import Kind
+from edl.facts import Fact, JobFailed, JobFinished
 from edl.protocol.job import OVER, Gone, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
@@ -100,12 +100,11 @@ class Draft:
         if self.record.state in OVER:
             return
         self.change(state=state, reason=reason, plan=None)
-        kind = Kind.JOB_FINISHED if state is JobState.FINISHED else Kind.JOB_FAILED
-        self.tell(kind, **({"reason": reason} if reason else {}))
+        self.tell(JobFinished() if state is JobState.FINISHED else JobFailed(reason=reason))
 
-    def tell(self, kind: Kind, **details: Any) -> None:
+    def tell(self, fact: Fact) -> None:
         """Write down an event with what has changed."""
-        self.commands.append(Tell(kind, self.record.generation, self.newest()[0], details))
+        self.commands.append(Tell(fact, self.record.generation, self.newest()[0]))
 
     # ------------------------------------------------------------------------------------------------------- views
 

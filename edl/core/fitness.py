@@ -10,6 +10,7 @@ from typing import Final
 
 import msgspec
 
+from edl import facts
 from edl.core import unfit
 from edl.core.draft import Draft
 from edl.core.horizon import Horizon
@@ -17,7 +18,6 @@ from edl.core.hosts import host_of
 from edl.core.patience import Patience
 from edl.core.planning import Situation, is_broken, lacks_member, left_behind
 from edl.core.scaling import staying
-from edl.events import Kind
 from edl.protocol.job import OVER, Identity, JobState, Unfit
 
 LEFT_BEHIND: Final = (
@@ -151,7 +151,7 @@ class Fitness:
         if was is not None and draft.record.state not in OVER:
             draft.remove(worker, LEFT_BEHIND)
             draft.last_loss = f"; the last one lost was {worker}: {LEFT_BEHIND}"
-            draft.tell(Kind.WORKER_LOST, worker=worker, was=was.value, reason=LEFT_BEHIND)
+            draft.tell(facts.WorkerLost(worker=worker, was=was.value, reason=LEFT_BEHIND))
 
     def _dismiss(self, worker: str, reason: str) -> None:
         draft, member = self._draft, self._draft.members.get(worker)
@@ -163,5 +163,5 @@ class Fitness:
         known = (*trials.unfit, Unfit(worker, host, address, reason))[-unfit.REMEMBERED :]
         draft.change(trials=msgspec.structs.replace(trials, unfit=known))
         draft.last_loss = f"; worker {worker} of host {host} cannot be part of a ring: {reason}"
-        draft.tell(Kind.WORKER_UNFIT, worker=worker, host=host, reason=reason)
+        draft.tell(facts.WorkerUnfit(worker=worker, host=host, reason=reason))
         self._last_unfit_at = draft.now

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
-from edl.events import Kind
+from edl.facts import Fact
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Governing
 from edl.protocol.job import KEEP_S, Identity
@@ -115,10 +114,9 @@ Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | Meas
 class Tell:
     """Write down an event, in the transaction that makes the record durable."""
 
-    kind: Kind
+    fact: Fact
     generation: int
     step: int
-    details: dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections import deque
 
+from edl import facts
 from edl.core import recount, scaling
 from edl.core.arrivals import Arrivals
 from edl.core.divergence import CAUSES, told
@@ -45,7 +46,6 @@ from edl.core.sightings import only_stepped, overtaken
 from edl.core.sizing import Sizing
 from edl.core.switching import Switching
 from edl.errors import InvalidTransition
-from edl.events import Kind
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import Observation, Phase
@@ -189,8 +189,8 @@ class JobMachine:
         draft.change(members=(*self.record.members, member), arrivals=number, **known)
         draft.spans.enter(happened.identity.id, member.state, draft.now)
         if first:
-            draft.tell(Kind.JOB_STARTED, np=happened.np, min=happened.minimum, max=maximum)
-        draft.tell(Kind.WORKER_JOINING, worker=happened.identity.id, host=happened.identity.host)
+            draft.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=maximum))
+        draft.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
         self._sizing.welcome(happened.identity.id, answering=happened.answering)
 
     def _on_reported(self, happened: Reported) -> bool:
@@ -230,7 +230,7 @@ class JobMachine:
         """
         if now.phase is Phase.BROKEN and now.generation == self.record.generation != self.record.voided.get(worker):
             reason = (now.reason.splitlines() or [""])[0]
-            self._draft.tell(Kind.BATCH_VOIDED, worker=worker, voided_step=now.step + 1, reason=reason)
+            self._draft.tell(facts.BatchVoided(worker=worker, voided_step=now.step + 1, reason=reason))
             self._draft.change(voided={**self.record.voided, worker: now.generation}, pressing=False)
 
     def _follow(self, member: Member, observation: Observation) -> None:
@@ -252,11 +252,11 @@ class JobMachine:
         match observation.phase:
             case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
                 draft.move(worker, Cause.REHEARSAL_BEGAN)
-                draft.tell(Kind.WORKER_WARMING, worker=worker, joining_ms=draft.spent_ms(worker, WorkerState.JOINING))
+                draft.tell(facts.WorkerWarming(worker=worker, joining_ms=draft.spent_ms(worker, WorkerState.JOINING)))
             case Phase.READY if may(member, Cause.REHEARSED):
                 draft.move(worker, Cause.REHEARSED)
-                spent = {f"{s.value}_ms": draft.spent_ms(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING)}
-                draft.tell(Kind.WORKER_READY, worker=worker, **spent)
+                joining, warming = (draft.spent_ms(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING))
+                draft.tell(facts.WorkerReady(worker=worker, joining_ms=joining, warming_ms=warming))
             case Phase.BROKEN | Phase.TRAINING if draft.seen.has_booted(worker) and may(member, Cause.REHEARSED):
                 draft.move(worker, Cause.REHEARSED)  # its first ring came to nothing, but it has booted
             case Phase.DONE if member.state is not WorkerState.DONE:
@@ -274,17 +274,18 @@ class JobMachine:
         heals = self.record.governing.checking.on_divergence is OnDivergence.HEAL and not found.persists
         draft.change(diverged=number, pressing=not heals)
         draft.tell(
-            Kind.DIVERGED,
-            workers=list(found.workers),
-            first=found.first,
-            differing=found.differing,
-            compared=found.compared,
-            after_step=found.step,
-            equal_step=found.equal_step,
-            like=found.root,
-            majority=found.majority,
-            action="heal" if heals else "fail",
-            likely=CAUSES,
+            facts.WorkersDiverged(
+                workers=found.workers,
+                first=found.first,
+                differing=found.differing,
+                compared=found.compared,
+                after_step=found.step,
+                equal_step=found.equal_step,
+                like=found.root,
+                majority=found.majority,
+                action="heal" if heals else "fail",
+                likely=CAUSES,
+            )
         )
         if not heals:
             draft.end(JobState.FAILED, told(found))
@@ -320,7 +321,7 @@ class JobMachine:
         draft, worker = self._draft, member.identity.id
         leaving = member.state is WorkerState.LEAVING
         if leaving or not self._sat(worker):
-            draft.tell(Kind.WORKER_LEFT, worker=worker, leaving_ms=draft.spent_ms(worker, WorkerState.LEAVING))
+            draft.tell(facts.WorkerLeft(worker=worker, leaving_ms=draft.spent_ms(worker, WorkerState.LEAVING)))
             draft.remove(worker, "")
         else:
             draft.move(worker, Cause.ENDED)
@@ -349,7 +350,7 @@ class JobMachine:
             self._draft.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
         self._draft.remove(worker, reason or "no reason was given")
         self._draft.last_loss = f"; the last one lost was {worker}: {reason}"
-        self._draft.tell(Kind.WORKER_LOST, worker=worker, was=member.state.value, reason=reason)
+        self._draft.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason))
 
     # ------------------------------------------------------------------------------------------------------- views
 

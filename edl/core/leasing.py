@@ -11,13 +11,13 @@ from dataclasses import dataclass
 
 import msgspec
 
+from edl import facts
 from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.horizon import Horizon
 from edl.core.ledger import Ledger
 from edl.core.seat import NEVER
 from edl.errors import UsageError
-from edl.events import Kind
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Recut
 from edl.protocol.job import JobState, Plan, WorkerState
@@ -116,7 +116,7 @@ class Leasing:
         read = min(max(told), ledger.covered_step)
         planned = self._draft.supply.planned(roster, after_step, self._lease_steps(), read)
         assert planned is not None
-        self._draft.tell(Kind.RECUT, after_step=read, batch=planned.batch, workers=len(roster))
+        self._draft.tell(facts.LeasesCut(after_step=read, batch=planned.batch, workers=len(roster)))
         return Crossing(after_step, planned.snapshot(), msgspec.structs.replace(mark, planned=True))
 
     def _marked_since(self, mark: Recut) -> float:
@@ -186,7 +186,7 @@ class Leasing:
                 ledger.recut(step)
                 draft.supply.reach(max(step, draft.newest()[0] + self._lease_steps()))
                 draft.keep_ledger(recut=None)
-                draft.tell(Kind.RECUT, after_step=step, batch=ledger.batch, workers=len(draft.record.roster))
+                draft.tell(facts.LeasesCut(after_step=step, batch=ledger.batch, workers=len(draft.record.roster)))
             case None:
                 pass
 
@@ -237,7 +237,7 @@ class Leasing:
 
     def _tell_ended(self, epochs: tuple[int, ...]) -> None:
         for epoch in epochs:
-            self._draft.tell(Kind.EPOCH_ENDED, epoch=epoch)
+            self._draft.tell(facts.EpochEnded(epoch=epoch))
 
     def _mark(self, words: int = 1) -> int:
         """A step that the word arrives before, or so many words that follow each other."""

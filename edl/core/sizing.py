@@ -8,12 +8,14 @@ has that size (`edl.core.planning`).
 
 from __future__ import annotations
 
+from msgspec import UNSET
+
+from edl import facts
 from edl.core import recount, replacing, scaling
 from edl.core.draft import Draft
 from edl.core.inputs import Acknowledge, Refuse, Ruled, ScaleAsked, Scaling
 from edl.core.members import Cause, may
 from edl.core.recut import lifted
-from edl.events import Kind
 from edl.protocol.job import OVER, Taken
 
 
@@ -46,7 +48,7 @@ class Sizing:
     def _take(self, asked: Scaling, change: scaling.Change) -> None:
         draft, before = self._draft, self._draft.record
         if change.target != before.target or change.leavers:
-            draft.tell(Kind.SCALE_ASKED, size=change.target, before=before.target, leavers=change.leavers)
+            draft.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
             draft.spans.asked_at = draft.now
         awaited = scaling.awaited(before, change)
         draft.change(target=change.target, awaited=awaited, wished=before.driven, replacing=None)
@@ -66,9 +68,15 @@ class Sizing:
         able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
         able = able and (not ruled.shares or draft.supply.ledger is not None)
         act = ruled.act and able and record.plan is None
-        details = {"size": ruled.size, "replace": ruled.replace, **ruled.numbers, "reason": ruled.reason, "act": act}
-        details |= {"shares": ruled.shares} if ruled.shares else {}
-        draft.tell(Kind.DECISION, **{name: value for name, value in details.items() if value != ()})
+        decided = facts.PolicyDecided(
+            size=ruled.size,
+            replace=ruled.replace or UNSET,
+            reason=ruled.reason,
+            act=act,
+            shares=ruled.shares or UNSET,
+            numbers=ruled.numbers,
+        )
+        draft.tell(decided)
         draft.change(ruling=ruled.reason)
         if act and begun is not None:
             self._replace(ruled.replace[0], begun)
@@ -115,7 +123,7 @@ class Sizing:
         if draft.now - self._replacing_since >= self._boot_s:
             draft.change(target=under_way.size, replacing=None)
             reason = f"no other worker came in the place of {under_way.worker} within {self._boot_s:g} s: it stays"
-            draft.tell(Kind.DECISION, size=under_way.size, reason=reason, act=False)
+            draft.tell(facts.PolicyDecided(size=under_way.size, reason=reason, act=False))
             return
         match replacing.follows(draft.record):
             case replacing.Swap():
@@ -135,11 +143,11 @@ class Sizing:
             case recount.Begin(heeded):
                 number = record.recounts + 1
                 draft.change(recounts=number, told_lost=record.lost_slots, heeded=heeded)
-                draft.tell(Kind.RECOUNT, number=number)
+                draft.tell(facts.DriverCounts(number=number))
             case recount.Counted(size, freed, target, given_up, lost):
                 number, wished = record.recounts, record.wished and size != target
                 draft.change(recounted=number, target=target, wished=wished, given_up=given_up, lost_slots=lost)
-                draft.tell(Kind.RECOUNTED, number=number, size=size, freed=freed, given_up=given_up)
+                draft.tell(facts.DriverCounted(number=number, size=size, freed=freed, given_up=given_up))
                 self._dismiss(tuple(worker for worker in freed if may(draft.members[worker], Cause.TOLD_TO_LEAVE)))
             case recount.Dismiss(workers):
                 self._dismiss(workers)

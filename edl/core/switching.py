@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 import msgspec
+from msgspec import UNSET
 
+from edl import facts
 from edl.core import recut
 from edl.core.draft import Draft
 from edl.core.fitness import Fitness
@@ -22,7 +24,6 @@ from edl.core.patience import NEVER
 from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, fails_unexplained, missing
 from edl.core.sizing import Sizing
 from edl.core.spans import since_ms
-from edl.events import Kind
 from edl.protocol.job import OVER, JobState, Plan, WorkerState
 
 
@@ -95,20 +96,18 @@ class Switching:
         sighted = [draft.seen.observation(worker) for worker in plan.roster if worker in old]
         pauses = [observation.pause for observation in sighted if observation and observation.pause]
         worst = max(pauses, key=lambda pause: pause.total, default=None)
-        parts = (
-            {}
-            if worst is None
-            else {f"{name}_ms": round(getattr(worst, name), 1) for name in ("leave", "enter", "state")}
-        )
-        draft.tell(
-            Kind.SCALED,
-            **{"from": len(old), "to": len(plan.roster)},
+        scaled = facts.Scaled(
+            before=len(old),
+            after=len(plan.roster),
             pause_ms=None if worst is None else round(worst.total, 1),
             forced=plan.after_step is None,
-            **parts,
+            leave_ms=UNSET if worst is None else round(worst.leave, 1),
+            enter_ms=UNSET if worst is None else round(worst.enter, 1),
+            state_ms=UNSET if worst is None else round(worst.state, 1),
             switching_ms=since_ms(spans.planned_at, draft.now),
             asked_ms=since_ms(spans.asked_at, draft.now),
         )
+        draft.tell(scaled)
         if len(plan.roster) == draft.record.target:
             spans.asked_at = None
 
@@ -189,7 +188,7 @@ class Switching:
             self._wait_anew()
         if not self.shortage:
             self._short_at = draft.now
-            draft.tell(Kind.TOO_FEW_WORKERS, reason=reason)
+            draft.tell(facts.TooFewWorkers(reason=reason))
         self.shortage = f"{reason}{draft.last_loss}"
         if draft.now - self._short_at >= self._boot_s:
             draft.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{draft.last_loss}")
@@ -206,11 +205,12 @@ class Switching:
         draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut)
         draft.spans.planned_at = draft.now
         draft.tell(
-            Kind.SWITCH_SCHEDULED,
-            next_generation=generation,
-            after_step=crossing.after_step,
-            size=len(roster),
-            newcomers=newcomers(draft.record, plan),
+            facts.SwitchScheduled(
+                next_generation=generation,
+                after_step=crossing.after_step,
+                size=len(roster),
+                newcomers=newcomers(draft.record, plan),
+            )
         )
 
     # ----------------------------------------------------------------------------------------- it comes to nothing
@@ -219,7 +219,7 @@ class Switching:
         """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
         draft, plan = self._draft, self._draft.record.plan
         assert plan is not None
-        draft.tell(Kind.SWITCH_PUT_OFF, next_generation=plan.generation, after_step=plan.after_step)
+        draft.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step))
         self._close(plan, draft.record.roster)
         draft.move_all(self._on_their_way(draft.record.roster), Cause.PUT_OFF)
         draft.change(plan=None, state=JobState.RUNNING, recut=None)

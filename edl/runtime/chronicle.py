@@ -107,7 +107,7 @@ def _check_size(record: Record, record_bytes: int, events_bytes: int) -> None:
 
 def event_node(job: str, term: int, ts: float, tell: Tell) -> Create:
     """The node of an event; the leader's log has it, too."""
-    event = events.Event(ts, job, tell.kind, term, tell.generation, tell.step, tell.details)
+    event = events.Event(ts, job, tell.fact.kind, term, tell.generation, tell.step, tell.fact.details())
     logger.info("%s", event.to_json())
     return Create(f"{tree.events(job)}/e-", events.encode(event), sequence=True)
 

@@ -41,7 +41,7 @@ from edl.core.orders import OrderBook
 from edl.core.patience import NEVER, Patience
 from edl.core.report import status_of
 from edl.errors import Fenced, StoreUnavailable
-from edl.events import Kind
+from edl.facts import LeaderElected
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import OVER, Record
@@ -140,8 +140,8 @@ class Leader:
         machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
         follows = machine.handle(TookOver(alive), self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
-            elected = {"worker": self._about.worker}
-            follows = [Tell(Kind.LEADER_ELECTED, record.generation, machine.newest_step, elected), *follows]
+            elected = LeaderElected(worker=self._about.worker)
+            follows = [Tell(elected, record.generation, machine.newest_step), *follows]
         await self._settle(machine, follows)
         return machine
 

@@ -21,7 +21,7 @@ from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op
 from edl.core import resigning
 from edl.core.inputs import Tell
 from edl.errors import InvalidTransition
-from edl.events import Kind
+from edl.facts import Fact, JobFailed, LeaderResigned
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER, Record
 from edl.protocol.resignation import Resignation, decode, encode
@@ -54,11 +54,11 @@ class LastWords:
             with contextlib.suppress(NodeExists):  # all but a job's first leader find them
                 await self._store.create(folder)
         row, put = await self._row(0 if record is None else record.version)
-        ops: list[Op] = [put, self._event(record, Kind.LEADER_RESIGNED, worker=self._worker, reason=self.reason)]
+        ops: list[Op] = [put, self._event(record, LeaderResigned(worker=self._worker, reason=self.reason))]
         daemons = len(await self._store.children(tree.workers(self._job)))
         if reason := resigning.verdict(row, daemons):
             ops.append(_put(tree.record(self._job), kept, self._end(record, reason)))
-            ops += [] if self.job_was_over else [self._event(record, Kind.JOB_FAILED, reason=reason)]
+            ops += [] if self.job_was_over else [self._event(record, JobFailed(reason=reason))]
         self.ends_job = bool(reason)
         return ops
 
@@ -77,10 +77,10 @@ class LastWords:
             return whole
         return keeping.encode(resigning.remains(self._job, 0 if record is None else record.version, reason))
 
-    def _event(self, record: Record | None, kind: Kind, **details: str) -> Create:
+    def _event(self, record: Record | None, fact: Fact) -> Create:
         generation = 0 if record is None else record.generation
         step = 0 if record is None else record.began_step if record.ledger is None else record.ledger.step
-        return event_node(self._job, self._reign.term, self._clock.wall(), Tell(kind, generation, step, details))
+        return event_node(self._job, self._reign.term, self._clock.wall(), Tell(fact, generation, step))
 
 
 def _decoded(node: Node | None) -> Record | None:

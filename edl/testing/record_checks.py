@@ -33,7 +33,7 @@ class RecordChecks:
 
     def told(self, before: Record, record: Record, commands: Iterable[Command]) -> None:
         """With what was written come the events that tell of it."""
-        kinds = {command.kind for command in commands if isinstance(command, Tell)}
+        kinds = {command.fact.kind for command in commands if isinstance(command, Tell)}
         if missing := set(due(before, record)) - kinds:
             self._violated("events", f"version {record.version} was written without {sorted(missing)}")
 

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+import msgspec
 import pytest
 import yaml
 
@@ -17,6 +18,7 @@ from edl.config import TABLE
 from edl.core import members
 from edl.core.members import TRANSITIONS
 from edl.events import Kind
+from edl.facts import FACTS
 from edl.protocol import tree
 
 ROOT = Path(__file__).parents[2]
@@ -149,9 +151,19 @@ def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
     assert drawn[0] == drawn[1]
 
 
-def test_every_kind_of_event_is_told_of() -> None:
-    shown = [row[0].strip("`") for row in rows(section(DOCS / "architecture.md", "Events"))]
-    assert sorted(shown) == sorted(kind.value for kind in Kind)
+def test_events_are_those_of_the_code() -> None:
+    """Each kind, when it is told, and all that its fact says."""
+    shown = list(rows(section(DOCS / "architecture.md", "Events")))
+    assert sorted(row[0].strip("`") for row in shown) == sorted(kind.value for kind in Kind) == sorted(FACTS)
+    for kind, when, besides in shown:
+        fact = FACTS[Kind(kind.strip("`"))]
+        assert re.sub(r" \(\[.*\]\(.*\)\)", "", when) == in_a_cell(fact.__doc__ or ""), kind
+        fields = {field.encode_name for field in msgspec.structs.fields(fact)} - {"numbers"}
+        assert fields <= set(re.findall(r"`(\w+)`", besides)), kind
+
+
+def in_a_cell(sentence: str) -> str:
+    return sentence[0].lower() + sentence[1:].rstrip(".")
 
 
 def test_the_tree_in_zookeeper_is_that_of_the_code() -> None:

@@ -77,7 +77,7 @@ def gives_all_of_a_host_the_same_local_rank(patch: Patch) -> None:
 
 
 def tells_of_nothing(patch: Patch) -> None:
-    patch.setattr(draft.Draft, "tell", lambda _draft, _kind, **_details: None)
+    patch.setattr(draft.Draft, "tell", lambda _draft, _fact: None)
 
 
 def counts_a_sample_too_many(patch: Patch) -> None:

@@ -51,4 +51,4 @@ class Job:
         return OrderBook(self.machine.record, 1).orders(worker)
 
     def kinds(self) -> list[str]:
-        return [tell.kind.value for tell in self.told]
+        return [tell.fact.kind.value for tell in self.told]

@@ -19,6 +19,7 @@ from edl.core.inputs import Tell
 from edl.core.job import new_record
 from edl.errors import Fenced, StoreUnavailable, UsageError
 from edl.events import Kind
+from edl.facts import EpochEnded
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
 from edl.protocol.job import Gone, Identity, Record
@@ -91,7 +92,7 @@ async def opened(*fates: str) -> tuple[Frail, Chronicle, Candidate]:
 
 
 def story(number: int) -> Tell:
-    return Tell(Kind.DECISION, 0, number, {"number": number})
+    return Tell(EpochEnded(epoch=number), 0, number)
 
 
 @pytest.mark.parametrize("fates", list(itertools.product((UNSENT, UNANSWERED, LATE, DONE), repeat=3)))

@@ -15,9 +15,9 @@ import pytest
 from edl.cli import main, show
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
-from edl.cli.telling import told
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
+from edl.facts import told
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, Record, claim
@@ -300,10 +300,12 @@ def test_events_for_people_and_for_programs(home, capsys):
             "w3 of h can be part of no ring: no route",
         ),
         ("decision", {"size": 4, "reason": "efficient"}, "size=4 reason=efficient"),
+        ("decision", {"gain": 1.5, "size": 4, "reason": "efficient", "act": True}, "4 workers: efficient"),
+        ("of_a_later_version", {"size": 4}, "size=4"),
     ],
 )  # fmt: skip
 def test_what_events_say(kind, details, words):
-    assert told({"ts": 1.5, "job": "x", "kind": kind, "term": 1, "generation": 2, "step": 30, **details}) == words
+    assert told(kind, details) == words
 
 
 def test_progress_says_who_is_on_the_way(home):

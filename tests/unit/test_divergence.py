@@ -84,8 +84,8 @@ def test_the_job_fails_with_the_reason() -> None:
     assert job.kinds()[-2:] == ["diverged", "job_failed"]
     assert job.machine.record.state is JobState.FAILED
     assert job.machine.record.reason == job.orders("w0").reason == told(FOUND)
-    details = job.told[-2].details
-    assert (details["workers"], details["first"], details["action"]) == (["w1"], "fc.weight", "fail")
+    details = job.told[-2].fact.details()
+    assert (details["workers"], details["first"], details["action"]) == (("w1",), "fc.weight", "fail")
 
 
 def test_a_job_that_heals_goes_on_and_tells_it_once_under_whichever_leader() -> None:

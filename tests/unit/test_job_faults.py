@@ -283,7 +283,7 @@ def test_a_switch_that_all_have_missed_is_put_off_and_the_old_ring_is_supplied()
     job.see("w0", Phase.TRAINING, 1, step, missed=plan.generation)
     assert job.plan is plan, "the other one may be in it"
     told = job.see("w1", Phase.TRAINING, 1, step, missed=plan.generation)
-    assert [command.kind for command in told if isinstance(command, Tell)] == [Kind.SWITCH_PUT_OFF]
+    assert [command.fact.kind for command in told if isinstance(command, Tell)] == [Kind.SWITCH_PUT_OFF]
     assert job.machine.record.plan is None
     assert (job.state("w0"), job.state("w2")) == (WorkerState.TRAINING, WorkerState.READY)
     assert job.orders("w0").shares[0].covered_step > step

@@ -18,7 +18,7 @@ from edl.core.inputs import (
 )
 from edl.core.job import JobMachine, new_record
 from edl.core.report import status_of
-from edl.events import Kind
+from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, WorkerState
@@ -155,8 +155,8 @@ def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
     assert job.machine.record.roster == ("w0", "w1", "w2")
     assert job.machine.record.began_step == plan.after_step
     scaled = job.told[-1]
-    assert scaled.kind is Kind.SCALED
-    assert (scaled.details["from"], scaled.details["to"]) == (2, 3)
+    assert isinstance(scaled.fact, Scaled)
+    assert (scaled.fact.before, scaled.fact.after) == (2, 3)
 
 
 def test_a_leaver_goes_after_the_switch() -> None:

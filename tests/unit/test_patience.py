@@ -9,6 +9,7 @@ from edl.core.inputs import Registered, Reported, Tell, TimePassed, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
+from edl.facts import WorkerLost
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, WorkerState
@@ -31,8 +32,8 @@ class Job:
 
     def feed(self, happened: object, at: float) -> None:
         for command in self.machine.handle(happened, at):  # type: ignore[arg-type]
-            if isinstance(command, Tell) and command.kind.value == "worker_lost":
-                self.lost[command.details["worker"]] = command.details["reason"]
+            if isinstance(command, Tell) and isinstance(command.fact, WorkerLost):
+                self.lost[command.fact.worker] = command.fact.reason
 
     def wait(self, since: float, until: float) -> None:
         """A leader at work takes an input each second."""

@@ -45,7 +45,7 @@ class Governed(Job):
         self.feed(Ruled(size, replace, "because", {"x": 1.0}, act))
 
     def decision(self):
-        return [tell.details for tell in self.told if tell.kind.value == "decision"][-1]
+        return [tell.fact.details() for tell in self.told if tell.fact.kind.value == "decision"][-1]
 
 
 def job_of_two(**limits: int) -> Governed:

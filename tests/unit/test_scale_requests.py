@@ -89,7 +89,7 @@ class Job:
         return states.get(worker)
 
     def details(self, kind: str) -> dict:
-        return next(tell.details for tell in reversed(self.told) if tell.kind.value == kind)
+        return next(tell.fact.details() for tell in reversed(self.told) if tell.fact.kind.value == kind)
 
 
 def running(np: int = 2, minimum: int = 1, maximum: int = 4) -> Job:

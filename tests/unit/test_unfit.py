@@ -100,7 +100,7 @@ class Job:
         return {member.identity.id for member in self.record.members}
 
     def unfit(self) -> list[tuple[str, str]]:
-        return [(t.details["worker"], t.details["reason"]) for t in self.told if t.kind.value == "worker_unfit"]
+        return [(t.fact.worker, t.fact.reason) for t in self.told if t.fact.kind.value == "worker_unfit"]
 
 
 def training(np: int = 2, minimum: int = 1) -> Job:
@@ -179,7 +179,7 @@ def test_a_newcomer_is_parted_with_whose_samples_the_others_were_given_before_it
     job.see("w2", Phase.BROKEN, plan.generation, job.step, VAIN)
     assert "w2" not in job.members
     assert job.unfit() == [], "it is not its fault"
-    assert [t.details["worker"] for t in job.told if t.kind.value == "worker_lost"] == ["w2"]
+    assert [t.fact.worker for t in job.told if t.fact.kind.value == "worker_lost"] == ["w2"]
 
 
 def test_newcomers_that_failed_together_are_tried_one_by_one() -> None:

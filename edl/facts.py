@@ -1,0 +1,335 @@
+"""What each kind of event says: one struct a kind, from which programs and people are told, and the docs are checked.
+
+Owns: the facts, their form in `edl events --json` (`details`) and in words (`words`). Does not own: where and when
+something happened (`edl.events`), nor how long events are kept.
+
+A fact is written with its fields beside those of its event. Fields may be added; none may change its meaning, as
+scripts outside read them. The docstring of each says when it is told.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+import msgspec
+from msgspec import UNSET, UnsetType
+
+from edl.events import Kind
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of event says."""
+
+    kind: ClassVar[Kind]
+
+    def details(self) -> dict[str, Any]:
+        """As `edl events --json` has it."""
+        found: dict[str, Any] = msgspec.to_builtins(self)
+        return found
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> Self:
+        """The fact of which `details` made this. Raises msgspec.ValidationError."""
+        return msgspec.convert(details, cls)
+
+    def words(self) -> str:
+        """For people."""
+        return _plain(self.details())
+
+
+class JobStarted(Fact, frozen=True, kw_only=True):
+    """The first worker has registered."""
+
+    kind = Kind.JOB_STARTED
+    np: int
+    min: int
+    max: int
+
+
+class LeaderElected(Fact, frozen=True, kw_only=True):
+    """A leader has taken over."""
+
+    kind = Kind.LEADER_ELECTED
+    worker: str
+
+
+class LeaderResigned(Fact, frozen=True, kw_only=True):
+    """A leader could not lead, and made room for another."""
+
+    kind = Kind.LEADER_RESIGNED
+    worker: str
+    reason: str
+
+
+class DriverCounts(Fact, frozen=True, kw_only=True):
+    """horovodrun's driver is to count its workers anew."""
+
+    kind = Kind.RECOUNT
+    number: int
+
+
+class DriverCounted(Fact, frozen=True, kw_only=True):
+    """Horovodrun's driver has counted its workers anew."""
+
+    kind = Kind.RECOUNTED
+    number: int
+    size: int
+    freed: tuple[str, ...]
+    given_up: tuple[str, ...]
+
+    def words(self) -> str:
+        freed, lost = ", ".join(self.freed), ", ".join(self.given_up)
+        line = f"horovodrun has {self.size} workers" + (f", without {freed}" if freed else "")
+        return line + (f"; it has given up {lost}" if lost else "")
+
+
+class SizeAsked(Fact, frozen=True, kw_only=True):
+    """A request for another size is taken."""
+
+    kind = Kind.SCALE_ASKED
+    size: int
+    before: int
+    leavers: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        leavers = f"; to leave: {', '.join(self.leavers)}" if self.leavers else ""
+        return f"{self.before} → {self.size} workers{leavers}"
+
+
+class PolicyDecided(Fact, frozen=True, kw_only=True):
+    """The job's own policy has decided."""
+
+    kind = Kind.DECISION
+    size: int
+    replace: tuple[str, ...] | UnsetType = UNSET
+    reason: str
+    act: bool
+    shares: Mapping[str, float] | UnsetType = UNSET
+    numbers: Mapping[str, Any] = {}
+
+    def details(self) -> dict[str, Any]:
+        """The numbers that a decision rests on are the policy's own: they stand beside the other fields."""
+        fixed = super().details()
+        return {**fixed.pop("numbers"), **fixed}
+
+    @classmethod
+    def of(cls, details: Mapping[str, Any]) -> Self:
+        fixed = {name: value for name, value in details.items() if name in cls.__struct_fields__}
+        numbers = {name: value for name, value in details.items() if name not in fixed}
+        return super().of({**fixed, "numbers": numbers})
+
+    def words(self) -> str:
+        replace = ", ".join(self.replace or ())
+        what = f"another worker for {replace}" if replace else f"{self.size} workers"
+        return f"{what}{'' if self.act else ' (as it is)'}: {self.reason}"
+
+
+class WorkerJoining(Fact, frozen=True, kw_only=True):
+    """A worker has registered."""
+
+    kind = Kind.WORKER_JOINING
+    worker: str
+    host: str
+
+    def words(self) -> str:
+        return f"{self.worker} on {self.host}"
+
+
+class WorkerWarming(Fact, frozen=True, kw_only=True):
+    """A newcomer has booted and rehearses; left out where that is over before the leader has heard of it."""
+
+    kind = Kind.WORKER_WARMING
+    worker: str
+    joining_ms: int | None
+
+    def words(self) -> str:
+        return _spent(self.worker, booting=self.joining_ms)
+
+
+class WorkerReady(Fact, frozen=True, kw_only=True):
+    """A newcomer has been through its rehearsal."""
+
+    kind = Kind.WORKER_READY
+    worker: str
+    joining_ms: int | None
+    warming_ms: int | None
+
+    def words(self) -> str:
+        return _spent(self.worker, booting=self.joining_ms, rehearsing=self.warming_ms)
+
+
+class SwitchScheduled(Fact, frozen=True, kw_only=True):
+    """The next generation is planned."""
+
+    kind = Kind.SWITCH_SCHEDULED
+    next_generation: int
+    after_step: int | None
+    size: int
+    newcomers: int
+
+    def words(self) -> str:
+        step = "at once" if self.after_step is None else f"after step {self.after_step}"
+        new = f", {self.newcomers} of them new" if self.newcomers else ""
+        return f"generation {self.next_generation} {step}: {self.size} workers{new}"
+
+
+class SwitchPutOff(Fact, frozen=True, kw_only=True):
+    """The word of a switch came too late for all; it is planned anew."""
+
+    kind = Kind.SWITCH_PUT_OFF
+    next_generation: int
+    after_step: int | None
+
+    def words(self) -> str:
+        return f"generation {self.next_generation}: its word came after step {self.after_step}; planned anew"
+
+
+class Scaled(Fact, frozen=True, kw_only=True, rename={"before": "from", "after": "to"}):
+    """The next generation trains."""
+
+    kind = Kind.SCALED
+    before: int
+    after: int
+    pause_ms: float | None = None
+    forced: bool = False
+    leave_ms: float | UnsetType | None = UNSET
+    enter_ms: float | UnsetType | None = UNSET
+    state_ms: float | UnsetType | None = UNSET
+    switching_ms: int | None = None
+    asked_ms: int | None = None
+
+    def words(self) -> str:
+        line = f"{self.before} → {self.after} workers"
+        if self.pause_ms is not None:
+            parts = {"leave": self.leave_ms, "enter": self.enter_ms, "state": self.state_ms}
+            known = [f"{name} {part:.0f}" for name, part in parts.items() if isinstance(part, float)]
+            line += f"; survivors paused for {self.pause_ms:.0f} ms" + (f" ({', '.join(known)})" if known else "")
+        if self.asked_ms is not None:
+            line += f"; {_seconds(self.asked_ms)} after it was asked for"
+        return line + ("; the ring before was broken" if self.forced else "")
+
+
+class WorkerLeft(Fact, frozen=True, kw_only=True):
+    """A worker that was told to leave has."""
+
+    kind = Kind.WORKER_LEFT
+    worker: str
+    leaving_ms: int | None
+
+    def words(self) -> str:
+        return _spent(self.worker, leaving=self.leaving_ms)
+
+
+class TooFewWorkers(Fact, frozen=True, kw_only=True):
+    """Fewer than `--min-np` are left: the job waits for others, as long as a boot may take."""
+
+    kind = Kind.TOO_FEW_WORKERS
+    reason: str
+
+
+class WorkerLost(Fact, frozen=True, kw_only=True):
+    """A worker is gone without leave."""
+
+    kind = Kind.WORKER_LOST
+    worker: str
+    was: str
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.worker}, which was {self.was}: {self.reason}"
+
+
+class WorkerUnfit(Fact, frozen=True, kw_only=True):
+    """A worker can be part of no ring, and is left out for good."""
+
+    kind = Kind.WORKER_UNFIT
+    worker: str
+    host: str
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.worker} of {self.host} can be part of no ring: {self.reason}"
+
+
+class BatchVoided(Fact, frozen=True, kw_only=True):
+    """A worker's ring failed under a mini-batch, which is void unless a peer has applied it."""
+
+    kind = Kind.BATCH_VOIDED
+    worker: str
+    voided_step: int
+    reason: str
+
+
+class WorkersDiverged(Fact, frozen=True, kw_only=True):
+    """Workers of one ring were found to differ in what must be equal."""
+
+    kind = Kind.DIVERGED
+    workers: tuple[str, ...]
+    first: str
+    differing: int
+    compared: int
+    after_step: int
+    equal_step: int
+    like: str
+    majority: bool
+    action: str
+    likely: str
+
+
+class LeasesCut(Fact, frozen=True, kw_only=True):
+    """What was leased beyond a step is cut anew, for another number of workers."""
+
+    kind = Kind.RECUT
+    after_step: int
+    batch: int
+    workers: int
+
+
+class EpochEnded(Fact, frozen=True, kw_only=True):
+    """The last sample of an epoch is trained."""
+
+    kind = Kind.EPOCH_ENDED
+    epoch: int
+
+
+class JobFailed(Fact, frozen=True, kw_only=True):
+    """The job has ended, and not well."""
+
+    kind = Kind.JOB_FAILED
+    reason: str
+
+
+class JobFinished(Fact, frozen=True, kw_only=True):
+    """The job has ended well."""
+
+    kind = Kind.JOB_FINISHED
+
+
+FACTS: Mapping[Kind, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasses__()}
+
+
+def told(kind: str, details: Mapping[str, Any]) -> str:
+    """What an event says beyond its kind, for people. One of another version of edl's is told as it stands."""
+    try:
+        return FACTS[Kind(kind)].of(details).words()
+    except (ValueError, msgspec.ValidationError):
+        return _plain(details)
+
+
+def _plain(details: Mapping[str, Any]) -> str:
+    return " ".join(f"{name}={_short(value)}" for name, value in details.items())
+
+
+def _short(value: Any) -> str:
+    return f"{value:.3f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
+
+
+def _spent(worker: str, **spans_ms: int | None) -> str:
+    """What a worker has gone through, and how long that took."""
+    took: Sequence[str] = [f"{_seconds(span)} of {did}" for did, span in spans_ms.items() if span is not None]
+    return f"{worker}{' after ' if took else ''}{' and '.join(took)}"
+
+
+def _seconds(span_ms: float) -> str:
+    return f"{span_ms / 1000:.1f} s"
