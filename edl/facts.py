@@ -160,7 +160,7 @@ class WorkerReady(Fact, frozen=True, kw_only=True):
 
 
 class SwitchScheduled(Fact, frozen=True, kw_only=True):
-    """The next generation is planned."""
+    """The next generation is planned, or another in its place after the same step, as a newcomer has failed."""
 
     kind = Kind.SWITCH_SCHEDULED
     next_generation: int
