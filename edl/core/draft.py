@@ -12,17 +12,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Unpack
 
 import msgspec
 
+from edl.core.changes import Changes, OtherChanges
 from edl.core.inputs import Command, Tell
 from edl.core.members import Cause, moved
 from edl.core.sightings import Sightings
 from edl.core.spans import Spans
 from edl.core.supply import Supply
 from edl.facts import Fact, JobFailed, JobFinished
-from edl.protocol.job import OVER, Gone, JobState, Member, Record, WorkerState
+from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Registered`)
@@ -52,7 +53,7 @@ class Draft:
 
     # ----------------------------------------------------------------------------------------------------- changes
 
-    def change(self, *, pressing: bool = True, **changes: Any) -> None:
+    def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
         """The record is another one from now on."""
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
         if pressing:
@@ -60,14 +61,15 @@ class Draft:
         if "members" in changes:
             self.members = _by_id(self.record)
 
-    def keep_ledger(self, *, pressing: bool = True, **changes: Any) -> None:
+    def keep_ledger(self, *, pressing: bool = True, **changes: Unpack[OtherChanges]) -> None:
         """The record has the ledger as it is now."""
         self.change(ledger=self.supply.snapshot(), pressing=pressing, **changes)
 
-    def update(self, worker: str, **changes: Any) -> None:
-        """One member changes, but not its state."""
+    def identify(self, identity: Identity) -> None:
+        """One member has another daemon, or another address."""
         replaced = (
-            msgspec.structs.replace(m, **changes) if m.identity.id == worker else m for m in self.record.members
+            msgspec.structs.replace(member, identity=identity) if member.identity.id == identity.id else member
+            for member in self.record.members
         )
         self.change(members=tuple(replaced))
 

@@ -160,7 +160,7 @@ class JobMachine:
         elif member is None:
             self._admit(happened)
         elif member.identity != identity:  # its daemon was started anew: another process speaks for the same trainer
-            self._draft.update(identity.id, identity=identity)
+            self._draft.identify(identity)
             self._fitness.excuse()  # whoever formed a ring found the others through the one that died
 
     def _admit(self, happened: Registered) -> None:

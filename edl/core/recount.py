@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass
-from typing import Any
 
+from edl.core.changes import DriverChanges
 from edl.core.scaling import GOING
 from edl.core.sightings import Sightings
 from edl.protocol.driver import Word
@@ -124,7 +124,7 @@ def has_empty_slots(record: Record, seen: Sightings) -> bool:
     return here.total() < max(word.size for _, word in counts) and bool(full - failed)
 
 
-def known_to_live(record: Record, slot: str) -> dict[str, Any]:
+def known_to_live(record: Record, slot: str) -> DriverChanges:
     """What becomes of the record when somebody comes from there."""
     return {
         "lost_slots": tuple(lost for lost in record.lost_slots if lost != slot),

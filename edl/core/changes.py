@@ -1,0 +1,66 @@
+"""What a leader may change in the record, and of which type: a wrong name or value is found before it runs.
+
+Owns: those names. Does not own: the record (`edl.protocol.job`), nor the act (`edl.core.draft`).
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from edl.protocol.figures import Rate
+from edl.protocol.governing import Governing, Recut, Replacing
+from edl.protocol.job import Gone, JobState, Limits, Member, Plan, Taken, Trials
+from edl.protocol.ledger import LedgerSnapshot
+
+
+class DriverChanges(TypedDict, total=False):
+    """Of what is known of horovodrun's driver."""
+
+    driven: bool
+    recounts: int
+    recounted: int
+    heeded: dict[str, float]
+    wished: bool
+    lost_slots: tuple[str, ...]
+    told_lost: tuple[str, ...]
+    given_up: tuple[str, ...]
+
+
+class OtherChanges(DriverChanges, total=False):
+    """All but the ledger."""
+
+    state: JobState
+    reason: str
+    limits: Limits
+    target: int
+    generation: int
+    began_step: int
+    roster: tuple[str, ...]
+    members: tuple[Member, ...]
+    arrivals: int
+    plan: Plan | None
+    planned: int
+    superseded: tuple[Plan, ...]
+    gone: tuple[Gone, ...]
+    awaited: int
+    taken: tuple[Taken, ...]
+    governing: Governing
+    rates: tuple[Rate, ...]
+    ruling: str
+    replacing: Replacing | None
+    recut: Recut | None
+    recuts: int
+    diverged: tuple[int, int, bool]
+    shares: dict[str, float]
+    voided: dict[str, int]
+    keep_s: float
+    past: tuple[str, ...]
+    unended: str
+    begun: bool
+    trials: Trials
+
+
+class Changes(OtherChanges, total=False):
+    """All that may change. Not the job's name, nor when it started; the version changes by itself."""
+
+    ledger: LedgerSnapshot | None
