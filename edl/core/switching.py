@@ -200,7 +200,7 @@ class Switching:
             self._drop(draft.record.plan, roster)
         staying = [worker for worker in roster if draft.state(worker) is not WorkerState.LEAVING]
         draft.move_all(staying, Cause.PLANNED)
-        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, draft.now)
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger)
         state = JobState.STARTING if draft.record.generation == 0 else JobState.SCALING
         draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut)
         draft.spans.planned_at = draft.now

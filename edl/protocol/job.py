@@ -74,7 +74,6 @@ class Plan(msgspec.Struct, frozen=True):
     roster: tuple[str, ...]
     after_step: int | None
     ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
-    started: float  # wall clock, for the event `scaled`
 
 
 class Limits(msgspec.Struct, frozen=True):

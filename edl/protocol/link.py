@@ -13,8 +13,6 @@ from edl.protocol.messages import Pause
 class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The trainer presents itself."""
 
-    pid: int
-    framework: str
     member: bool = False  # it has had orders, by a daemon before this one
 
 
@@ -98,10 +96,7 @@ class Commanded(msgspec.Struct, frozen=True, tag="commanded"):
 
 
 class Introduced(msgspec.Struct, frozen=True, tag="introduced"):
-    """The daemon's answer to Hello: who this worker is. `daemon_pid` lets the trainer watch its daemon."""
-
-    worker: str
-    daemon_pid: int
+    """The daemon's answer to Hello."""
 
 
 class GaveUp(msgspec.Struct, frozen=True, tag="gave_up"):

@@ -243,7 +243,7 @@ class Daemon:
             self._member = message.member
             self._connection = connection
             self._greeted.set()
-            self._send(say.Introduced(self._worker, os.getpid()))
+            self._send(say.Introduced())
         self._observer.hear(message)
         if isinstance(message, say.Entered | say.Broke) and self._introductions is not None:
             self._introductions.end(message.generation)

@@ -392,7 +392,7 @@ class Sitting:
 
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes."""
-        story: list[say.FromTrainer] = [say.Hello(self.link.trainer, self._framework.name, self.link.had_orders)]
+        story: list[say.FromTrainer] = [say.Hello(self.link.had_orders)]
         if self.opened is not None:
             story.append(say.Opened(self.opened))
         if self.generation:

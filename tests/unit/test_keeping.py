@@ -23,7 +23,7 @@ def record(workers: int, plans: int = 0) -> Record:
         Member(Identity(name, f"host-{i // 8}", f"10.0.0.{i // 8}", 7919 * i, 7919 * i + 1), WorkerState.TRAINING, i)
         for i, name in enumerate(names, 1)
     )
-    dropped = tuple(Plan(i, names, 40 + i, ledger.snapshot(), 1.7e9 + i) for i in range(plans))
+    dropped = tuple(Plan(i, names, 40 + i, ledger.snapshot()) for i in range(plans))
     return msgspec.structs.replace(
         new_record("j", 1.7e9), members=members, roster=names, ledger=ledger.snapshot(), superseded=dropped
     )
