@@ -244,6 +244,8 @@ class Rings:
                 self.job.end_script(worker)
             elif self._has_batch(worker):
                 supplied.append(worker)
+            else:
+                self.job.checks.waits(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
                 self.job.broken(worker, "connection reset by peer")

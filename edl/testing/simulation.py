@@ -38,12 +38,15 @@ SESSION_S = 0.3
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
 PATIENCE = Patience(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4)
 LATE_S = 0.06  # a late message: several steps
+LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached
 OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
 
 
 class SimJob:
     """One job, driven by a seed."""
+
+    late = LATE  # 0.0: no message is late
 
     def __init__(  # noqa: PLR0913 - keywords, all with defaults but the seed
         self,
@@ -353,9 +356,9 @@ class SimJob:
     # ------------------------------------------------------------------------------------------------ a leader's world
 
     def _delay(self) -> float:
-        """How long a message is under way: one in twenty for several steps."""
+        """How long a message is under way: some for several steps."""
         chance = self.random.random()
-        return 0.0005 + 0.002 * chance if chance < 0.95 else LATE_S * self.random.random()
+        return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
     def _call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
         self.after(self._delay(), self._arrive, said, answer)

@@ -120,6 +120,17 @@ def forgets_superseded_plans(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(supply.Supply, "go_by", lambda _self, _generation, _plans: None)
 
 
+def remembers_plans_that_are_no_more(patch: pytest.MonkeyPatch) -> None:
+    change = draft.Draft.change
+
+    def keep(self, **changes):
+        if changes.get("superseded") == ():
+            del changes["superseded"]
+        change(self, **changes)
+
+    patch.setattr(draft.Draft, "change", keep)
+
+
 def never_notices_a_broken_ring(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(planning, "is_broken", lambda _now: False)
 
@@ -226,6 +237,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     follows_the_lowest_step: {"I3", "I5"},
     forgets_what_the_dead_held: {"I6"},
     forgets_superseded_plans: {"I5", "I6", "I7"},
+    remembers_plans_that_are_no_more: {"I6"},
     never_notices_a_broken_ring: {"I12"},
     waits_for_those_that_hang: {"I12", "I14"},
     loses_requests_during_a_switch: {"requests"},
@@ -349,6 +361,7 @@ RARE = {  # what few seeds of `scenario` come across within a minute
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
     forgets_superseded_plans: survivor_dies,
+    remembers_plans_that_are_no_more: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
     lets_a_missed_switch_stand: word_comes_late,
     never_lifts_a_mark: leaves_at_a_mark,

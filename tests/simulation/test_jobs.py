@@ -58,6 +58,22 @@ def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
 
 
+class Prompt(SimJob):
+    """No message is late."""
+
+    late = 0.0
+
+
+@pytest.mark.parametrize("lease_s", [0.2, 0.6, 1.2])
+@pytest.mark.parametrize("seed", range(8))
+def test_while_workers_come_and_go_no_step_waits_for_leases_and_no_word_is_late(lease_s: float, seed: int) -> None:
+    job = Prompt(DataSpec(total=2000, epochs=1, batch=2), seed=seed, workers=3, lease_s=lease_s)
+    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.LEAVE, 0.8), Planned(Fault.JOIN, 1.5)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert job.durable.planned == 4, job.story("not all came and went")
+
+
 LONG = DataSpec(total=1500, epochs=1, batch=4)
 NEWCOMER = [Moment.BOOTING, Moment.REHEARSING, Moment.READY, Moment.ENTERING]
 

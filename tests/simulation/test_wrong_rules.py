@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import msgspec
 import pytest
 
-from edl.core import draft, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
+from edl.core import draft, horizon, hosts, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
 from edl.core.inputs import Registered
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
@@ -124,6 +124,29 @@ def lifts_the_mark_with_the_plan(patch: Patch) -> None:
     patch.setattr(switching.Switching, "_plan", unmarked)
 
 
+def switches_at_the_newest_step(patch: Patch) -> None:
+    patch.setattr(horizon.Horizon, "switch_step", lambda _horizon, newest, _age_s, _step_time_s, words=1: newest)
+
+
+def leases_for_one_step(patch: Patch) -> None:
+    patch.setattr(horizon.Horizon, "lease_steps", lambda _horizon, _step_time_s: 1)
+
+
+def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
+    def first(now, roster):
+        if len(roster) >= now.record.target:
+            return planning.Follow(hosts.grouped(roster[: now.record.target], now.members), False)
+        return planning.WaitAnew() if now.record.plan is not None else None
+
+    patch.setattr(planning, "_first", first)
+
+
+class Prompt(SimJob):
+    """No message is late."""
+
+    late = 0.0
+
+
 class ComesBack(SimJob):
     """A worker that is gone is presented once more, by a call that was under way for long."""
 
@@ -201,6 +224,11 @@ WRONG: dict[Callable[[Patch], None], Case] = {
     plans_a_switch_without_a_mark: Case("newcomers", **NEWCOMER),
     cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),
+    switches_at_the_newest_step: Case("I11", (JOIN,), workers=2, job=Prompt, lease_s=0.2),
+    leases_for_one_step: Case("I11", workers=2, job=Prompt),
+    takes_any_first_ring_for_the_first_try: Case(
+        "I7", (Planned(Fault.KILL, Moment.SITTING), Planned(Fault.KILL, Moment.STEPPING))
+    ),
 }
 
 
