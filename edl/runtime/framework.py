@@ -19,10 +19,6 @@ class Framework(Protocol):
     """One framework in this process. All methods belong to the training thread."""
 
     @property
-    def name(self) -> str:
-        """'torch' or 'tensorflow'."""
-
-    @property
     def ring(self) -> Ring:
         """The framework's own Horovod. torch's and TensorFlow's are two libraries with two global states."""
 

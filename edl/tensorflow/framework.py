@@ -66,8 +66,6 @@ def _failed(error: BaseException) -> bool:
 class TensorFlowFramework:
     """`edl.runtime.framework.Framework`, once per process."""
 
-    name = "tensorflow"
-
     def __init__(self) -> None:
         prepare_environment()
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)

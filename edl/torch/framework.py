@@ -50,8 +50,6 @@ def _failed(error: BaseException) -> bool:
 class TorchFramework:
     """`edl.runtime.framework.Framework`, once per process."""
 
-    name = "torch"
-
     def __init__(self) -> None:
         prepare_environment()
         self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)

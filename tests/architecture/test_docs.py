@@ -23,7 +23,9 @@ from edl.protocol import tree
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
-BESIDE = [ROOT / name for name in ("README.md", "CHANGELOG.md", "data/README.md", "examples/README.md")]
+BESIDE = [
+    ROOT / name for name in ("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "data/README.md", "examples/README.md")
+]
 PAGES = sorted([*BESIDE, *DOCS.rglob("*.md")])
 PICTURE = re.compile(r"^ +\(new\) .*?(?=\n\n|\n```)", re.DOTALL | re.MULTILINE)  # with the line above it left out
 FILES = re.compile(r"(?:\.?[\w-]+/)*[\w-]+\.(?:py|md|toml|cpp)\b|(?:scripts|\.ci)/[\w-]+")
