@@ -124,9 +124,12 @@ def test_the_mark_of_a_plan_outlives_it_until_somebody_is_known_not_to_have_come
     for worker in "ab":
         job.tell(worker, mark)
     job.feed(Vanished("c", "gone"))
-    assert (job.plan.generation, job.plan.after_step) == (3, None)
-    assert job.mark[1] == mark
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, mark, mark)
     job.tell("b", mark, missed=3)  # it waits for samples, where no ring can be changed
+    job.now += job.machine.horizon.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (4, None, mark)
+    job.tell("b", mark, missed=4)
     assert job.machine.record.recut is None
 
 
