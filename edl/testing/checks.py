@@ -19,6 +19,7 @@ from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.faults import Fault
 from edl.testing.models import learn, mean, of_own, of_sample
+from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
 from edl.testing.worker import Doing, SimWorker, lease_at, total_told
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 Sample = tuple[int, int]  # epoch, position
 SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
-HARMLESS = {Fault.JOIN, Fault.LEAVE, Fault.SCALE}  # who trains does not notice, but for the switch itself
 PLANS = 20  # without a step between them, besides what members and faults may cause
 
 
@@ -42,6 +42,7 @@ class Checks:
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.records = RecordChecks(self.violated)
+        self.pace = Pace(job, self.violated)
         self._rosters: dict[int, tuple[str, ...]] = {}
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
@@ -191,7 +192,7 @@ class Checks:
         """Orders have reached a worker."""
         if self._durable.get(record.version) is not record:
             self.violated("I9", f"{worker.id} is told version {record.version}, which is not durable")
-        self._hears_in_time(worker, orders)
+        self.pace.hears(worker, orders)
         known = worker.orders
         if known is not None and (orders.term, orders.version) <= (known.term, known.version):
             self.violated("I10", f"{worker.id} takes version {orders.version} of term {orders.term} after newer orders")
@@ -200,30 +201,6 @@ class Checks:
             self._roster(place.generation, members)
             if (place.rank, place.size) != (members.index(worker.id), len(members)):
                 self.violated("I2", f"{worker.id} is rank {place.rank} of {place.size} in {members}")
-
-    def _hears_in_time(self, worker: SimWorker, orders: Orders) -> None:
-        """Where no message is late, the word of a switch comes before its step is over: no mini-batch is void."""
-        coming = orders.assignment
-        if coming is None or coming.after_step is None or coming.place.generation <= worker.generation:
-            return
-        goes_on = worker.doing is Doing.TRAINING and not worker.is_held
-        if self._is_smooth and goes_on and worker.step >= coming.after_step:
-            self.violated(
-                "I11", f"{worker.id} has applied {worker.step}, and hears of a switch after {coming.after_step}"
-            )
-
-    def waits(self, worker: SimWorker) -> None:
-        """It has no samples. Nobody waits for a leader to lease what is there."""
-        spec, share = self.job.spec, worker.share
-        if spec is None or share is None or spec.by_sample or spec.open_ended or not self._is_smooth:
-            return
-        if worker.entered < worker.step >= share.covered_step and not share.last:
-            self.violated("I11", f"{worker.id} waits after step {worker.step}, and samples are left to be leased")
-
-    @property
-    def _is_smooth(self) -> bool:
-        """Nothing has gone wrong with anybody, nor with a message."""
-        return not self.job.late and self.job.struck.keys() <= HARMLESS
 
     def reads(self, worker: SimWorker) -> None:
         """What its pipeline has read is what it is to train."""

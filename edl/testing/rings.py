@@ -245,7 +245,7 @@ class Rings:
             elif self._has_batch(worker):
                 supplied.append(worker)
             else:
-                self.job.checks.waits(worker)
+                self.job.checks.pace.waits(worker)
         if not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
                 self.job.broken(worker, "connection reset by peer")
@@ -272,9 +272,9 @@ class Rings:
         if spec is None:
             return worker.step >= self.job.steps
         assert share is not None
-        if not spec.open_ended:
+        if not worker.begins_epochs:
             return share.covered_step <= worker.step and (share.last or sees_the_end(worker, spec))
-        while pass_is_over(worker):
+        while pass_is_over(worker, spec):
             if worker.wanted == spec.epochs:
                 return True
             self.job.begin_pass(worker)
@@ -331,14 +331,16 @@ def samples_of(worker: SimWorker, step: int) -> list[Sample]:
 
 
 def sees_the_end(worker: SimWorker, spec: DataSpec) -> bool:
-    """A script that cuts batches itself has ended with its last short one, whatever comes back later."""
+    """A script that cuts batches itself has ended its pass with its last short one, whatever comes back later."""
     lease = lease_at(worker, worker.step) if spec.by_sample else None
     last = lease is not None and lease.final and lease.until_step == worker.step
-    return last and lease is not None and (lease.epoch == spec.epochs - 1 or not spec.whole_epochs)
+    return last and lease is not None and (lease.epoch >= worker.wanted - 1 or not worker.begins_epochs)
 
 
-def pass_is_over(worker: SimWorker) -> bool:
+def pass_is_over(worker: SimWorker, spec: DataSpec) -> bool:
     """All samples of the epochs that its script has begun are trained."""
+    if sees_the_end(worker, spec):
+        return True
     lease, share = lease_at(worker, worker.step + 1), worker.share
     if lease is not None:
         return lease.epoch >= worker.wanted

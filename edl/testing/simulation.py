@@ -271,7 +271,7 @@ class SimJob:
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
-        worker.begins_epochs = self.spec is not None and self.spec.open_ended
+        worker.begins_epochs = self.spec is not None and asks_by_epoch(self.spec)
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -558,6 +558,11 @@ class SimJob:
         worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
         self.rings.missed(worker)
         self._stir(worker)
+
+
+def asks_by_epoch(spec: DataSpec) -> bool:
+    """Each pass of the script is one epoch, and asks for it when it begins."""
+    return spec.open_ended or (spec.by_sample and spec.whole_epochs)
 
 
 def _generation(assignment: Assignment | None) -> int:

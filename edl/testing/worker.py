@@ -169,7 +169,7 @@ class SimWorker:
         )
 
     def _data(self, spec: DataSpec) -> DataSpec:
-        return msgspec.structs.replace(spec, epochs=self.wanted) if spec.open_ended else spec
+        return msgspec.structs.replace(spec, epochs=self.wanted) if self.begins_epochs else spec
 
     def hear(self) -> bool:
         """Take the share of this generation, if the orders have it. False: they have not."""

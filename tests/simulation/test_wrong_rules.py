@@ -20,6 +20,7 @@ from edl.testing.worker import Doing, SimWorker
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
 EPOCHS = DataSpec(total=90, epochs=6, batch=2)
+PASSES = DataSpec(total=30, epochs=8, batch=2, by_sample=True)  # short ones: each asks for its epoch
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
 
 Patch = pytest.MonkeyPatch
@@ -141,6 +142,13 @@ def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
     patch.setattr(planning, "_first", first)
 
 
+def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
+    def take(self, snapshot):
+        self.ledger = ledger.Ledger.restore(snapshot)
+
+    patch.setattr(supply.Supply, "_take", take)
+
+
 class Prompt(SimJob):
     """No message is late."""
 
@@ -226,6 +234,9 @@ WRONG: dict[Callable[[Patch], None], Case] = {
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),
     switches_at_the_newest_step: Case("I11", (JOIN,), workers=2, job=Prompt, lease_s=0.2),
     leases_for_one_step: Case("I11", workers=2, job=Prompt),
+    forgets_the_epochs_asked_for_since_the_plan: Case(
+        "I12", (JOIN, Planned(Fault.CRASH_LEADER, 0.2)), spec=PASSES, workers=2
+    ),
     takes_any_first_ring_for_the_first_try: Case(
         "I7", (Planned(Fault.KILL, Moment.SITTING), Planned(Fault.KILL, Moment.STEPPING))
     ),

@@ -1,0 +1,45 @@
+"""What must hold where nothing goes wrong with anybody, nor with a message: training does not pause (I11)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Final, NoReturn
+
+from edl.protocol.assignment import Orders
+from edl.testing.faults import Fault
+from edl.testing.worker import Doing, SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+HARMLESS: Final = {Fault.JOIN, Fault.LEAVE, Fault.SCALE}  # who trains does not notice, but for the switch itself
+
+
+class Pace:
+    """Of one job. `violated`: who is told of a pause."""
+
+    def __init__(self, job: SimJob, violated: Callable[[str, str], NoReturn]) -> None:
+        self._job = job
+        self._violated = violated
+
+    def hears(self, worker: SimWorker, orders: Orders) -> None:
+        """The word of a switch comes before its step is over: no mini-batch is void."""
+        coming = orders.assignment
+        if coming is None or coming.after_step is None or coming.place.generation <= worker.generation:
+            return
+        goes_on = worker.doing is Doing.TRAINING and not worker.is_held
+        if self._is_smooth and goes_on and worker.step >= coming.after_step:
+            late = f"{worker.id} has applied {worker.step}, and hears of a switch after {coming.after_step}"
+            self._violated("I11", late)
+
+    def waits(self, worker: SimWorker) -> None:
+        """It has no samples. Nobody waits for a leader to lease what is there."""
+        spec, share = self._job.spec, worker.share
+        if spec is None or share is None or spec.by_sample or spec.open_ended or not self._is_smooth:
+            return
+        if worker.entered < worker.step >= share.covered_step and not share.last:
+            self._violated("I11", f"{worker.id} waits after step {worker.step}, and samples are left to be leased")
+
+    @property
+    def _is_smooth(self) -> bool:
+        return not self._job.late and self._job.struck.keys() <= HARMLESS
