@@ -157,7 +157,11 @@ def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
 def _is_to_be_seen(strike: Strike, evidence: Evidence) -> bool:
     """A newcomer is blamed by what others say, or for being new; are enough left to see whether they have a ring?"""
     is_new = strike.worker in evidence.newcomers
-    return is_new and not is_own(strike.reason) and len(evidence.base) >= max(evidence.minimum, 1)
+    return is_new and not _says_so_itself(strike) and len(evidence.base) >= max(evidence.minimum, 1)
+
+
+def _says_so_itself(strike: Strike) -> bool:
+    return strike.reason != _NEVER_CAME and is_own(strike.reason)
 
 
 def condemned(trials: Trials) -> set[str]:
@@ -170,7 +174,7 @@ def not_proven(trials: Trials) -> Trials:
 
     What workers have said of themselves stays.
     """
-    own = tuple(strike for strike in trials.strikes if is_own(strike.reason))
+    own = tuple(strike for strike in trials.strikes if _says_so_itself(strike))
     return undecided_no_more(msgspec.structs.replace(trials, strikes=own))
 
 

@@ -29,7 +29,7 @@ ENDS = (2017708, 2025894)
 # Of who waits for the last samples of all in a ring that is broken.
 WAITS = (2023027,)
 # Of a newcomer in rings that failed for others' sake, whose ends nobody knew; of a daemon that dies in each first ring.
-BLAME = (2025649, 4100754)
+BLAME = (2025649, 4100754, 2056356)
 # Of the simulation: a job that begins anew, whose first ring on record is there before its first step; and a worker
 # that is let in after a request for a size, and had come before it; one that is left out for trial with a newer state;
 # and a newcomer in a ring that began after another step than the one planned.

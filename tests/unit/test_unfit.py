@@ -254,6 +254,18 @@ def test_a_newcomer_is_not_blamed_for_rings_that_failed_for_one_whose_end_nobody
     assert job.record.trials.strikes == ()
 
 
+def test_a_newcomer_that_was_not_seen_to_come_is_not_blamed_where_another_turns_out_to_hang() -> None:
+    job = training(3)
+    job.ready("w3")
+    job.fail(w0=VAIN, w2=VAIN, w1="", w3="")
+    job.train()
+    job.fail(w0=VAIN, w2=VAIN, w1="", w3="")
+    assert [strike.times for strike in job.record.trials.strikes] == [2]
+    assert "w3" in job.members, "whether the others have a ring without it is to be seen"
+    job.feed(Vanished("w1", "it hangs"))
+    assert (job.unfit(), job.record.trials.strikes) == ([], ())
+
+
 def test_what_a_newcomer_has_said_of_itself_is_held_against_it_though_another_is_gone() -> None:
     job = training(3)
     job.ready("bad")
