@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from pace import patient
+from warm_python import WARM, WarmPython
 
 from edl import client
 from edl.errors import EdlError
@@ -23,15 +24,17 @@ from edl.errors import EdlError
 pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in a test
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
+FORKING = [*MAIN[:2], f"import sys; sys.path.append({str(WARM)!r}); import launch; {MAIN[2]}"]  # workers that are forks
 WAIT_S = 30.0
 
 
 class Edl:
     """Runs `edl` with all its processes marked by their EDL_HOME."""
 
-    def __init__(self, home: Path, cwd: Path) -> None:
+    def __init__(self, home: Path, cwd: Path, warm: WarmPython) -> None:
         self.home = home
         self.cwd = cwd
+        self.warm = warm
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
         self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
         self._started: list[subprocess.Popen[str]] = []
@@ -44,7 +47,8 @@ class Edl:
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
         """`under`: a command that starts it, such as nohup."""
-        return self.start_command([*under, *MAIN, *arguments], **environ)
+        main = FORKING if any(word.startswith(str(WARM)) for word in arguments) else MAIN
+        return self.start_command([*under, *main, *arguments], **environ)
 
     def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:
         """Something else than `edl`, in the same surroundings."""
@@ -144,9 +148,18 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     return report
 
 
+@pytest.fixture(scope="session")
+def warm() -> Iterator[WarmPython]:
+    warm = WarmPython()
+    yield warm
+    warm.close()
+
+
 @pytest.fixture
-def edl(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Iterator[Edl]:
-    edl = Edl(tmp_path / "home", tmp_path)
+def edl(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest, warm: WarmPython
+) -> Iterator[Edl]:
+    edl = Edl(tmp_path / "home", tmp_path, warm)
     monkeypatch.setenv("EDL_HOME", str(edl.home))  # for a look by `edl.client` in this process
     yield edl
     left = edl.processes()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -36,12 +35,17 @@ class Job:
         self.edl, self.out = edl, out
         self.epochs = epochs
         self.until = out / "epochs"
-        self.command = [sys.executable, str(JOBS / script[0]), "--out", str(out), "--until", str(self.until)]
+        self.command = [*self.run(JOBS / script[0]), "--out", str(out), "--until", str(self.until)]
         self.command += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
         self.command += script[1:]
         self.audit = out / "audit"
         self.environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_AUDIT": str(self.audit)}
         self.launcher = self.launch(workers, **environ)
+
+    def run(self, script: Path) -> list[str]:
+        """By a Python that has its framework imported already."""
+        command: list[str] = self.edl.warm.command(script)
+        return command
 
     def launch(self, workers: int, **environ: str) -> subprocess.Popen[str]:
         return self.edl.start("run", "-np", str(workers), "--job", "s", *self.command, **self.environ, **environ)

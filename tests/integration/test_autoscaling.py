@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,7 +13,7 @@ from edl.runtime.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-SCRIPT = str(Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py")
+SCRIPT = Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py"
 KNEE = {"1": 0.2, "2": 0.2, "3": 0.5}  # two workers do twice as much as one, three do less than two
 
 
@@ -24,7 +23,7 @@ def decisions(edl) -> list[dict]:
 
 def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
     policy = ("--autoscale", "efficiency=0.1,batches=10,cooldown=1", "--autoscale-every", "3")
-    command = [sys.executable, SCRIPT, "--step-s", json.dumps(KNEE)]
+    command = [*edl.warm.command(SCRIPT), "--step-s", json.dumps(KNEE)]
     launcher = edl.start("run", "-np", "1", "--max-np", "3", "--job", "g", *policy, *command)
     edl.wait(lambda: any(not told["act"] for told in decisions(edl)), "it has settled", timeout_s=180)
     told = decisions(edl)
@@ -44,7 +43,7 @@ def test_it_finds_the_knee_and_a_profile_shows_it(edl, tmp_path):
 
 
 def test_a_profile_measures_each_size(edl, tmp_path):
-    launcher = edl.start("run", "-np", "2", "--job", "g", sys.executable, SCRIPT, "--step-s", json.dumps(KNEE))
+    launcher = edl.start("run", "-np", "2", "--job", "g", *edl.warm.command(SCRIPT), "--step-s", json.dumps(KNEE))
     edl.wait(
         lambda: [one["state"] for one in edl.status("g")["workers"]] == ["training"] * 2, "two train", timeout_s=90
     )
@@ -62,7 +61,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
 def test_a_straggler_is_replaced(edl, tmp_path):
     slow = ("--slow-slot", "1", "--slow-s", "0.1")
     policy = ("--stragglers", "replace", "--autoscale-every", "5")
-    command = [sys.executable, SCRIPT, *slow]
+    command = [*edl.warm.command(SCRIPT), *slow]
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
     edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
     (told,) = decisions(edl)
@@ -88,7 +87,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
 @pytest.mark.parametrize("way", ["function", "session"])
 def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     """There the others wait inside TensorFlow."""
-    job = str(Path(__file__).with_name("jobs") / "slow_graph.py")
+    job = Path(__file__).with_name("jobs") / "slow_graph.py"
     launcher = edl.start(
         "run",
         "-np",
@@ -99,8 +98,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
         "tell",
         "--autoscale-every",
         "5",
-        sys.executable,
-        job,
+        *edl.warm.command(job),
         way,
         "--slow-slot",
         "1",
@@ -117,7 +115,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
 
 def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "5", "--audit", "audit")
-    command = [sys.executable, SCRIPT, "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]
+    command = [*edl.warm.command(SCRIPT), "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
 
     def cut_anew() -> dict | None:
@@ -168,7 +166,7 @@ def test_a_policy_of_ones_own(edl, tmp_path):
         "        return Decision(2, f'the loss is {loss:.2f}', numbers={'loss': loss})\n"
     )
     flags = ("--autoscale", f"policy={policy}:Mine,cooldown=1", "--autoscale-every", "3")
-    command = [sys.executable, SCRIPT, "--step-s", "{}"]
+    command = [*edl.warm.command(SCRIPT), "--step-s", "{}"]
     launcher = edl.start("run", "-np", "1", "--max-np", "3", "--job", "g", *flags, *command)
     edl.wait(lambda: len(decisions(edl)) == 2, "it has raised", timeout_s=120)
     first, second = decisions(edl)

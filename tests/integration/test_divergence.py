@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def diverged(edl, job: str) -> list[dict]:
 def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
     flags = ("-np", "3", "--on-divergence", "heal", "--check-weights", "10")
     done = edl(
-        *("run", *flags, "--job", "d", sys.executable, str(JOBS / "torch_diverging.py"), "--out", str(tmp_path)),
+        *("run", *flags, "--job", "d", *edl.warm.command(JOBS / "torch_diverging.py"), "--out", str(tmp_path)),
         timeout_s=200,
     )
     assert done.returncode == 0, done.stderr
@@ -36,7 +35,7 @@ def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
 
 def test_a_job_of_tensorflow_fails_and_says_what_differs(edl):
     done = edl(
-        *("run", "-np", "2", "--check-weights", "10", "--job", "d", sys.executable, str(JOBS / "tf_diverging.py")),
+        *("run", "-np", "2", "--check-weights", "10", "--job", "d", *edl.warm.command(JOBS / "tf_diverging.py")),
         timeout_s=200,
         TF_CPP_MIN_LOG_LEVEL="3",
     )

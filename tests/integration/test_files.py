@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections import Counter
 from itertools import chain
 from pathlib import Path
@@ -12,7 +11,7 @@ import pytest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-SCRIPT = [sys.executable, str(Path(__file__).parent / "jobs" / "torch_files.py")]
+SCRIPT = Path(__file__).parent / "jobs" / "torch_files.py"
 FILES, RECORDS = 3, 61
 
 
@@ -23,9 +22,13 @@ def write_files(folder: Path) -> None:
         (folder / f"{file}.jsonl").write_text("".join(lines))
 
 
+def train(edl, files: str, out: Path):
+    return edl("run", "-np", "2", "--job", "x", *edl.warm.command(SCRIPT), files, str(out), timeout_s=200)
+
+
 def test_each_record_of_each_epoch_is_trained_once(edl, tmp_path):
     write_files(tmp_path / "files")
-    done = edl("run", "-np", "2", "--job", "x", *SCRIPT, f"{tmp_path}/files/*.jsonl", str(tmp_path), timeout_s=200)
+    done = train(edl, f"{tmp_path}/files/*.jsonl", tmp_path)
     assert done.returncode == 0, done.stderr
     shares = [json.loads((tmp_path / f"trained-{rank}.json").read_text()) for rank in range(2)]
     assert {len(share) for share in shares} == {2 * 12}  # 183 records in steps of 16; nobody's share is ever empty
@@ -39,7 +42,7 @@ def test_a_bad_record_ends_the_job_and_is_named(edl, tmp_path):
     write_files(tmp_path / "files")
     bad = tmp_path / "files" / "1.jsonl"
     bad.write_text(bad.read_text().replace('"n": 70,', '"n": ,'))
-    done = edl("run", "-np", "2", "--job", "x", *SCRIPT, f"{tmp_path}/files", str(tmp_path), timeout_s=200)
+    done = train(edl, f"{tmp_path}/files", tmp_path)
     assert done.returncode == 1
     named = f"{bad} on host"
     assert f"DataError: {named}" in done.stderr  # each worker's traceback

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +27,7 @@ def final_weights(folder: Path, rank: int) -> np.ndarray:
     ids=["torch", "tf.function", "keras fit"],
 )
 def test_two_workers_train_as_one_would(edl, tmp_path, script, environ):
-    program = [sys.executable, str(JOBS / f"{script}.py")]
+    program = edl.warm.command(JOBS / f"{script}.py")
     quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
     job = edl.start("run", "-np", "2", "--job", "pair", *program, "--out", str(tmp_path / "pair"), **quiet, **environ)
     out, err = job.communicate(timeout=patient(200))

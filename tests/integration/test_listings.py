@@ -119,7 +119,7 @@ def test_the_script_that_came_from_torchrun_runs(edl, tmp_path):
 def run(edl, folder: Path, code: str) -> str:
     script = folder / "train.py"
     script.write_text(code)
-    process = edl.start_command([sys.executable, str(script)], TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
+    process = edl.start_command(edl.warm.command(script), TF_CPP_MIN_LOG_LEVEL="3", CUDA_VISIBLE_DEVICES="")
     out, err = process.communicate(timeout=patient(END_S))
     assert process.returncode == 0, err
     edl.wait_nothing_left()

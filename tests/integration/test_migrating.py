@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import sys
 from pathlib import Path
 
 import pytest
@@ -16,15 +15,15 @@ SCRIPTS = ["horovod_pytorch.py", "horovod_tensorflow2.py"]
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 
 
-def command(script: str, *arguments: str) -> list[str]:
+def command(edl, script: str, *arguments: str) -> list[str]:
     data = str(ROOT / "data" / "digits" / "digits.csv.gz")
-    return [sys.executable, str(ROOT / "examples" / script), "--data", data, *arguments]
+    return [*edl.warm.command(ROOT / "examples" / script), "--data", data, *arguments]
 
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_grows_and_shrinks_without_a_stop(edl, script):
     size = ("-np", "2", "--max-np", "3", "--job", "m")
-    launcher = edl.start("run", *size, *command(script, "--epochs", "10000", "--step-time", "0.05"), **QUIET)
+    launcher = edl.start("run", *size, *command(edl, script, "--epochs", "10000", "--step-time", "0.05"), **QUIET)
 
     def trains() -> dict[str, int]:
         status = edl.status("m")
@@ -50,7 +49,7 @@ def test_it_grows_and_shrinks_without_a_stop(edl, script):
 
 @pytest.mark.parametrize("script", SCRIPTS)
 def test_it_learns(edl, script):
-    done = edl("run", "-np", "2", "--audit", "audit", *command(script, "--epochs", "4"), timeout_s=120, **QUIET)
+    done = edl("run", "-np", "2", "--audit", "audit", *command(edl, script, "--epochs", "4"), timeout_s=120, **QUIET)
     assert done.returncode == 0, done.stderr
     (accuracy,) = re.findall(r"accuracy ([\d.]+)", done.stdout)
     assert float(accuracy) > 0.6
@@ -67,5 +66,5 @@ def test_a_gpu_can_be_pinned_after_init(edl, tmp_path):
         "for ids in edl.elastic_shard_generator(64, epochs=1).batches(8):\n"
         "    edl.notify_batch_end()\n"
     )
-    done = edl("run", "-np", "2", sys.executable, str(script), timeout_s=120, **QUIET)
+    done = edl("run", "-np", "2", *edl.warm.command(script), timeout_s=120, **QUIET)
     assert done.returncode == 0, done.stderr

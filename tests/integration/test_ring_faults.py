@@ -14,15 +14,16 @@ from pace import patient
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet, WorkerFailed
+from warm_python import WarmPython
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 BATCH = [[1.0] * 6], [1.0]
 
 
 @pytest.fixture(scope="module", params=["torch", "eager", "fit", "function", "graph"])
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
-    with Fleet(script[0], 4, *script[1:], "clipped" if request.param == "torch" else "sgd") as fleet:
+    with Fleet(warm, script[0], 4, *script[1:], "clipped" if request.param == "torch" else "sgd") as fleet:
         fleet.together([0, 1], "train", [BATCH] * 2)
         yield fleet
 

@@ -15,6 +15,7 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
 from rings import check_changing_rings
+from warm_python import WarmPython
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -24,8 +25,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     ("way", "kind"),
     [("eager", "clipped"), ("function", "clipped"), ("fit", "clipped"), ("graph", "adam"), ("function", "adam")],
 )
-def test_weights_are_those_of_one_worker_on_the_global_batches(way: str, kind: str) -> None:
-    with Fleet("tensorflow_worker.py", 4, way, kind) as fleet:
+def test_weights_are_those_of_one_worker_on_the_global_batches(warm: WarmPython, way: str, kind: str) -> None:
+    with Fleet(warm, "tensorflow_worker.py", 4, way, kind) as fleet:
         check_changing_rings(fleet, random.Random(7))
         fleet.form([0, 1])
         for members in ([0, 1], [3]):

@@ -13,6 +13,7 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
 from rings import ALONE, batch, check_changing_rings, check_close, check_equal, joined
+from warm_python import WarmPython
 
 pytestmark = pytest.mark.integration
 
@@ -23,8 +24,8 @@ def kind(request: pytest.FixtureRequest) -> str:
 
 
 @pytest.fixture
-def fleet(kind: str) -> Iterator[Fleet]:
-    with Fleet("torch_worker.py", 4, kind) as fleet:
+def fleet(warm: WarmPython, kind: str) -> Iterator[Fleet]:
+    with Fleet(warm, "torch_worker.py", 4, kind) as fleet:
         yield fleet
 
 
@@ -41,10 +42,10 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
 
 
 @pytest.mark.timeout(120)
-def test_workers_may_differ_in_their_passes_of_backward() -> None:
+def test_workers_may_differ_in_their_passes_of_backward(warm: WarmPython) -> None:
     """With `backward_passes_per_step=2`, and a script that reports its loss before the update."""
     source = random.Random(8)
-    with Fleet("torch_worker.py", 3, "passes") as fleet:
+    with Fleet(warm, "torch_worker.py", 3, "passes") as fleet:
         fleet.form([0, 1, 2])
         fleet.together([0, 1, 2], "synchronize", [(0,)] * 3)
         fleet.form([2])

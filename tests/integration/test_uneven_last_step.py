@@ -17,6 +17,7 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
 from rings import ALONE, Batch, batch, joined
+from warm_python import WarmPython
 
 from edl.core.ledger import Ledger
 from edl.protocol.assignment import Share
@@ -37,10 +38,10 @@ WAYS = {
 
 
 @pytest.fixture(params=WAYS)
-def fleet(request: pytest.FixtureRequest) -> Iterator[Fleet]:
+def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     """Three in a ring, one alone, all with the same model, which their steps leave as it is."""
     script, *arguments = WAYS[request.param]
-    with Fleet(script, 4, *arguments) as fleet:
+    with Fleet(warm, script, 4, *arguments) as fleet:
         everybody = [*TOGETHER, ALONE]
         fleet.form(everybody)
         fleet.together(everybody, "synchronize", [(0,)] * 4)

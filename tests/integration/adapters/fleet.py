@@ -8,12 +8,12 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import threading
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
+from warm_python import WarmPython
 
 from edl.testing.gathering import Gathering
 
@@ -26,22 +26,27 @@ class WorkerFailed(Exception):
 
 
 class Worker:
-    """One worker process."""
+    """One worker process, forked from one that has imported its framework."""
 
-    def __init__(self, script: str, name: str, *arguments: str) -> None:
+    def __init__(self, warm: WarmPython, script: str, name: str, *arguments: str) -> None:
         self.name = name
+        self.pid = 0
         quiet = {
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "-1",
             "PYTHONPATH": os.pathsep.join([str(HERE.parents[2]), os.environ.get("PYTHONPATH", "")]),
         }
         self.process = subprocess.Popen(
-            [sys.executable, str(HERE / script), name, *arguments],
+            [*warm.command(HERE / script), name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
             env=os.environ | quiet,
         )
+
+    def wait_booted(self) -> None:
+        """It says its pid: a signal must reach it itself."""
+        self.pid = self.answer()
 
     def send(self, command: str, *arguments: Any) -> None:
         assert self.process.stdin is not None
@@ -67,7 +72,7 @@ class Worker:
         return self.answer()
 
     def signal(self, number: signal.Signals) -> None:
-        self.process.send_signal(number)
+        os.kill(self.pid, number)
 
     def end(self) -> None:
         self.process.kill()
@@ -80,16 +85,16 @@ class Worker:
 class Fleet:
     """Workers, and a loop on which they find each other. Use it as a context."""
 
-    def __init__(self, script: str, number: int, *arguments: str) -> None:
+    def __init__(self, warm: WarmPython, script: str, number: int, *arguments: str) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._generation = 0
-        self.workers = [Worker(script, f"w{index}", *arguments) for index in range(number)]
+        self.workers = [Worker(warm, script, f"w{index}", *arguments) for index in range(number)]
 
     def __enter__(self) -> Fleet:
         self._thread.start()
         for worker in self.workers:
-            assert worker.answer() == "solo"
+            worker.wait_booted()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,0 +1,205 @@
+"""A process that has imported a framework, and forks for each worker that is asked for: `zygote.py FRAMEWORK SOCKET`.
+
+A fork is what the script would be after its imports, had it been started as `python script.py`: with the arguments,
+environment, working directory and standard streams that it was asked for, in a session of its own, and with its own
+command line and environment in /proc, where edl and its tests look for them. Fork and import exclude each other as
+soon as there is a second thread, so there must be none here.
+
+The stub that asks (stub.py) holds a connection: over it it hears the worker's pid, then its exit status. When the stub
+dies, its worker is killed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import importlib
+import json
+import os
+import select
+import signal
+import socket
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+MODULES = {
+    # The last one takes as long as all others, and is what the first optimizer of a script imports.
+    "torch": ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo"),
+    "tensorflow": ("horovod.tensorflow", "edl.tensorflow"),
+}
+ASK_S = 10.0
+STREAMS = 3
+
+
+class Request:
+    """What a worker shall be."""
+
+    def __init__(self, asker: socket.socket) -> None:
+        asker.settimeout(ASK_S)
+        first, descriptors, _, _ = socket.recv_fds(asker, 65536, STREAMS)
+        parts = [first]
+        while part := asker.recv(65536):
+            parts.append(part)
+        asked: dict[str, Any] = json.loads(b"".join(parts))
+        self.streams = descriptors
+        self.command: list[str] = asked["command"]
+        self.environ: dict[str, str] = asked["environ"]
+        self.folder: str = asked["folder"]
+
+
+class Forks:
+    """Those that live, each with its pidfd and who has asked for it."""
+
+    def __init__(self, path: Path) -> None:
+        self._poll = select.poll()
+        self._listener = socket.socket(socket.AF_UNIX)
+        draft = path.with_suffix(".new")
+        self._listener.bind(str(draft))
+        draft.chmod(0o600)
+        self._listener.listen(64)
+        draft.rename(path)  # there only once it can be called
+        self._poll.register(self._listener, select.POLLIN)
+        self._ends: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
+        self._askers: dict[int, tuple[int, socket.socket]] = {}  # by the connection's descriptor: pidfd
+
+    def serve(self) -> Request:
+        """Returns in a fork only."""
+        while True:
+            for descriptor, _ in self._poll.poll():
+                if descriptor == self._listener.fileno():
+                    if request := self._accept():
+                        return request
+                elif descriptor in self._ends:
+                    self._ended(descriptor)
+                elif descriptor in self._askers:
+                    self._gone(descriptor)
+
+    def _accept(self) -> Request | None:
+        asker, _ = self._listener.accept()
+        try:
+            request = Request(asker)
+        except (OSError, ValueError):
+            asker.close()  # who has asked is gone already
+            return None
+        threads = len(list(Path("/proc/self/task").iterdir()))
+        assert threads == 1, f"{threads} threads: a fork has only one of them"
+        pid = os.fork()
+        if pid == 0:
+            self._let_go(asker)
+            return request
+        for stream in request.streams:
+            os.close(stream)
+        handle = os.pidfd_open(pid)
+        self._ends[handle] = pid, asker
+        self._askers[asker.fileno()] = handle, asker
+        self._poll.register(handle, select.POLLIN)
+        self._poll.register(asker, 0)  # POLLHUP comes unasked
+        _tell(asker, pid)
+        return None
+
+    def _ended(self, handle: int) -> None:
+        pid, asker = self._ends.pop(handle)
+        self._poll.unregister(handle)
+        os.close(handle)
+        _, status = os.waitpid(pid, 0)
+        if asker.fileno() >= 0:
+            self._poll.unregister(asker)
+            del self._askers[asker.fileno()]
+            _tell(asker, os.waitstatus_to_exitcode(status))
+            asker.close()
+
+    def _gone(self, descriptor: int) -> None:
+        handle, asker = self._askers.pop(descriptor)
+        self._poll.unregister(descriptor)
+        asker.close()
+        pid, _ = self._ends[handle]  # it is not reaped yet, so that its pid is nobody else's
+        try:
+            os.killpg(pid, signal.SIGKILL)
+        except ProcessLookupError:  # it has come to no session of its own yet
+            os.kill(pid, signal.SIGKILL)
+
+    def _let_go(self, asker: socket.socket) -> None:
+        """In a fork."""
+        for descriptor in self._ends:
+            os.close(descriptor)
+        for _, other in self._askers.values():
+            other.close()
+        asker.close()
+        self._listener.close()
+
+
+def _tell(asker: socket.socket, number: int) -> None:
+    with contextlib.suppress(OSError):  # it is gone, which poll() tells too
+        asker.sendall(b"%d\n" % number)
+
+
+# --------------------------------------------------------------------------------------------------------- a fork
+
+
+class Places:
+    """Where the kernel looks for what it shows of this process in /proc: made wide by padding as it was started."""
+
+    def __init__(self) -> None:
+        stat = Path("/proc/self/stat").read_text()
+        fields = stat[stat.rindex(")") + 2 :].split()
+        self._arguments, self._arguments_end, self._environ, self._environ_end = map(int, fields[45:49])
+
+    def show(self, command: list[str], environ: dict[str, str]) -> None:
+        """C's own pointers into the old environment must be gone by now."""
+        self._write(self._arguments, self._arguments_end, command)
+        self._write(self._environ, self._environ_end, [f"{name}={value}" for name, value in environ.items()])
+
+    def _write(self, begin: int, end: int, words: list[str]) -> None:
+        text = b"".join(os.fsencode(word) + b"\0" for word in words)
+        assert len(text) < end - begin, "more padding is needed"
+        ctypes.memmove(begin, text.ljust(end - begin, b"\0"), end - begin)
+
+
+def become(request: Request, zygote: int, added: dict[str, str], places: Places) -> None:
+    """All that a new process would be."""
+    os.setsid()
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
+    if os.getppid() != zygote:
+        os._exit(1)
+    for number, stream in enumerate(request.streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    environ = added | request.environ
+    os.environ.clear()
+    os.environ.update(environ)
+    os.chdir(request.folder)
+    sys.orig_argv = [sys.executable, *request.command]
+    sys.argv = request.command
+    sys.path[0] = str(Path(request.command[0]).resolve().parent)
+    places.show(sys.orig_argv, environ)
+    if numpy := sys.modules.get("numpy"):
+        numpy.random.seed()  # as Python does for its own `random`; else all forks draw the same numbers
+
+
+def run(script: str) -> None:
+    """As Python runs a script."""
+    main = types.ModuleType("__main__")
+    main.__file__ = script
+    sys.modules["__main__"] = main
+    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+
+
+def warm_up(framework: str) -> dict[str, str]:
+    """Import it all; what that has put into the environment."""
+    before = dict(os.environ)
+    for module in MODULES[framework]:
+        importlib.import_module(module)
+    gc.collect()
+    gc.freeze()  # a collection in a fork must not copy all pages
+    return {name: value for name, value in os.environ.items() if before.get(name) != value}
+
+
+if __name__ == "__main__":
+    added = warm_up(sys.argv[1])
+    zygote, places = os.getpid(), Places()
+    request = Forks(Path(sys.argv[2])).serve()
+    become(request, zygote, added, places)
+    run(request.command[0])

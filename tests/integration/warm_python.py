@@ -1,0 +1,59 @@
+"""A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
+
+Owns: one zygote for each framework (warm/zygote.py), started when it is first asked for, ended with the tests. What a
+boot is, is tested by jobs that are started cold: in test_run_job.py, test_examples.py, the README of
+test_listings.py, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all boot.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+WARM = Path(__file__).parent / "warm"
+ROOT = Path(__file__).parents[2]
+# NumPy's library would start its threads with the import; the padding makes room in /proc (see `Places`).
+QUIET = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "PADDING": "x" * 60_000}
+
+
+class WarmPython:
+    """To be closed."""
+
+    def __init__(self) -> None:
+        self._folder = Path(tempfile.mkdtemp(prefix="edl-warm-"))  # 0700; a socket's path must be short
+        self._zygotes: dict[str, subprocess.Popen[bytes]] = {}
+
+    def command(self, script: Path, framework: str = "") -> list[str]:
+        """What stands for `python script.py`; the script's arguments come after it."""
+        if os.environ.get("EDL_TEST_COLD"):
+            return [sys.executable, str(script)]
+        framework = framework or ("torch" if "edl.torch" in script.read_text() else "tensorflow")
+        return [sys.executable, "-IS", str(WARM / "stub.py"), str(self.socket(framework)), str(script)]
+
+    def socket(self, framework: str) -> Path:
+        """Where the zygote can be asked, as soon as it has imported the framework."""
+        path = self._folder / framework
+        if framework not in self._zygotes:
+            kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+            with path.with_suffix(".log").open("wb") as log:
+                command = [sys.executable, str(WARM / "zygote.py"), framework, str(path), "x" * 8192]
+                self._zygotes[framework] = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "KILL", "--", *command],
+                    env={**kept, **QUIET},
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+        assert self._zygotes[framework].poll() is None, path.with_suffix(".log").read_text()
+        return path
+
+    def close(self) -> None:
+        for zygote in self._zygotes.values():
+            zygote.kill()
+            zygote.wait()
+        shutil.rmtree(self._folder)
