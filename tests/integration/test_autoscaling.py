@@ -84,7 +84,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     launcher.communicate(timeout=patient(60))
 
 
-@pytest.mark.parametrize("way", ["function", "session"])
+@pytest.mark.parametrize("way", ["function", pytest.param("session", marks=pytest.mark.soak)])
 def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
     """There the others wait inside TensorFlow."""
     job = Path(__file__).with_name("jobs") / "slow_graph.py"

@@ -47,7 +47,10 @@ def final_steps(job: Job) -> set[int]:
     return set(last.values())
 
 
-@pytest.mark.parametrize("reading", [(), ("--loaders", "1")], ids=["loop", "loader"])
+@pytest.mark.parametrize(
+    "reading",
+    [pytest.param((), id="loop"), pytest.param(("--loaders", "1"), id="loader", marks=pytest.mark.soak)],
+)
 def test_the_batch_of_all_stays_what_it_is(edl: Any, tmp_path: Any, reading: tuple[str, ...]) -> None:
     script = ["torch_elastic.py", "--batch", str(BATCH), *reading]
     policy = {"EDL_MAX_RESTARTS": "0", "EDL_BATCH_POLICY": "fixed-global"}
@@ -84,7 +87,9 @@ def recut_for(job: Job, size: int) -> dict[str, Any] | None:
     return found[-1] if found and found[-1]["workers"] == size else None
 
 
-@pytest.mark.parametrize(("rule", "sizes"), [("fixed-local,most=10", (8, 10)), ("function=", (8, 18))])
+@pytest.mark.parametrize(
+    ("rule", "sizes"), [pytest.param("fixed-local,most=10", (8, 10), marks=pytest.mark.soak), ("function=", (8, 18))]
+)
 def test_a_maximum_and_a_function(edl: Any, tmp_path: Any, rule: str, sizes: tuple[int, int]) -> None:
     policy = tmp_path / "policy.py"
     policy.write_text("def ours(workers):\n    return {1: 8, 2: 8, 3: 18}[workers]\n")

@@ -21,7 +21,7 @@ def chaos(service, *flags):
     return done.returncode, json.loads(done.stdout)
 
 
-@pytest.mark.parametrize("service", ["standalone", "ensemble"])
+@pytest.mark.parametrize("service", ["standalone", pytest.param("ensemble", marks=pytest.mark.soak)])
 def test_the_election_survives_chaos(service):
     _, result = chaos(service, "--seconds", "12")
     timing = {name for name in result["held"] if "hand-over" in name}  # a figure of a machine at rest
@@ -30,6 +30,7 @@ def test_the_election_survives_chaos(service):
     assert result["handover_ms"]["median"] < 1000
 
 
+@pytest.mark.soak
 def test_without_the_fence_the_check_fails():
     status, result = chaos("standalone", "--seconds", "6", "--unfenced")
     assert status == 1

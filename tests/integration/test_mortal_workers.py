@@ -108,7 +108,9 @@ def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize(("moment", "status"), [("computing", 0), ("applied", 1), ("committed", 1)])
+@pytest.mark.parametrize(
+    ("moment", "status"), [("computing", 0), pytest.param("applied", 1, marks=pytest.mark.soak), ("committed", 1)]
+)
 def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment, status):
     """Nothing comes after it that would tell whether the victim's samples are trained; all three know by themselves.
 

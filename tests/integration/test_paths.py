@@ -81,7 +81,7 @@ def check(edl: Any, job: Job) -> None:
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize("way", ["groups", "amp", "horovod"])
+@pytest.mark.parametrize("way", [pytest.param("groups", marks=pytest.mark.soak), "amp", "horovod"])
 def test_torch(edl: Any, tmp_path: Any, way: str) -> None:
     job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", way], **LIMITS)
     check(edl, job)
@@ -117,7 +117,9 @@ def test_an_epoch_whose_evaluation_was_broken_off_is_evaluated_again(edl: Any, t
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize("way", ["eager", "function", "fit", "graph", "horovod"])
+@pytest.mark.parametrize(
+    "way", [*(pytest.param(way, marks=pytest.mark.soak) for way in ("eager", "function")), "fit", "graph", "horovod"]
+)
 def test_tensorflow(edl: Any, tmp_path: Any, way: str) -> None:
     """A newcomer is warm before anyone waits for it, too: all that is traced was in its rehearsal."""
     script = ["tensorflow_elastic.py", "--way", way]

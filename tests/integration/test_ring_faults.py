@@ -20,7 +20,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 BATCH = [[1.0] * 6], [1.0]
 
 
-@pytest.fixture(scope="module", params=["torch", "eager", "fit", "function", "graph"])
+@pytest.fixture(
+    scope="module", params=["torch", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
+)
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
     with Fleet(warm, script[0], 4, *script[1:], "clipped" if request.param == "torch" else "sgd") as fleet:

@@ -23,7 +23,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
     ("way", "kind"),
-    [("eager", "clipped"), ("function", "clipped"), ("fit", "clipped"), ("graph", "adam"), ("function", "adam")],
+    [
+        ("eager", "clipped"),
+        pytest.param("function", "clipped", marks=pytest.mark.soak),
+        ("fit", "clipped"),
+        ("graph", "adam"),
+        ("function", "adam"),
+    ],
 )
 def test_weights_are_those_of_one_worker_on_the_global_batches(warm: WarmPython, way: str, kind: str) -> None:
     with Fleet(warm, "tensorflow_worker.py", 4, way, kind) as fleet:

@@ -18,7 +18,7 @@ from warm_python import WarmPython
 pytestmark = pytest.mark.integration
 
 
-@pytest.fixture(params=["sgd", "adam", "adamw", "clipped", "lbfgs"])
+@pytest.fixture(params=["sgd", pytest.param("adam", marks=pytest.mark.soak), "adamw", "clipped", "lbfgs"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -58,7 +58,10 @@ def kinds(job: Job) -> list[str]:
     return [event["kind"] for event in job.events()]
 
 
-@pytest.mark.parametrize("epochs", [16, None], ids=["epochs at once", "epochs one by one"])
+@pytest.mark.parametrize(
+    "epochs",
+    [pytest.param(16, id="epochs at once", marks=pytest.mark.soak), pytest.param(None, id="epochs one by one")],
+)
 def test_no_step_waits_for_the_next_leader(edl, tmp_path, epochs):
     job = Job(edl, tmp_path / "out", workers=2, epochs=epochs, EDL_SESSION_TIMEOUT="10")
     job.wait_size(2)

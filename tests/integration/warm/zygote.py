@@ -85,7 +85,7 @@ class Forks:
             asker.close()  # who has asked is gone already
             return None
         threads = len(list(Path("/proc/self/task").iterdir()))
-        assert threads == 1, f"{threads} threads: a fork has only one of them"
+        assert threads == 1, f"{threads} threads, of which a fork has only one: here tests need EDL_TEST_COLD=1"
         pid = os.fork()
         if pid == 0:
             self._let_go(asker)
