@@ -175,13 +175,16 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
 
 
 class SwitchPutOff(Fact, frozen=True, kw_only=True):
-    """The word of a switch came too late for all; it is planned anew."""
+    """The word of a switch came too late for all, or members do not reach each other; it is planned anew."""
 
     kind = Kind.SWITCH_PUT_OFF
     next_generation: int
-    after_step: int | None
+    after_step: int | None  # None: it was not announced yet
+    reason: str = ""
 
     def words(self) -> str:
+        if self.after_step is None:
+            return f"generation {self.next_generation}: {self.reason}; training goes on"
         return f"generation {self.next_generation}: its word came after step {self.after_step}; planned anew"
 
 

@@ -9,7 +9,7 @@ from typing import TypedDict
 
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Governing, Recut, Replacing
-from edl.protocol.job import Gone, JobState, Limits, Member, Plan, Taken, Trials
+from edl.protocol.job import Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.ledger import LedgerSnapshot
 
 
@@ -58,6 +58,8 @@ class OtherChanges(DriverChanges, total=False):
     unended: str
     begun: bool
     trials: Trials
+    muster: Muster | None
+    musters: int
 
 
 class Changes(OtherChanges, total=False):

@@ -33,6 +33,11 @@ class Horizon:
         return 3 * self.notice_s
 
     @property
+    def muster_s(self) -> float:
+        """Within so long the daemons of a next ring find each other, beside training; after that some are left out."""
+        return self.hold_s + 3 * self.notice_s
+
+    @property
     def more_at_s(self) -> float:
         """When leases last for no longer than that, more are granted."""
         return MORE_AT * self.lease_s

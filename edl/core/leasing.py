@@ -103,6 +103,11 @@ class Leasing:
             return None
         return Crossing(step, None if ledger is None else ledger.snapshot(), None)
 
+    def keep_mark(self) -> None:
+        """That is under way, for as long as all may tell: a switch is wanted, and cannot be planned yet."""
+        mark = self._draft.record.recut
+        self._marks_for_switch = mark is not None and self._draft.now - self._marked_since(mark) < self._horizon.torn_s
+
     def beginning(self, roster: tuple[str, ...]) -> Crossing:
         """To the first ring of all."""
         ledger = self._draft.supply.planned(roster, 0, self._lease_steps())

@@ -10,7 +10,7 @@ from edl.core.exchange import errands
 from edl.core.hosts import Seating, seatings
 from edl.core.ledger import Ledger
 from edl.core.planning import outlived
-from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.job import JobState, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
@@ -54,6 +54,7 @@ class OrderBook:
             shares=tuple(self._shares(worker)),
             recount=self._recount(worker),
             local_rank=self._local_rank(worker),
+            summons=self._summons(worker),
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
@@ -104,16 +105,21 @@ class OrderBook:
             place=place,
             after_step=plan.after_step,
             newcomers=self._newcomers,
-            peers=self._peers(place.rank, plan),
+            peers=self._peers(place.rank, plan.roster),
             checking=self.record.governing.checking,
             follows=self.record.generation,
         )
 
-    def _peers(self, rank: int, plan: Plan) -> tuple[Peer, ...]:
+    def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:
         """Few, however many members there are: not all need hear of all."""
-        asked = {errand.rank: plan.roster[errand.rank] for errand in errands(rank, len(plan.roster))}
+        asked = {errand.rank: roster[errand.rank] for errand in errands(rank, len(roster))}
         known = {peer: self._members[worker].identity for peer, worker in asked.items() if worker in self._members}
         return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
+
+    def _summons(self, worker: str) -> Summons | None:
+        """By those that it is to ask in the switch: so it is known that it can, and their daemons are connected."""
+        muster, rank = self.record.muster, self._called.get(worker)
+        return None if muster is None or rank is None else Summons(muster.number, self._peers(rank, muster.roster))
 
     def _place(self, worker: str, plan: Plan) -> Place:
         seat = self._seats[worker]
@@ -136,6 +142,12 @@ class OrderBook:
     def _seats(self) -> dict[str, Seating]:
         """Of each in the planned roster."""
         return seatings(self.record.plan.roster if self.record.plan else (), self._members)
+
+    @cached_property
+    def _called(self) -> dict[str, int]:
+        """The rank of each that is called."""
+        roster = self.record.muster.roster if self.record.muster else ()
+        return {worker: rank for rank, worker in enumerate(roster)}
 
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan

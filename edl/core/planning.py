@@ -27,6 +27,7 @@ class Situation:
     seen: Sightings
     torn: bool = False  # of a switch whose word came too late for some, the others wait for these
     spent: bool = False  # nothing is left to be trained
+    unmet: frozenset[str] = frozenset()  # newcomers that the others do not reach
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +84,7 @@ def decide(now: Situation) -> Decision:
         return GiveUp("nobody is left who has the model's state")
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
-    after_step = kept_step(now) if forced else None
-    return Follow(roster, forced and after_step is None, after_step)
+    return _instead(now, roster) or Follow(roster, forced)
 
 
 def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
@@ -96,6 +96,7 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     base = record.plan.roster if record.plan else record.roster
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
     if not forced:
+        staying -= now.unmet
         # Who is done keeps its seat, until the ring must be made anew for those who are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
     staying = _without_the_unproven(now, staying, forced)
@@ -195,6 +196,17 @@ def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
     """It has missed the switch, or will never come to it. It may have been in another ring that was planned since."""
     behind = worker in missed and now.seen.generation(worker) == now.record.generation
     return behind or _is(now, worker, WorkerState.DONE)
+
+
+def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
+    """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met."""
+    plan, after_step = now.record.plan, kept_step(now)
+    if plan is None or after_step is None:
+        return None
+    known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
+    if all(_is(now, worker, WorkerState.LEAVING) for worker in known):
+        return None  # of whom others need the model, and who would go before that
+    return Follow(known, forced=False, after_step=after_step)
 
 
 def kept_step(now: Situation) -> int | None:

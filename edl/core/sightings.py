@@ -63,6 +63,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.marked != last.marked
         or heard.diverged != last.diverged
         or heard.driver != last.driver
+        or heard.met != last.met
     )
 
 
@@ -193,6 +194,11 @@ class Sightings:
         """The recut that `worker` has heard of, and the step that it reads no further than; zeros without one."""
         sighting = self._newest.get(worker)
         return (0, 0) if sighting is None else sighting.observation.marked
+
+    def met(self, worker: str) -> tuple[int, ...]:
+        """The newest call to a next ring that `worker` has heard of, and the ranks of those it has not met there."""
+        sighting = self._newest.get(worker)
+        return (0,) if sighting is None else sighting.observation.met
 
     @property
     def broken(self) -> Collection[str]:

@@ -19,6 +19,7 @@ from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
 from edl.core.leasing import Crossing, Leasing
 from edl.core.members import Cause
+from edl.core.mustering import Mustering
 from edl.core.orders import newcomers
 from edl.core.patience import NEVER
 from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, fails_unexplained, missing
@@ -39,6 +40,7 @@ class Switching:
         self._fitness = fitness
         self._horizon = horizon
         self._boot_s = boot_s
+        self._mustering = Mustering(draft, horizon)
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.wake_at = NEVER  # something is to be decided then, though nothing else happens
@@ -47,7 +49,12 @@ class Switching:
 
     def is_due(self) -> bool:
         """Time alone may decide something."""
-        return self._draft.now >= self.wake_at or self._missed_at is not None or bool(self.shortage)
+        return (
+            self._draft.now >= self.wake_at
+            or self._missed_at is not None
+            or bool(self.shortage)
+            or self._mustering.is_due()
+        )
 
     # --------------------------------------------------------------------------------------------- its ring stands
 
@@ -115,8 +122,8 @@ class Switching:
 
     def follow(self) -> None:
         """Do what `edl.core.planning` decides."""
-        draft, torn = self._draft, self._is_torn()
-        situation = Situation(draft.record, draft.members, draft.seen, torn, draft.supply.spent)
+        draft, torn, unmet = self._draft, self._is_torn(), self._mustering.left_out
+        situation = Situation(draft.record, draft.members, draft.seen, torn, draft.supply.spent, unmet)
         if self._may_hear_why(situation):
             return
         self._fitness.look(situation)
@@ -125,6 +132,8 @@ class Switching:
         decision = decide(replace(situation, record=draft.record, members=draft.members))
         if not isinstance(decision, TooFew):
             self.shortage = ""
+        if not isinstance(decision, Follow):
+            self._mustering.drop()
         match decision:
             case Follow(roster, forced, after_step):
                 self._follow(roster, forced, after_step)
@@ -148,6 +157,8 @@ class Switching:
             self._plan(roster, Crossing(after_step, None, recut.lifted(self._draft.record)))
         elif not self._draft.record.generation:
             self._plan(roster, self._leasing.beginning(roster))
+        elif not self._mustering.stands(roster):
+            self._leasing.keep_mark()
         elif (crossing := self._leasing.crossing(roster)) is not None:
             self._plan(roster, crossing)
 
@@ -202,7 +213,7 @@ class Switching:
         draft.move_all(staying, Cause.PLANNED)
         plan = Plan(generation, roster, crossing.after_step, crossing.ledger)
         state = JobState.STARTING if draft.record.generation == 0 else JobState.SCALING
-        draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut)
+        draft.change(plan=plan, planned=generation, state=state, recut=crossing.recut, muster=None)
         draft.spans.planned_at = draft.now
         draft.tell(
             facts.SwitchScheduled(

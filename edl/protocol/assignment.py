@@ -22,6 +22,13 @@ class Assignment(msgspec.Struct, frozen=True):
     follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
 
 
+class Summons(msgspec.Struct, frozen=True):
+    """A worker is called to the next ring, which is planned once all have found each other."""
+
+    number: int  # of the call
+    peers: tuple[Peer, ...]  # whom this worker's daemon asks whether they are there
+
+
 class Share(msgspec.Struct, frozen=True):
     """One worker's data in one generation."""
 
@@ -60,3 +67,4 @@ class Orders(msgspec.Struct, frozen=True):
     shares: tuple[Share, ...]  # data in the present and in the planned generation
     recount: int = 0  # the newest one of horovodrun's driver that the worker's slot takes part in
     local_rank: int = 0  # for life: whoever boots alone chooses its device by it
+    summons: Summons | None = None

@@ -76,6 +76,13 @@ class Plan(msgspec.Struct, frozen=True):
     ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
 
 
+class Muster(msgspec.Struct, frozen=True):
+    """Who would be in the next generation: they are called, and it is planned once all have found each other."""
+
+    number: int  # of the calls of a job, from 1
+    roster: tuple[str, ...]
+
+
 class Limits(msgspec.Struct, frozen=True):
     """How large the job may be."""
 
@@ -170,6 +177,8 @@ class Record(msgspec.Struct, frozen=True):
     unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
     begun: bool = False  # somebody has sat in a ring: whoever comes from then on boots alone (I4)
     trials: Trials = Trials()
+    muster: Muster | None = None
+    musters: int = 0  # ever called
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -64,6 +64,7 @@ class Observation(msgspec.Struct, frozen=True):
     usage: Usage | None = None
     marked: tuple[int, int] = (0, 0)  # number of a recut, and the step beyond which nothing is handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
+    met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks of those it has not met there yet
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
 
 
@@ -107,6 +108,13 @@ class AskAddresses(msgspec.Struct, frozen=True, tag="ask_addresses"):
     hold_s: float
 
 
+class AskPresence(msgspec.Struct, frozen=True, tag="ask_presence"):
+    """From one daemon to another: has it been called, too, and is its trainer there? Held for `hold_s`."""
+
+    number: int  # of the call
+    hold_s: float
+
+
 class AskStatus(msgspec.Struct, frozen=True, tag="ask_status"):
     """From the command line."""
 
@@ -139,7 +147,7 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Request = Register | Report | Await | AskAddresses | AskStatus | AskStop | Scaling
+Request = Register | Report | Await | AskAddresses | AskPresence | AskStatus | AskStop | Scaling
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -171,10 +179,16 @@ class Addresses(msgspec.Struct, frozen=True, tag="addresses"):
     parcels: tuple[bytes, ...] | None
 
 
+class Presence(msgspec.Struct, frozen=True, tag="presence"):
+    """The answer to AskPresence."""
+
+    here: bool
+
+
 class Told(msgspec.Struct, frozen=True, tag="told"):
     """The answer to AskStatus."""
 
     status: Status
 
 
-Reply = Done | Ack | Rejected | Ordered | Addresses | Told
+Reply = Done | Ack | Rejected | Ordered | Addresses | Presence | Told

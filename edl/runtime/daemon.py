@@ -46,6 +46,7 @@ from edl.runtime.garbage import collect_regularly, collect_seldom
 from edl.runtime.introductions import Introductions
 from edl.runtime.leader import Leader, Reigning
 from edl.runtime.membership import Candidacy, Membership
+from edl.runtime.mustering import Mustering
 from edl.runtime.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.runtime.observer import Observer
 from edl.runtime.office import Office
@@ -91,6 +92,7 @@ class Daemon:
         self._office: Office | None = None
         self._membership: Membership | None = None
         self._introductions: Introductions | None = None
+        self._mustering: Mustering | None = None
         self._stand_in: StandIn | None = None
         self._interface, self._address_here = "lo", LOOPBACK
         self._clock = SystemClock()
@@ -168,11 +170,14 @@ class Daemon:
             self._answer,
             request_types=messages.Request,
             refusals=self._refusals,
-            termless=(messages.AskAddresses,),  # a ring forms on while the job changes leaders
+            termless=(messages.AskAddresses, messages.AskPresence),  # a ring forms on while the job changes leaders
         )
         port = await server.start(address)
         office = self._office = self._opened(store, server, address, port)
         self._introductions = introductions = self._introducing(secret)
+        self._mustering = mustering = Mustering(
+            introductions, introductions.hold_s, introductions.answer_s, self._on_met
+        )
         presence = store.watch_link(lambda link: self._on_link(link, store))
         try:
             await self._appear(store)
@@ -189,6 +194,7 @@ class Daemon:
         finally:
             presence.close()
             await office.leave()
+            await mustering.stop()
             await introductions.stop()
             await server.stop()
 
@@ -261,7 +267,15 @@ class Daemon:
         self._trainer_gone.set()
         if self._introductions is not None:
             self._introductions.give_up()
+        if self._mustering is not None:
+            self._mustering.give_up()
         if self._membership is not None:
+            self._membership.stir()
+
+    def _on_met(self) -> None:
+        """All whom we ask are there for the next ring."""
+        if self._mustering is not None and self._membership is not None:
+            self._observer.met = self._mustering.met
             self._membership.stir()
 
     def _on_driver_word(self, word: Word) -> None:
@@ -276,6 +290,9 @@ class Daemon:
         if self._stand_in is not None:
             self._stand_in.ask(orders.recount)
         rendezvous = "" if self._introductions is None else self._introductions.follow(orders)
+        if self._mustering is not None:
+            self._mustering.follow(orders)
+            self._observer.met = self._mustering.met
         if orders.assignment is not None:
             here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
             place = msgspec.structs.replace(orders.assignment.place, **here)
@@ -329,6 +346,8 @@ class Daemon:
     async def _answer(self, call: Call) -> messages.Reply:
         if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:
             return await self._introductions.answer(call.body)
+        if isinstance(call.body, messages.AskPresence) and self._mustering is not None:
+            return await self._mustering.answer(call.body)
         if self._office is None:
             raise Refused(Reason.TERM)
         return await self._office.answer(call)

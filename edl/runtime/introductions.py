@@ -38,8 +38,8 @@ class Introductions:
         """`connect` makes a caller of an address. Questions wait for `hold_s`, and their answers take `answer_s`."""
         self._connect = connect
         self._refusals = refusals
-        self._hold_s = hold_s
-        self._answer_s = answer_s
+        self.hold_s = hold_s
+        self.answer_s = answer_s
         self._callers: dict[str, Caller] = {}  # those of the ring before stay: most of the next one's are the same
         self._open: Introduction | None = None
         self._over = 0  # generations up to this one: their rings stand, or come to nothing
@@ -88,7 +88,7 @@ class Introductions:
     async def answer(self, asked: AskAddresses) -> Addresses:
         """A question of another daemon. Raises Refused."""
         loop = asyncio.get_running_loop()
-        deadline = loop.time() + min(asked.hold_s, self._hold_s)
+        deadline = loop.time() + min(asked.hold_s, self.hold_s)
         while True:
             if asked.generation <= self._over:
                 raise Refused(Reason.GENERATION)
@@ -101,8 +101,16 @@ class Introductions:
             except TimeoutError:
                 return Addresses(None)
 
-    def _keep_to(self, addresses: Collection[str]) -> None:
-        """Be connected to those whom the open ring asks, so that asking takes no longer, and to no others."""
+    def caller(self, address: str) -> Caller:
+        """Of one whom we keep to. Raises PeerError."""
+        if address not in self._callers:
+            raise PeerError(f"nobody at {address} is asked any more")
+        return self._callers[address]
+
+    def keep_to(self, addresses: Collection[str]) -> None:
+        """Be connected to those whom the open ring asks, or the next one will, and to no others: so asking takes no
+        longer.
+        """
         for address in self._callers.keys() - set(addresses):
             self._close(self._callers.pop(address).close())
         for address in addresses:
@@ -144,7 +152,7 @@ class Introduction:
     def hear_of(self, assignment: Assignment) -> None:
         """Whom to ask: a daemon that was started anew listens elsewhere."""
         self._peers = {peer.rank: peer.address for peer in assignment.peers}
-        self._ours._keep_to(self._peers.values())
+        self._ours.keep_to(self._peers.values())
 
     async def close(self) -> None:
         """Frees our trainer if it still asks."""
@@ -187,7 +195,7 @@ class Introduction:
 
     async def _run(self, mesh: str, exchange: Exchange, errand: Errand) -> bool:
         """Until the peer has answered. False: it is through with this generation, whose ring cannot form then."""
-        asked = AskAddresses(self.generation, mesh, errand.round, errand.part, self._ours._hold_s)
+        asked = AskAddresses(self.generation, mesh, errand.round, errand.part, self._ours.hold_s)
         while True:
             try:
                 parcels = await self._ask(errand.rank, asked)
@@ -205,7 +213,7 @@ class Introduction:
         address = self._peers.get(rank)
         if address is None:
             raise PeerError(f"rank {rank} of generation {self.generation} is not a member any more")
-        deadline_s = asked.hold_s + self._ours._answer_s
+        deadline_s = asked.hold_s + self._ours.answer_s
         reply = await self._ours._callers[address].call(asked, Addresses, term=0, deadline_s=deadline_s)
         return reply.parcels
 

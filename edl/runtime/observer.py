@@ -41,6 +41,7 @@ class Observer:
         self._diverged: Divergence | None = None
         self._booted = False
         self._reported: dict[str, float] = {}
+        self.met: tuple[int, ...] = (0,)  # what our daemon has seen of those who are called to a next ring
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
         self._last: tuple[int, float] | None = None  # step and time of the newest measurement
@@ -126,6 +127,7 @@ class Observer:
             marked=self._marked,
             diverged=self._diverged,
             booted=self._booted,
+            met=self.met,
         )
 
     def _measure(self, now: float) -> None:

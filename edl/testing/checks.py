@@ -125,6 +125,7 @@ class Checks:
             self._admits_no_more_than_may_train(record)
         if record.plan is not before.plan and record.plan is not None:
             self._note_plan(before, record, record.plan)
+            self._have_met(before, record, record.plan)
             self._roster(record.plan.generation, record.plan.roster)
             self._respects_limits(record, record.plan.roster)
             if record.generation:
@@ -134,6 +135,15 @@ class Checks:
             self._roster(record.generation, record.roster)
             if record.generation <= before.generation:
                 self.violated("I2", f"generation {record.generation} follows {before.generation}")
+
+    def _have_met(self, before: Record, record: Record, plan: Plan) -> None:
+        """Nobody is told to leave a ring that trains for one whose members do not reach each other."""
+        called = before.muster.number if before.muster is not None else 0
+        instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
+        if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:
+            return
+        if away := [one for one in plan.roster if not called or self.job.workers[one].met != (called,)]:
+            self.violated("I14", f"generation {plan.generation} is announced, and {away} have not met the others")
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
         """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""

@@ -30,6 +30,7 @@ from edl.protocol.messages import Phase
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import SimLeader
+from edl.testing.musters import Musters
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
 from edl.testing.worker import Doing, SimWorker
 
@@ -73,6 +74,7 @@ class SimJob:
         self.events = 0
         self.transcript: list[str] = []
         self.rings = Rings(self)
+        self.musters = Musters(self)
         self.checks = Checks(self)
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
@@ -185,11 +187,11 @@ class SimJob:
         match fault:
             case Fault.LEAVE:
                 victim.leaving = True
-                self._stir(victim)
+                self.stir(victim)
             case Fault.KILL:
                 self._die(victim)
                 victim.phase, victim.reason = Phase.FAILED, "killed"
-                self._stir(victim)
+                self.stir(victim)
             case Fault.VANISH:
                 self._die(victim)
                 victim.daemon = 0
@@ -239,13 +241,14 @@ class SimJob:
             return
         worker.presented = True
         phase, worker.phase = worker.phase, Phase.BOOTING
+        worker.met = (0,)
         recut, worker.recut = worker.recut, 0
         generation, worker.generation = worker.generation, 0
         failed, worker.failed_generation = worker.failed_generation, 0
         self._call(Reported(worker.id, worker.observation(self.spec, STEP_S)))
         worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
         worker.recut = recut
-        self._stir(worker)
+        self.stir(worker)
 
     def _change_leader(self, *, dies: bool) -> None:
         old = self.leader
@@ -266,7 +269,7 @@ class SimJob:
         self.leader.receive(TookOver(frozenset(self._roll)))
         for worker in self.workers.values():
             worker.sent = None  # whoever finds a new leader tells it everything again
-            self._stir(worker)
+            self.stir(worker)
 
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
@@ -285,8 +288,8 @@ class SimJob:
     def _registered(self, worker: SimWorker, taken: bool) -> None:
         if taken and not worker.admitted:
             worker.admitted = True
-            self._stir(worker)
-            self.after(self._delay(), self._hear, worker, self.leader.book)
+            self.stir(worker)
+            self.after(self.delay(), self._hear, worker, self.leader.book)
         elif not taken and not worker.admitted:
             self._finish(worker, Phase.FAILED, "was refused")
 
@@ -355,15 +358,15 @@ class SimJob:
 
     # ------------------------------------------------------------------------------------------------ a leader's world
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
         """How long a message is under way: some for several steps."""
         chance = self.random.random()
         return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
     def _call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
-        self.after(self._delay(), self._arrive, said, answer)
+        self.after(self.delay(), self._arrive, said, answer)
         if self.random.random() < 0.03:  # tried again, though the first call got through
-            self.after(self._delay() + LATE_S * self.random.random(), self._arrive, said, None)
+            self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None)
 
     def _arrive(self, said: Input, answer: Callable[[bool], None] | None) -> None:
         if self.leader.alive:
@@ -405,9 +408,9 @@ class SimJob:
         for worker in self._listeners():
             held = 0.0 if pressing else self.horizon.hold_s * self.random.random()
             late = max(held, worker.deaf_until - self.now)
-            self.after(late + self._delay(), self._hear, worker, leader.book)
+            self.after(late + self.delay(), self._hear, worker, leader.book)
             if self.random.random() < 0.03:
-                self.after(late + self._delay() + LATE_S, self._hear, worker, leader.book)
+                self.after(late + self.delay() + LATE_S, self._hear, worker, leader.book)
 
     def _listeners(self) -> list[SimWorker]:
         """Whose daemons ask for orders."""
@@ -416,7 +419,7 @@ class SimJob:
 
     # ------------------------------------------------------------------------------------------------ a worker's world
 
-    def _stir(self, worker: SimWorker) -> None:
+    def stir(self, worker: SimWorker) -> None:
         """There is something to report: its daemon does so soon."""
         if worker.daemon and worker.admitted and worker.presented and not worker.report_due:
             worker.report_due = True
@@ -436,6 +439,7 @@ class SimJob:
             return
         self.checks.heard(worker, orders, book.record)
         worker.orders, recut = orders, worker.recut
+        self.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
         if worker.stalled:  # all of the process, say
             return
         worker.attention = attention_step(worker.generation, orders)
@@ -444,7 +448,7 @@ class SimJob:
         if worker.generation and worker.hear() and worker.sits:
             self._take_up(worker)
         if worker.recut != recut:
-            self._stir(worker)
+            self.stir(worker)
         if worker.waits or worker.is_held or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
             self.look(worker)
 
@@ -483,7 +487,7 @@ class SimJob:
     def _miss(self, worker: SimWorker, assignment: Assignment) -> None:
         if (assignment.after_step or worker.recut) and assignment.place.generation > worker.missed:
             worker.missed = assignment.place.generation
-            self._stir(worker)
+            self.stir(worker)
 
     def _boot(self, worker: SimWorker) -> None:
         worker.doing = Doing.BOOTING
@@ -495,14 +499,14 @@ class SimJob:
             worker.doing, worker.opened = Doing.REHEARSING, True
             if self.spec is not None:
                 worker.phase = Phase.REHEARSING  # told when the script is handed samples
-            self._stir(worker)
+            self.stir(worker)
             self.happens(Moment.REHEARSING, worker)
             self.after(0.02 + 0.1 * self.random.random(), self._rehearsed, worker)
 
     def _rehearsed(self, worker: SimWorker) -> None:
         if worker.alive and not worker.stalled and worker.doing is Doing.REHEARSING:
             worker.doing, worker.phase, worker.rehearsed = Doing.CHANGING, Phase.READY, True
-            self._stir(worker)
+            self.stir(worker)
             self.happens(Moment.READY, worker)
             self.look(worker)
 
@@ -516,7 +520,7 @@ class SimJob:
         worker.leases_told = worker.leases_of
         if worker.orders is not None:
             worker.attention = attention_step(generation, worker.orders)
-        self._stir(worker)
+        self.stir(worker)
         self.happens(Moment.SITTING, worker)
         if not worker.opened:  # the first generation: the script goes on from `init` to its first batch
             worker.opened = True
@@ -528,7 +532,7 @@ class SimJob:
 
     def stepped(self, worker: SimWorker) -> None:
         """The end of a mini-batch that counts."""
-        self._stir(worker)
+        self.stir(worker)
         if worker.alive and not worker.stalled and worker.step >= worker.attention:
             self.look(worker)
 
@@ -539,13 +543,13 @@ class SimJob:
         worker.doing = Doing.CHANGING if worker.booted else Doing.COMING
         worker.phase, worker.sits, worker.reason = Phase.BROKEN, False, reason
         self.rings.missed(worker)
-        self._stir(worker)
+        self.stir(worker)
         self.look(worker)
 
     def begin_pass(self, worker: SimWorker) -> None:
         """The script asks for one more epoch."""
         worker.wanted += 1
-        self._stir(worker)
+        self.stir(worker)
 
     def end_script(self, worker: SimWorker) -> None:
         """The generator has come to its end."""
@@ -557,7 +561,7 @@ class SimJob:
     def _finish(self, worker: SimWorker, phase: Phase, reason: str) -> None:
         worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
         self.rings.missed(worker)
-        self._stir(worker)
+        self.stir(worker)
 
 
 def asks_by_epoch(spec: DataSpec) -> bool:

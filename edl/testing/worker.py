@@ -55,6 +55,7 @@ class SimWorker:
         "leases_told",
         "leaving",
         "mark",
+        "met",
         "missed",
         "model",
         "models_may_differ",
@@ -116,6 +117,7 @@ class SimWorker:
         self.phase = Phase.BOOTING
         self.leaving = False
         self.missed = 0  # the newest generation whose switch it has missed
+        self.met: tuple[int, ...] = (0,)  # the newest call to a next ring, and whom it has not met there
         self.reason = ""
         self.sent: Observation | None = None
         self.report_due = False
@@ -166,6 +168,7 @@ class SimWorker:
             missed=self.missed,
             marked=(self.recut, self.mark) if self.recut else (0, 0),
             booted=self.booted,
+            met=self.met,
         )
 
     def _data(self, spec: DataSpec) -> DataSpec:

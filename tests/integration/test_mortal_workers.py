@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 # Before the switch nobody but the leader hears of a newcomer's death; in it, the survivors form another ring.
 # Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
 UNSEEN = ("importing", "rehearsing")
-SEEN = ("ready", "entering", "connecting", "receiving the state")
+SEEN = ("ready", "called", "entering", "connecting", "receiving the state")
 STEPS_ON = 15  # that the job must make after each death
 
 

@@ -15,6 +15,7 @@ from edl.core import (
     draft,
     job,
     ledger,
+    mustering,
     orders,
     patience,
     planning,
@@ -226,6 +227,10 @@ def leaves_a_working_ring_for_a_newcomers_sake(patch: pytest.MonkeyPatch) -> Non
     patch.setattr(planning, "kept_step", lambda _now: None)
 
 
+def announces_a_ring_whose_members_have_not_met(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(mustering.Mustering, "stands", lambda _self, _roster: True)
+
+
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
     publishes_before_it_writes: {"I9"},
@@ -251,6 +256,7 @@ MUTANTS: dict[Mutant, set[str]] = {
     cuts_before_all_have_told: {"I7"},
     never_lifts_a_mark: {"I12", "I7"},
     leaves_a_working_ring_for_a_newcomers_sake: {"I14"},
+    announces_a_ring_whose_members_have_not_met: {"I14"},
 }
 
 
@@ -315,7 +321,7 @@ class NewcomerFails(SimJob):
     fault = Fault.KILL
     voids = 0
 
-    def _delay(self) -> float:
+    def delay(self) -> float:
         return 0.001
 
     def make_durable(self, record: Record) -> None:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+import msgspec
+
 from edl.core.horizon import Horizon
-from edl.core.inputs import Registered, Reported, Tell
+from edl.core.inputs import Command, Registered, Reported, Tell
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.protocol.assignment import Orders
@@ -12,6 +16,19 @@ from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
 
 SPEC = DataSpec(total=1000, epochs=1, batch=10)
+
+
+def meet(machine: JobMachine, now: float, unmet: Collection[str] = ()) -> list[Command]:
+    """Who is called to a next ring, and was seen, tells that it has met the others; not so those `unmet`."""
+    told: list[Command] = []
+    while (muster := machine.record.muster) is not None:
+        away = [one for one in muster.roster if machine.seen.met(one)[0] != muster.number and one not in unmet]
+        seen = next(((one, last) for one in away if (last := machine.seen.observation(one)) is not None), None)
+        if seen is None:
+            break
+        worker, last = seen
+        told += machine.handle(Reported(worker, msgspec.structs.replace(last, met=(muster.number,))), now)
+    return told
 
 
 class Job:
@@ -23,10 +40,11 @@ class Job:
         self.now = 0.0
         self.told: list[Tell] = []
         self.last: dict[str, Observation] = {}
+        self.unmet: set[str] = set()  # whose daemons do not come to a call
 
     def feed(self, happened: object) -> list[object]:
         self.now += 0.01
-        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        commands = [*self.machine.handle(happened, self.now), *meet(self.machine, self.now, self.unmet)]  # type: ignore[arg-type]
         self.told += [command for command in commands if isinstance(command, Tell)]
         return list(commands)
 
@@ -42,6 +60,7 @@ class Job:
             "pause": None,
             "leaving": False,
             "reason": "",
+            "met": self.machine.seen.met(worker),
         } | more
         observation = Observation(phase=phase, generation=generation, step=step, **values)  # type: ignore[arg-type]
         self.last[worker] = observation

@@ -289,6 +289,8 @@ def test_events_for_people_and_for_programs(home, capsys):
          "generation 3 after step 40: 3 workers, 1 of them new"),
         ("switch_put_off", {"next_generation": 3, "after_step": 40},
          "generation 3: its word came after step 40; planned anew"),
+        ("switch_put_off", {"next_generation": 3, "after_step": None, "reason": "the others did not reach w3"},
+         "generation 3: the others did not reach w3; training goes on"),
         ("scaled", {"from": 2, "to": 3, "pause_ms": 41.2, "leave_ms": 1.0, "enter_ms": 30.0, "state_ms": 8.0,
                     "forced": False, "switching_ms": 500, "asked_ms": 4100},
          "2 → 3 workers; survivors paused for 41 ms (leave 1, enter 30, state 8); 4.1 s after it was asked for"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from machine_job import meet
 
 from edl.core.horizon import Horizon
 from edl.core.inputs import Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
@@ -25,12 +26,13 @@ class Job:
     def __init__(self, *workers: str, spec: DataSpec = SPEC, np: int = 0, maximum: int = 0) -> None:
         self.machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
         self.spec, self.np, self.maximum, self.now = spec, np or len(workers), maximum, 0.0
+        self.unmet: set[str] = set()  # whose daemons do not come to a call
         for worker in workers:
             self.join(worker)
 
     def feed(self, happened: object) -> list[object]:
         self.now += 0.01
-        return list(self.machine.handle(happened, self.now))  # type: ignore[arg-type]
+        return [*self.machine.handle(happened, self.now), *meet(self.machine, self.now, self.unmet)]  # type: ignore[arg-type]
 
     def join(self, worker: str) -> list[object]:
         return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, self.maximum))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from machine_job import meet
 
 from edl.core.horizon import Horizon
 from edl.core.inputs import Registered, Reported, Tell, TimePassed, Vanished
@@ -31,7 +32,7 @@ class Job:
             self.see(worker, Phase.TRAINING, 1, 0, 0.0)
 
     def feed(self, happened: object, at: float) -> None:
-        for command in self.machine.handle(happened, at):  # type: ignore[arg-type]
+        for command in [*self.machine.handle(happened, at), *meet(self.machine, at)]:  # type: ignore[arg-type]
             if isinstance(command, Tell) and isinstance(command.fact, WorkerLost):
                 self.lost[command.fact.worker] = command.fact.reason
 

@@ -6,6 +6,7 @@ import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from machine_job import meet
 
 from edl.core import scaling
 from edl.core.horizon import Horizon
@@ -48,7 +49,7 @@ class Job:
 
     def feed(self, happened: object, after_s: float = 0.01) -> list[object]:
         self.now += after_s
-        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        commands = [*self.machine.handle(happened, self.now), *meet(self.machine, self.now)]  # type: ignore[arg-type]
         self.told += [command for command in commands if isinstance(command, Tell)]
         return list(commands)
 

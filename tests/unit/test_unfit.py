@@ -6,6 +6,7 @@ import random
 from collections import Counter
 
 import pytest
+from machine_job import meet
 
 from edl.core import unfit
 from edl.core.horizon import Horizon
@@ -35,7 +36,7 @@ class Job:
 
     def feed(self, happened: object, after_s: float = 0.01) -> list[object]:
         self.now += after_s
-        commands = self.machine.handle(happened, self.now)  # type: ignore[arg-type]
+        commands = [*self.machine.handle(happened, self.now), *meet(self.machine, self.now)]  # type: ignore[arg-type]
         self.told += [command for command in commands if isinstance(command, Tell)]
         return list(commands)
 

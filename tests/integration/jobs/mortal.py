@@ -71,11 +71,15 @@ def _is_first() -> bool:
 
 
 def _taking_news(take: Any) -> Any:
-    """The job's coordinator dies in the moment in which a switch is announced: EDL_TEST_ZOOKEEPER has its pid."""
+    """The job's coordinator dies in the moment in which a switch is announced: EDL_TEST_ZOOKEEPER has its pid. Or a
+    newcomer does, once it is called to the next ring.
+    """
 
     def killing(seat: Sitting, orders: Orders) -> None:
         take(seat, orders)
         planned = orders.assignment
+        if MOMENT == "called" and orders.summons is not None:
+            die()
         if MOMENT == "announced" and seat.generation and planned is not None and planned.after_step and _is_first():
             os.kill(int(Path(os.environ["EDL_TEST_ZOOKEEPER"]).read_text()), signal.SIGKILL)
 
