@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -35,9 +36,11 @@ class Job:
         self.edl, self.out = edl, out
         self.epochs = epochs
         self.until = out / "epochs"
-        self.command = [*self.run(JOBS / script[0]), "--out", str(out), "--until", str(self.until)]
-        self.command += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
-        self.command += script[1:]
+        self.script = JOBS / script[0]
+        self.arguments = ["--out", str(out), "--until", str(self.until)]
+        self.arguments += [] if epochs is None else ["--epochs", str(epochs), "--step-time", "0.03"]
+        self.arguments += script[1:]
+        self.command = [*self.run(self.script), *self.arguments]
         self.audit = out / "audit"
         self.environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_AUDIT": str(self.audit)}
         self.launcher = self.launch(workers, **environ)
@@ -57,8 +60,10 @@ class Job:
         return self.edl.events("s")
 
     def join(self, **environ: str) -> subprocess.Popen[bytes]:
+        """By hand, and cold: who came and died between two looks of `edl run` (1 s) would be replaced by it."""
+        command = [sys.executable, str(self.script), *self.arguments]
         environ = {**self.edl.environ, **self.environ, "EDL_JOB": "s", **environ}
-        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
 
     def wait_size(self, size: int) -> dict:
         def there() -> dict | None:
