@@ -229,10 +229,11 @@ class Checks:
             self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and nobody of it is gone")
 
     def _works(self, ring: SimRing) -> bool:
-        """All of it are in it, can go on, and are members of the job."""
+        """All of it are in it, can go on, and are members of the job; the word of a switch has reached them in time."""
         known = {member.identity.id for member in self.job.durable.members}
         return known.issuperset(one.id for one in ring.members) and all(
-            one.alive and one.sits and one.generation == ring.generation and not one.is_odd for one in ring.members
+            one.alive and one.sits and one.generation == ring.generation >= one.missed and not one.is_odd
+            for one in ring.members
         )
 
     def leaves(self, worker: SimWorker, orders: Orders) -> None:
