@@ -21,7 +21,7 @@ from pathlib import Path
 
 from benchmarks.pause import AFTER_STEPS, BEFORE_STEPS, Run, Worker, figures, program, wait
 from edl.core.audit import account
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 Change = tuple[int, int]
 END_S = 120.0

@@ -32,9 +32,9 @@ from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job
 from benchmarks.hostile_inputs import COORDINATOR, KINDS, RENDEZVOUS, Attacker, Kind, Target, Verdict
 from benchmarks.hostile_ports import descriptors, listening, memory, targets
 from edl.core.audit import account
+from edl.host.network import LOOPBACK
 from edl.protocol.job import Identity
-from edl.runtime.audit import read
-from edl.runtime.network import LOOPBACK
+from edl.trainer.data.audit import read
 
 AT_ONCE = 48
 LOG_BYTES = 4096  # may be added to the daemons' logs, however many inputs there are

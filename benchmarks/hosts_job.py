@@ -19,7 +19,7 @@ from typing import Any, Protocol
 
 from benchmarks.partition_job import NotComeTrue, Server
 from benchmarks.ssh_hosts import SshHosts
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 JOB = "hosts"
 INTERFACE = "eth0"

@@ -39,7 +39,7 @@ from edl.core.audit import account
 from edl.errors import EdlError
 from edl.events import Kind
 from edl.protocol.job import JobState, Status, WorkerStatus
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 QUIET, GROWING, STEADY = "no fault, steady", "no fault, growing", "steady"
 MOMENTS = (

@@ -39,8 +39,8 @@ from benchmarks.ledger_leader import SetUp
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
 from edl.coordination.server import LocalServer
+from edl.host.credentials import digest_of
 from edl.protocol import messages, tree
-from edl.runtime.access import digest_of
 from edl.transport.rpc import Client
 
 JOB = "size"

@@ -1,6 +1,6 @@
 """The leader of `benchmarks/ledger.py`, in a process of its own: all that a daemon has for leading, and nothing else.
 
-Owns: the clock around a real `edl.runtime.leader`. Which report made it grant, when the machine had decided, when the
+Owns: the clock around a real `edl.daemon.leader`. Which report made it grant, when the machine had decided, when the
 record was durable and published, and when it was whose turn to hear are noted; nothing is decided here. Commands come
 in as lines (the set-up first, then measure, report, turns), news go out as JSON lines.
 """
@@ -21,11 +21,11 @@ from edl.coordination.election import Candidate, Reign
 from edl.coordination.settings import Coordinator
 from edl.core.inputs import Command, Input, Reported
 from edl.core.job import JobMachine
+from edl.daemon.garbage import collect_regularly, collect_seldom
+from edl.daemon.leader import Leader, Reigning
+from edl.host.credentials import with_secret
 from edl.protocol import keeping, messages, tree
 from edl.protocol.job import Record
-from edl.runtime.access import with_secret
-from edl.runtime.garbage import collect_regularly, collect_seldom
-from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Server

@@ -21,18 +21,18 @@ from benchmarks.election_contender import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
 from edl.core.horizon import LONGEST_HOLD_S
+from edl.daemon.membership import Candidacy, Membership
+from edl.daemon.observer import Observer
 from edl.protocol import link as say
 from edl.protocol import tree
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Register
-from edl.runtime.audit import Audit
-from edl.runtime.feed import LeaseFeed
-from edl.runtime.holdings import Holdings
-from edl.runtime.membership import Candidacy, Membership
-from edl.runtime.observer import Observer
-from edl.runtime.passes import Pass
+from edl.trainer.data.audit import Audit
+from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.holdings import Holdings
+from edl.trainer.data.passes import Pass
 from edl.transport.page import Page
 
 HOSTS = 125  # of 8 workers each, where there are a thousand

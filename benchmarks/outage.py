@@ -43,7 +43,7 @@ from benchmarks.telling import Telling
 from edl.coordination.server import LocalServer
 from edl.core.audit import account
 from edl.events import Kind
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 STEP_S = 0.02
 EPOCHS = {"at once": ("--epochs", "1000000"), "one by one": ()}

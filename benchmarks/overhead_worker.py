@@ -124,7 +124,7 @@ def daemon_of_this_process() -> int:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"edl.runtime.daemon" in words and str(os.getpid()).encode() in words:
+            if b"edl.daemon.daemon" in words and str(os.getpid()).encode() in words:
                 return int(entry.name)
     raise LookupError("no daemon of this process")
 

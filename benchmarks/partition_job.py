@@ -19,7 +19,7 @@ from benchmarks.partition_net import Host
 from edl.coordination.server_process import ServerProcess, base_config
 from edl.core.lineage import WorkerAudit
 from edl.protocol.audit import Committed, Sat
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 JOB = "partition"
 SESSION_S, STEP_TIMEOUT_S, STEP_S = 6.0, 10.0, 0.02

@@ -60,7 +60,7 @@ def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
     else:
         import edl.tensorflow as edl
     from edl.collectives.horovod import HorovodRing
-    from edl.runtime.sitting import Sitting
+    from edl.trainer.sitting import Sitting
 
     notes.timed(HorovodRing, "enter", "enter")
     notes.timed(Sitting, "say_broken", "broken")

@@ -35,7 +35,7 @@ import msgspec
 from benchmarks.ledger import Child
 from benchmarks.ledger_leader import SetUp
 from edl.coordination.server import LocalServer
-from edl.runtime.access import digest_of
+from edl.host.credentials import digest_of
 
 JOB = "meeting"
 PATIENCE_S = 300.0

@@ -20,15 +20,15 @@ from benchmarks.election_contender import lines, tell
 from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
 from edl.core.horizon import Horizon
+from edl.daemon.garbage import collect_regularly, collect_seldom
+from edl.daemon.introductions import Introductions
+from edl.daemon.membership import Candidacy, Membership
+from edl.daemon.observer import Observer
 from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
 from edl.protocol.job import Identity
 from edl.protocol.ring import Place
-from edl.runtime.garbage import collect_regularly, collect_seldom
-from edl.runtime.introductions import Introductions
-from edl.runtime.membership import Candidacy, Membership
-from edl.runtime.observer import Observer
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import Page
 from edl.transport.refusals import Refusals

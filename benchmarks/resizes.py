@@ -21,7 +21,7 @@ from typing import Any
 
 from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job, compared, fixed_loss, near
 from edl.core.audit import account
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 
 def resized(framework: str, times: int, most: int, seed: int) -> dict[str, Any]:

@@ -28,8 +28,8 @@ from benchmarks.digits import NAME, SAMPLES, Job, compared, fixed_loss, near
 from edl.core.audit import account
 from edl.launch.processes import marked
 from edl.launch.records import find
-from edl.runtime.audit import read
 from edl.testing.chaos import Chaos, Rage, What
+from edl.trainer.data.audit import read
 
 SESSION_S, STEP_TIMEOUT_S = 5, 6
 FEWEST, MOST = 2, 4
@@ -166,7 +166,7 @@ def _kind(pid: int) -> str:
         return "gone"
     known = {
         "zookeeper": "ZooKeeper",
-        "edl.runtime.daemon": "daemon",
+        "edl.daemon.daemon": "daemon",
         "resizes_worker": "trainer",
         "edl\0run": "edl run",
     }

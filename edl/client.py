@@ -10,7 +10,7 @@
                 ...  # nothing has changed: ask the same again later
 
 Synchronous, for one thread at a time. Owns: the calls and their checks. Does not own: asking a leader, and that each
-request counts once (`edl.runtime.client`); which sizes a job may have (its leader decides).
+request counts once (`edl.outside.client`); which sizes a job may have (its leader decides).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from edl.events import Event, from_flat
 from edl.launch import stopping
 from edl.launch.story import story
 from edl.launch.whereabouts import Whereabouts, locate, recorded_status
+from edl.outside.client import Ack, JobClient, Retry
+from edl.outside.loop_thread import loop_thread
+from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
-from edl.runtime.client import Ack, JobClient, Retry
-from edl.runtime.loop_thread import loop_thread
-from edl.runtime.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 

@@ -89,7 +89,7 @@ def _autoscale(text: str) -> str:
 
 
 def _batch_policy(text: str) -> str:
-    """The form only; `edl.runtime.policies` reads it. `table=` is what a function said, as `edl run` hands it on."""
+    """The form only; `edl.daemon.policies` reads it. `table=` is what a function said, as `edl run` hands it on."""
     fixed, function = r"fixed-local(,most=[1-9][0-9]*)?|fixed-global", r"function=[^,]+:[A-Za-z_][A-Za-z_0-9]*"
     pair = r"[1-9][0-9]{0,8}:[1-9][0-9]{0,8}"
     if not re.fullmatch(rf"{fixed}|{function}|table={pair}(,{pair})*", text):

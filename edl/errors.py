@@ -1,6 +1,6 @@
 """The tree of errors: who is at fault decides the class, and the message names the remedy.
 
-Owns: every exception that may cross a layer. Does not own: how one is shown (`edl.cli`) or survived (`edl.runtime`).
+Owns: every exception that may cross a layer. Does not own: how one is shown (`edl.cli`) or survived (`edl.trainer`).
 """
 
 from __future__ import annotations

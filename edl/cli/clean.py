@@ -17,12 +17,12 @@ from edl.config import Settings
 from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import AccessDenied, NotEmpty, Store
+from edl.daemon import remains
+from edl.daemon.remains import Remains, Verdict
 from edl.errors import ConfigError, NoSuchJob
+from edl.host.credentials import coordinator_of, with_secret
 from edl.launch.records import find
 from edl.protocol import tree
-from edl.runtime import remains
-from edl.runtime.access import coordinator_of, with_secret
-from edl.runtime.remains import Remains, Verdict
 
 LOOK_AGAIN_S = 60.0  # the longest time-out of a session: who lost it with the coordinator's is back by then
 

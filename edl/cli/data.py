@@ -12,7 +12,7 @@ import msgspec
 
 from edl.cli import show
 from edl.core.audit import Account, EpochAccount, Offender, Taken, account
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 UNCLEAN = 1
 

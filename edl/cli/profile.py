@@ -13,7 +13,7 @@ from edl.cli import show
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.launch.whereabouts import Whereabouts
-from edl.runtime.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
+from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 
 
 def show_profile(arguments: argparse.Namespace) -> int:

@@ -14,13 +14,13 @@ from pathlib import Path
 import msgspec
 
 from edl.config import Settings
+from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
+from edl.host.processes import raise_open_files
 from edl.launch.local import Launch, Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
-from edl.runtime.audit import PATTERN, prepare, taken
-from edl.runtime.policies import tabulated, try_policy
-from edl.runtime.processes import raise_open_files
+from edl.trainer.data.audit import PATTERN, prepare, taken
 
 
 def run(arguments: argparse.Namespace) -> int:

@@ -11,8 +11,8 @@ from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.whereabouts import Whereabouts
+from edl.outside.client import when_back
 from edl.protocol.job import Status
-from edl.runtime.client import when_back
 
 ASK_S = 60.0  # for a coordinator and a leader to be there again, where `--timeout` says nothing else (I11, I12)
 LEAST_S = 5.0  # to ask, however late the coordinator came

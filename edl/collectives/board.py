@@ -2,7 +2,7 @@
 
 Owns: the form of its requests, which keys there are, and their bounds. Does not own: connections and waiting
 (`edl.collectives.rendezvous`, which also tells what Horovod asks and why), nor how addresses travel between workers
-(`edl.runtime.introductions`). Pure.
+(`edl.daemon.introductions`). Pure.
 """
 
 from __future__ import annotations

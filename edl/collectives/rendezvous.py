@@ -1,7 +1,7 @@
 """Where a trainer finds the other members of its ring: a server of our own for the gloo of Horovod 0.28.1.
 
 Owns: what one trainer and its own daemon say to each other while one ring forms. Does not own: how addresses come from
-the other daemons (`edl.runtime.introductions`), nor the connections between trainers. Runs on the event loop of the
+the other daemons (`edl.daemon.introductions`), nor the connections between trainers. Runs on the event loop of the
 trainer's daemon, listens on loopback alone, and ends when the ring stands or is given up.
 
 What Horovod asks (horovod/common/gloo/http_store.cc, gloo_context.cc; gloo/rendezvous/context.cc): one HTTP request

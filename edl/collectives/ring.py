@@ -1,7 +1,7 @@
 """The port of the all-reduce ring, as the runtime sees it; gradients go through the adapters of the frameworks.
 
 Owns: entering and leaving a ring, moving bytes inside it, and freeing those who are stuck in it.
-Does not own: who is in it (`edl.core`), nor when to change it (`edl.runtime`).
+Does not own: who is in it (`edl.core`), nor when to change it (`edl.trainer`).
 """
 
 from __future__ import annotations

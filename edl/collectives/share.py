@@ -1,6 +1,6 @@
 """How much the gradients of this worker count in the ring's average, and whether anybody's do.
 
-Owns: these two values. Does not own: applying it (the adapters), nor computing it from the data (`edl.runtime`).
+Owns: these two values. Does not own: applying it (the adapters), nor computing it from the data (`edl.trainer`).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """What became of every sample of a job, by what its workers wrote down: trained once, lost, or repeated (I6).
 
-Owns: the account. Does not own: which steps count (`edl.core.lineage`), the lines and the files
-(`edl.protocol.audit`, `edl.runtime.audit`). Nothing here asks the ledger: an audit that believed the bookkeeping would
-only find what that knows of itself.
+Owns: the account. Does not own: which steps count (`edl.core.lineage`), the lines (`edl.protocol.audit`) and the files
+(`edl.trainer.data.audit`). Nothing here asks the ledger: an audit that believed the bookkeeping would only find what
+that knows of itself.
 
 Samples are lost once their epoch is over; before that they are still to be trained. When it is over, a job that goes on
 cannot know for certain: what a worker loses with the last steps of an epoch is trained along with the next one. So an

@@ -1,7 +1,8 @@
 """Workers that must be equal and are not: who differs from whom, in what, and what is made of it (I15).
 
 Owns: whose state counts as the right one, what people are told, and when workers compare. Does not own: the digests
-(`edl.core.digest`), comparing them over the ring (`edl.runtime.vigil`), nor the end of a job for it (`edl.core.job`).
+(`edl.core.digest`), comparing them over the ring (`edl.trainer.comparison`), nor the end of a job for it
+(`edl.core.job`).
 """
 
 from __future__ import annotations

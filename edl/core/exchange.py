@@ -13,7 +13,7 @@ is a group of its own: all ask all others, and there is one round.
 Calls are what counts: each costs two daemons as much as the thousands of parcels in it. Heads are not the first of
 their groups, as that of rank 0 often leads the job, and has other things to do.
 
-Owns: who asks whom for which parcels, and where they are. Does not own: asking (`edl.runtime.introductions`), nor what
+Owns: who asks whom for which parcels, and where they are. Does not own: asking (`edl.daemon.introductions`), nor what
 is in a parcel. Pure.
 """
 

@@ -6,7 +6,7 @@ answered all, the plan is made, and its step announced (`edl.core.switching`). N
 do not reach, are left out for a while; for whoever trains, a switch waits.
 
 Owns: the roll on record, and who is left out. Does not own: whether a generation is needed, and of whom
-(`edl.core.planning`), nor how daemons ask (`edl.runtime.mustering`).
+(`edl.core.planning`), nor how daemons ask (`edl.daemon.mustering`).
 """
 
 from __future__ import annotations

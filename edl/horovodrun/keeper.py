@@ -27,14 +27,14 @@ from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.errors import ConfigError, EdlError
+from edl.host.network import address_of
+from edl.host.processes import process_start_time, spawn_daemon
 from edl.launch.coordinator import coordinator_of
 from edl.launch.records import OVER, Folder, Record, claim, launch_record
 from edl.launch.supervision import JobSeen
 from edl.launch.watch import Watch
+from edl.outside.client import JobClient
 from edl.protocol import tree
-from edl.runtime.client import JobClient
-from edl.runtime.network import address_of
-from edl.runtime.processes import process_start_time, spawn_daemon
 
 START_S = 90.0
 LOOK_S = 0.05

@@ -13,7 +13,7 @@ import signal
 from collections.abc import Callable
 from pathlib import Path
 
-from edl.runtime.processes import ExitWatch, process_start_time, watch_exit
+from edl.host.processes import ExitWatch, process_start_time, watch_exit
 
 MARK = b"multiprocessing"
 

@@ -22,9 +22,9 @@ from edl.config import Settings
 from edl.errors import ConfigError, PeerError
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.keeper import start_keeper
+from edl.host.horovodrun_env import Surroundings
+from edl.host.network import address_of
 from edl.launch.records import Folder, find, new_name
-from edl.runtime.network import address_of
-from edl.runtime.surroundings import Surroundings
 
 SCOPE, KEY = "edl", "job"
 AT_DRIVER, ELSEWHERE = b"at the driver", b"elsewhere"  # under a rank's number: where that one is

@@ -46,14 +46,14 @@ from edl.horovodrun.post import (
     StartTrainer,
     TrainerEnded,
 )
+from edl.host import horovodrun_env as surroundings
+from edl.host.credentials import coordinator_of
+from edl.host.network import address_of
+from edl.host.processes import watch_exit
 from edl.launch.output import LinePrefixer, Printer, forward_file
 from edl.launch.records import OVER
 from edl.protocol.driver import Ask, Word
 from edl.protocol.job import Status, WorkerState
-from edl.runtime import surroundings
-from edl.runtime.access import coordinator_of
-from edl.runtime.network import address_of
-from edl.runtime.processes import watch_exit
 from edl.transport.pipe import Connection, PipeServer
 
 DOUBT_S = 0.5  # of a SIGTERM: whether the driver that sent it is just dying
@@ -203,7 +203,7 @@ class StandIn:
 
     async def _look(self) -> None:
         """While it depends on the job what becomes of this slot."""
-        from edl.runtime.client import JobClient  # half a second of imports, for the end only
+        from edl.outside.client import JobClient  # half a second of imports, for the end only
 
         settings = self._settings
         coordinator = coordinator_of(settings)  # let in as the daemons are

@@ -11,9 +11,9 @@ from edl.coordination import zookeeper
 from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError
+from edl.host import credentials as access
+from edl.host.network import LOOPBACK
 from edl.launch.records import Folder
-from edl.runtime import access
-from edl.runtime.network import LOOPBACK
 
 REACH_TIMEOUT_S = 4.0
 RESTART_PAUSE_S = 1.0

@@ -17,9 +17,9 @@ import msgspec
 from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import EdlError
+from edl.host.credentials import coordinator_of
 from edl.launch.records import Folder, Record, keep
 from edl.protocol import keeping, tree
-from edl.runtime.access import coordinator_of
 
 PATIENCE_S = 3.0  # horovodrun's driver waits meanwhile
 SESSION_S = 10.0

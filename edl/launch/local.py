@@ -27,6 +27,7 @@ from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
 from edl.errors import ConfigError, JobFailed
 from edl.events import Event
+from edl.host.folders import sweep
 from edl.launch.coordinator import coordinator_of
 from edl.launch.guard import Guard
 from edl.launch.output import Printer, rank_folder
@@ -54,8 +55,7 @@ from edl.launch.supervision import (
 )
 from edl.launch.watch import Watch
 from edl.launch.workers import Worker, search_path, start_worker
-from edl.runtime.client import JobClient
-from edl.runtime.folders import sweep
+from edl.outside.client import JobClient
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others

@@ -13,7 +13,7 @@ import threading
 import time
 from pathlib import Path
 
-from edl.runtime.processes import process_start_time
+from edl.host.processes import process_start_time
 
 MARK = "EDL_LAUNCH"  # variable that holds the mark of a launch
 POLL_S = 0.05

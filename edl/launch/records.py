@@ -1,7 +1,7 @@
 """What this machine knows about the jobs started on it: one folder per job under $EDL_HOME/jobs.
 
 Owns: who may use a job's name here, the files of a record and their modes, and when old ones go.
-Does not own: what the job is doing (`edl.runtime.client` asks its leader); it keeps the last of it for later.
+Does not own: what the job is doing (`edl.outside.client` asks its leader); it keeps the last of it for later.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ import msgspec
 from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import ConfigError
+from edl.host.processes import process_start_time
 from edl.launch.names import invent
 from edl.launch.processes import is_running
-from edl.runtime.processes import process_start_time
 
 KEEP = 20  # records of jobs that are over
 OVER = frozenset({"finished", "failed"})

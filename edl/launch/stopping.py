@@ -7,9 +7,9 @@ import os
 import signal
 
 from edl.errors import EdlError, PeerError
+from edl.host.processes import watch_exit
 from edl.launch.records import OVER, Record
 from edl.launch.whereabouts import Whereabouts
-from edl.runtime.processes import watch_exit
 
 POLL_S = 0.25
 TIMEOUT_S = 90.0

@@ -11,7 +11,7 @@ import msgspec
 from edl.errors import EdlError
 from edl.launch.records import Folder
 from edl.launch.whereabouts import Whereabouts
-from edl.runtime.client import JobClient
+from edl.outside.client import JobClient
 
 POLL_S = 0.25
 NEWEST_S = 2.0  # for a coordinator to tell what the launcher, who looks every second, has not kept yet

@@ -21,7 +21,7 @@ START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have 
 
 
 class Job(Protocol):
-    """What is asked of a job's leader, or of what it has left in the coordinator. `edl.runtime.client` answers."""
+    """What is asked of a job's leader, or of what it has left in the coordinator. `edl.outside.client` answers."""
 
     async def status(self) -> Status:
         """Raises EdlError when nobody answers in time."""

@@ -13,10 +13,10 @@ import msgspec
 from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError, EdlError, UsageError
+from edl.host.credentials import coordinator_of, with_secret
 from edl.launch.records import OVER, Folder, Record, find, records
+from edl.outside.client import JobClient
 from edl.protocol.job import JobState, Status
-from edl.runtime.access import coordinator_of, with_secret
-from edl.runtime.client import JobClient
 
 
 class Whereabouts(msgspec.Struct, frozen=True):

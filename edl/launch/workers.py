@@ -11,8 +11,8 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from edl.host.processes import watch_exit
 from edl.launch.output import LinePrefixer, Printer, Sink, forward_file
-from edl.runtime.processes import watch_exit
 
 DIE_WITH_PARENT = ("setpriv", "--pdeathsig", "KILL", "--")
 

@@ -5,7 +5,7 @@ utility=FILE     an earlier end must be worth more than it costs (`edl.policy.ut
 policy=NAME      a class of the user's: FILE.py:CLASS, or an entry point of the group `edl.policies`; on record, and
                  in messages, policy=sha256:DIGEST of its code, which names nothing that could be run (I18)
 
-Owns: the parts of such a text, and edl's own policies. Does not own: files and code (`edl.runtime.policies`).
+Owns: the parts of such a text, and edl's own policies. Does not own: files and code (`edl.daemon.policies`).
 """
 
 from __future__ import annotations

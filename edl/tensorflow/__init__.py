@@ -12,9 +12,6 @@ from typing import Any, TypeVar
 
 from edl import errors
 from edl.policy.learning import Knee, Warmup
-from edl.runtime.endings import Leaving
-from edl.runtime.shards import ShardGenerator
-from edl.runtime.tuner import RateTuner
 from edl.tensorflow import elastic as elastic
 from edl.tensorflow import horovod_names
 from edl.tensorflow.callback import ElasticFit, PassesWanted
@@ -23,6 +20,9 @@ from edl.tensorflow.process import framework as _framework
 from edl.tensorflow.process import trainer as _trainer
 from edl.tensorflow.tape import AveragingTape
 from edl.tensorflow.voidable import Voidable
+from edl.trainer.data.shards import ShardGenerator
+from edl.trainer.endings import Leaving
+from edl.trainer.rates.tuner import RateTuner
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 

@@ -1,7 +1,7 @@
 """Keras's `fit` as an elastic training loop.
 
 Owns: `edl.tensorflow.KerasCallback`. Does not own: averaging (`edl.tensorflow.keras_optimizer`), nor the end of a batch
-(`edl.runtime.trainer`).
+(`edl.trainer.trainer`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import keras
 import tensorflow as tf
 
 from edl.collectives.horovod import HorovodRing
-from edl.runtime.framework import StepPort
-from edl.runtime.shards import Held
 from edl.tensorflow.keras_optimizer import check_fit
 from edl.tensorflow.metrics import over_all_workers
 from edl.tensorflow.voidable import Voidable
+from edl.trainer.data.shards import Held
+from edl.trainer.framework import StepPort
 
 
 class BatchPort(StepPort, Protocol):

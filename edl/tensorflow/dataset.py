@@ -1,6 +1,6 @@
 """This worker's batches as a `tf.data.Dataset`.
 
-Owns: which tensors records become. Does not own: the batches (`edl.runtime.shards`).
+Owns: which tensors records become. Does not own: the batches (`edl.trainer.data.shards`).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, UsageError
-from edl.runtime.shards import ShardGenerator
+from edl.trainer.data.shards import ShardGenerator
 
 KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}
 

@@ -1,7 +1,7 @@
 """Horovod's elastic names for TensorFlow: `import edl.tensorflow as hvd`, then `hvd.elastic.run`, `TensorFlowState`.
 
 docs/migrating.md says what they mean here. Owns: what such a script names. Does not own: when the training function is
-left and called anew (`edl.runtime.elastic_run`), nor moving variables (`edl.tensorflow.state`).
+left and called anew (`edl.trainer.elastic_run`), nor moving variables (`edl.tensorflow.state`).
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ import keras
 import tensorflow as tf
 
 from edl.errors import UsageError
-from edl.runtime.elastic_run import Run, State
 from edl.tensorflow.process import framework, trainer
+from edl.trainer.elastic_run import Run, State
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -1,7 +1,7 @@
 """Fingerprints of what must be equal on all workers, of TensorFlow's variables and plain values.
 
 Owns: reading variables for that. Does not own: which they are (`edl.tensorflow.framework`), nor comparing them
-(`edl.runtime.comparison`).
+(`edl.trainer.comparison`).
 
 In the main memory a variable is read where it lies; one on a device is fetched, one at a time. Those of a session are
 read in one run.

@@ -19,7 +19,6 @@ from tensorflow.python.eager import context
 from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.core.digest import Fingerprint
 from edl.errors import UsageError
-from edl.runtime.framework import StepPort
 from edl.tensorflow import keras_optimizer, v1_optimizer
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
@@ -36,6 +35,7 @@ from edl.tensorflow.state import (
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
 from edl.tensorflow.waiting import Waiting
+from edl.trainer.framework import StepPort
 
 WORDS_OF_HOROVOD = ("Horovod", "gloo")  # what the message of a failed collective is about
 
@@ -64,7 +64,7 @@ def _failed(error: BaseException) -> bool:
 
 
 class TensorFlowFramework:
-    """`edl.runtime.framework.Framework`, once per process."""
+    """`edl.trainer.framework.Framework`, once per process."""
 
     def __init__(self) -> None:
         prepare_environment()

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edl.runtime.trainer import Trainer
 from edl.tensorflow.framework import TensorFlowFramework
+from edl.trainer.trainer import Trainer
 
 framework = TensorFlowFramework()
 trainer = Trainer(framework)

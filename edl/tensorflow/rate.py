@@ -1,6 +1,7 @@
 """What learning rates are multiplied by, where TensorFlow can read it: 1.0 until a script asks for something else.
 
-Owns: that number as a value of TensorFlow, and where optimizers meet it. Does not own: what it is (`edl.runtime.rate`).
+Owns: that number as a value of TensorFlow, and where optimizers meet it. Does not own: what it is
+(`edl.trainer.rates.rate`).
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Gradients of one optimizer, summed over the ring with each worker's share.
 
 Owns: the collectives of a step. Does not own: applying the update (`edl.tensorflow.keras_optimizer`,
-`edl.tensorflow.v1_optimizer`), nor what a failure leads to (`edl.runtime.trainer`).
+`edl.tensorflow.v1_optimizer`), nor what a failure leads to (`edl.trainer.trainer`).
 
 Eagerly, all gradients are there before the first is reduced: one grouped all-reduce does it, and a failed one voids the
 mini-batch (I8).
@@ -29,11 +29,11 @@ import tensorflow as tf
 
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
-from edl.runtime.framework import StepPort
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.voidable import Voidable
 from edl.tensorflow.waiting import Waiting, when
+from edl.trainer.framework import StepPort
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
 

@@ -1,4 +1,4 @@
-"""TensorFlow's variables and tensors, and what Keras makes of them, among the values that travel (`edl.runtime.tree`).
+"""TensorFlow's variables and tensors, and what Keras makes of them, among the values that travel (`edl.trainer.tree`).
 
 Owns: their form, and which are filled in place. Does not own: moving them (`edl.tensorflow.state`).
 """
@@ -12,15 +12,15 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.runtime.arrays import as_bytes
-from edl.runtime.tree import Differs, Form, Part, Place, Refused
+from edl.trainer.arrays import as_bytes
+from edl.trainer.tree import Differs, Form, Part, Place, Refused
 
 VARIABLE, TENSOR = "tf.Variable", "tf.Tensor"
 KERAS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
 
 
 class TensorFlowTensors:
-    """`edl.runtime.tree.Tensors`. Contents are variables; those of a tensor, which nobody changes, are bytes."""
+    """`edl.trainer.tree.Tensors`. Contents are variables; those of a tensor, which nobody changes, are bytes."""
 
     def is_of(self, form: Form) -> bool:
         return form.sort in {VARIABLE, TENSOR}

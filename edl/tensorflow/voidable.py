@@ -13,7 +13,7 @@ import tensorflow as tf
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
-from edl.runtime.framework import StepPort
+from edl.trainer.framework import StepPort
 
 
 class Voidable:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from edl.core.audit import account
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 
 @pytest.fixture

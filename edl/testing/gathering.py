@@ -12,10 +12,10 @@ from functools import partial
 import msgspec
 
 from edl.core.exchange import errands
+from edl.daemon.introductions import Introductions
 from edl.protocol import messages
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring import Peer, Place
-from edl.runtime.introductions import Introductions
 from edl.transport.errors import Reason, Refused
 from edl.transport.memory import MemoryNetwork, MemoryServer
 from edl.transport.refusals import Refusals

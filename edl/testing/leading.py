@@ -1,6 +1,6 @@
 """A simulated leader: the real machine, with a shell that takes time to write and may die at any instruction.
 
-Owns: what `edl.runtime.leader` owns: that decisions are durable before anybody hears of them (I9), and that only the
+Owns: what `edl.daemon.leader` owns: that decisions are durable before anybody hears of them (I9), and that only the
 newest term's are (I1). Does not own: the decisions.
 """
 

@@ -1,6 +1,6 @@
 """A whole job in one thread on a manual clock: the real leader's machine, the real decisions of trainers, no network.
 
-Owns: time, messages and what can go wrong with both; workers that do what `edl.runtime` does. Does not own: any
+Owns: time, messages and what can go wrong with both; workers that do what `edl.trainer` does. Does not own: any
 decision; those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
 
 Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
@@ -465,7 +465,7 @@ class SimJob:
         self.rings.arm(self.rings.rings[worker.generation])
 
     def look(self, worker: SimWorker) -> None:
-        """What the trainer does with the orders it has, where `edl.runtime` lets it look at them."""
+        """What the trainer does with the orders it has, where `edl.trainer` lets it look at them."""
         if worker.orders is None or worker.stalled or not worker.alive:
             return
         move = next_move(worker.seat(), worker.orders)

@@ -21,7 +21,7 @@ Batch = tuple[Range, ...]
 
 
 class Doing(Enum):
-    """Where a trainer is in its script and in `edl.runtime`."""
+    """Where a trainer is in its script and in `edl.trainer`."""
 
     COMING = "coming"  # inside `init`, before its first seat
     BOOTING = "booting"  # in a ring of one, imports and models

@@ -16,14 +16,14 @@ from torch.utils.data import Dataset
 
 from edl import errors
 from edl.policy.learning import Knee, Warmup
-from edl.runtime.endings import Leaving
-from edl.runtime.tuner import RateTuner
 from edl.torch import elastic as elastic
 from edl.torch import horovod_names
 from edl.torch.loader import ElasticLoader, check
 from edl.torch.process import framework as _framework
 from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
+from edl.trainer.endings import Leaving
+from edl.trainer.rates.tuner import RateTuner
 
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 

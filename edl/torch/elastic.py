@@ -1,7 +1,7 @@
 """Horovod's elastic names for PyTorch: `import edl.torch as hvd`, then `hvd.elastic.run`, `TorchState`, and so on.
 
 docs/migrating.md says what they mean here. Owns: what such a script names. Does not own: when the training function is
-left and called anew (`edl.runtime.elastic_run`), nor the samples (`edl.runtime.shards`).
+left and called anew (`edl.trainer.elastic_run`), nor the samples (`edl.trainer.data.shards`).
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ import torch
 from torch.utils import data
 
 from edl.errors import UsageError
-from edl.runtime.elastic_run import Part, Run, State
-from edl.runtime.packing import has_state
-from edl.runtime.shards import ShardGenerator
 from edl.torch.loader import Runs
 from edl.torch.process import framework, trainer
+from edl.trainer.data.shards import ShardGenerator
+from edl.trainer.elastic_run import Part, Run, State
+from edl.trainer.packing import has_state
 
 P = ParamSpec("P")
 R = TypeVar("R")

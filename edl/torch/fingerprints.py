@@ -1,7 +1,7 @@
 """Fingerprints of what must be equal on all workers, of torch's tensors and plain values.
 
 Owns: the sums of `edl.core.digest` over tensors, where they lie. Does not own: which they are
-(`edl.torch.framework`), nor comparing them (`edl.runtime.comparison`).
+(`edl.torch.framework`), nor comparing them (`edl.trainer.comparison`).
 
 A tensor on a device is summed up there, a stretch at a time; 8 bytes come back for each row, of all tensors together.
 """

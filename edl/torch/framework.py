@@ -20,7 +20,6 @@ from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.collectives.share import Share
 from edl.core.digest import Fingerprint, leaves
 from edl.errors import UsageError
-from edl.runtime.framework import StepPort
 from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of
@@ -28,6 +27,7 @@ from edl.torch.reducer import Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensors import TorchTensors
+from edl.trainer.framework import StepPort
 
 
 class TorchBytes:
@@ -48,7 +48,7 @@ def _failed(error: BaseException) -> bool:
 
 
 class TorchFramework:
-    """`edl.runtime.framework.Framework`, once per process."""
+    """`edl.trainer.framework.Framework`, once per process."""
 
     def __init__(self) -> None:
         prepare_environment()

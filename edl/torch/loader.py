@@ -1,6 +1,6 @@
 """PyTorch's DataLoader over the samples of this worker, while workers come and go.
 
-Owns: how the loader's reading ahead fits the leases. Does not own: the samples (`edl.runtime.shards`), nor loading
+Owns: how the loader's reading ahead fits the leases. Does not own: the samples (`edl.trainer.data.shards`), nor loading
 them, with worker processes or without, which is the DataLoader's own.
 
 A DataLoader asks for the indices of batches to come on the training thread, some before it gives out the first. Waiting
@@ -16,7 +16,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
-from edl.runtime.shards import ShardGenerator
+from edl.trainer.data.shards import ShardGenerator
 
 OURS = {
     "sampler": "edl chooses the samples: leave it away",

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from edl.runtime.trainer import Trainer
 from edl.torch.framework import TorchFramework
+from edl.trainer.trainer import Trainer
 
 framework = TorchFramework()
 trainer = Trainer(framework)

@@ -1,6 +1,7 @@
 """Files as a dataset of PyTorch: records by number, read where the loader's worker processes are.
 
-Owns: one opening per process. Does not own: files (`edl.sources`), nor who trains which record (`edl.runtime.shards`).
+Owns: one opening per process. Does not own: files (`edl.sources`), nor who trains which record
+(`edl.trainer.data.shards`).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Owns: the collectives of a backward pass, from the first gradient to the last. Does not own: its end
 (`edl.torch.backward`), applying the update (`edl.torch.optimizer`), nor what a failure leads to
-(`edl.runtime.trainer`).
+(`edl.trainer.trainer`).
 
 What Horovod's own optimizer does is done here with the same calls, so a step costs the same. What differs: backward
 returns with averaged gradients, as with DistributedDataParallel, so that a script may look at them and clip them (not
@@ -30,8 +30,8 @@ from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Share
 from edl.errors import RingBroken, UsageError
-from edl.runtime.framework import StepPort
 from edl.torch.backward import Backward, finish, task_id
+from edl.trainer.framework import StepPort
 
 
 class Reducer:

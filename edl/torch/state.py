@@ -1,6 +1,6 @@
 """The state of a model and its optimizers, from one rank to all others.
 
-Owns: what makes up that state, and moving it. Does not own: when it moves, and from whom (`edl.runtime.trainer`).
+Owns: what makes up that state, and moving it. Does not own: when it moves, and from whom (`edl.trainer.trainer`).
 
 A newcomer's own state is whatever its rehearsal left: it may have slots that the root does not have yet, or none at
 all. So the root first says what there is; the others make their own look like it; then the contents follow.
@@ -17,9 +17,9 @@ import torch
 
 from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
-from edl.runtime.packing import Packing, Unpacking
-from edl.runtime.tree import Dictionary, Elements, Form, Node, Scalar
 from edl.torch.tensors import TorchTensors, form
+from edl.trainer.packing import Packing, Unpacking
+from edl.trainer.tree import Dictionary, Elements, Form, Node, Scalar
 
 LARGE_BYTES = 256 * 1024  # from here on a tensor travels alone and in place; smaller ones share a message
 

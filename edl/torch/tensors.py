@@ -1,4 +1,4 @@
-"""torch's tensors and modules among the values that travel (`edl.runtime.tree`).
+"""torch's tensors and modules among the values that travel (`edl.trainer.tree`).
 
 Owns: their form, and which are filled in place. Does not own: moving them (`edl.torch.state`).
 """
@@ -10,13 +10,13 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.runtime.tree import Differs, Form, Part, Place, Refused
+from edl.trainer.tree import Differs, Form, Part, Place, Refused
 
 SORT = "torch.Tensor"
 
 
 class TorchTensors:
-    """`edl.runtime.tree.Tensors`."""
+    """`edl.trainer.tree.Tensors`."""
 
     def __init__(self, device: torch.device | None = None) -> None:
         """`device` is where tensors are made that nothing here stands for; None: the one in use."""

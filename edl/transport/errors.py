@@ -1,6 +1,6 @@
 """How a call to a peer can fail. All are PeerError: the caller may ask again, or ask another leader.
 
-Owns: the failures of a call and the reasons of a refusal. Does not own: what to do about them (`edl.runtime`).
+Owns: the failures of a call and the reasons of a refusal. Does not own: what to do about them (`edl.daemon`).
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ blocking, with one reader thread, because a script has no loop.
 
 The trap in 'gone at once': a socket ends when its *last* descriptor is closed, and a forked child of the trainer (a
 data loader) has one. So forks drop theirs here, and a daemon that must be sure watches the process itself
-(`edl.runtime.processes.watch_exit`).
+(`edl.host.processes.watch_exit`).
 """
 
 from __future__ import annotations

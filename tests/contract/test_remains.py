@@ -10,13 +10,13 @@ import pytest
 from edl import events
 from edl.coordination.store import NotEmpty
 from edl.core.job import new_record
+from edl.daemon import remains
+from edl.daemon.remains import Verdict
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.events import Event, Kind
+from edl.host.credentials import known_secret, shared_secret
 from edl.protocol import keeping, tree
 from edl.protocol.job import JobState
-from edl.runtime import remains
-from edl.runtime.access import known_secret, shared_secret
-from edl.runtime.remains import Verdict
 
 BEGAN, ENDED = 1000.0, 5000.0
 

@@ -12,14 +12,14 @@ from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign, read_leader
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
+from edl.daemon.leader import Leader, Reigning
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
 from edl.events import Kind
+from edl.outside.client import JobClient, Retry, when_back
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import Identity, JobState
 from edl.protocol.messages import Ack, Observation, Phase
-from edl.runtime.client import JobClient, Retry, when_back
-from edl.runtime.leader import Leader, Reigning
 from edl.transport.errors import Reason, Refused
 from edl.transport.memory import Fate, MemoryNetwork, Parcel
 from edl.transport.refusals import Refusals

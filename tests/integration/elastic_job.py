@@ -12,7 +12,7 @@ from pace import patient
 
 from edl.core.audit import account
 from edl.protocol.audit import Given
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 JOBS = Path(__file__).parent / "jobs"
 SAMPLES = 203

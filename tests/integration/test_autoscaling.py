@@ -9,7 +9,7 @@ import pytest
 from pace import patient
 
 from edl.protocol.audit import Given
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -12,7 +12,7 @@ from elastic_job import Job
 
 from edl.core.lineage import lineage
 from edl.protocol.audit import Given, Sat
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
 

@@ -13,7 +13,7 @@ from pace import patient
 
 from edl.core.horizon import FIRST_STEPS
 from edl.protocol.audit import Committed
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

@@ -21,7 +21,7 @@ from seat import FakeTrainer
 from edl.config import Settings
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import solo
-from edl.runtime.trainer import Trainer
+from edl.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
 

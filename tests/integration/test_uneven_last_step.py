@@ -22,7 +22,7 @@ from warm_python import WarmPython
 from edl.core.ledger import Ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
-from edl.runtime.feed import LeaseFeed
+from edl.trainer.data.feed import LeaseFeed
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

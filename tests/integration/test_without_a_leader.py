@@ -12,7 +12,7 @@ import pytest
 from elastic_job import Job
 
 from edl.protocol.audit import Committed
-from edl.runtime.audit import read
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 

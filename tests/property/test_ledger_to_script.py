@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
 from edl.protocol.data import DataSpec, Lease
-from edl.runtime.shards import ShardGenerator
 from edl.testing.solo import NeverCut
+from edl.trainer.data.shards import ShardGenerator
 
 HORIZON = 5
 

@@ -20,7 +20,7 @@ from edl.policy.view import View
 from edl.protocol.data import DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Batching, BatchRule
-from edl.runtime.rate import ScheduledRate
+from edl.trainer.rates.rate import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.
 CIFAR = {4: 1171, 8: 1216, 12: 1305, 16: 1303, 20: 1410, 24: 1408}

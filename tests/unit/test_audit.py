@@ -21,11 +21,11 @@ from edl.errors import ConfigError, UsageError
 from edl.protocol.audit import Began, Committed, Damaged, Ended, Given, Line, Opened, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
-from edl.runtime.audit import AuditedCount, AuditFile, read
-from edl.runtime.holdings import Holdings
-from edl.runtime.passes import Pass
-from edl.runtime.shards import ShardGenerator
 from edl.testing.solo import NeverCut
+from edl.trainer.data.audit import AuditedCount, AuditFile, read
+from edl.trainer.data.holdings import Holdings
+from edl.trainer.data.passes import Pass
+from edl.trainer.data.shards import ShardGenerator
 from edl.transport.page import NEVER, Page
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)

@@ -17,6 +17,9 @@ from edl.coordination.memory import MemoryServer, MemoryStore
 from edl.coordination.store import Op, Refused
 from edl.core.inputs import Tell
 from edl.core.job import new_record
+from edl.daemon import chronicle
+from edl.daemon.chronicle import Chronicle
+from edl.daemon.leader import Leader, Reigning
 from edl.errors import Fenced, StoreUnavailable, UsageError
 from edl.events import Kind
 from edl.facts import EpochEnded
@@ -24,9 +27,6 @@ from edl.protocol import keeping, tree
 from edl.protocol import messages as say
 from edl.protocol.job import Gone, Identity, Record
 from edl.protocol.messages import Observation, Phase
-from edl.runtime import chronicle
-from edl.runtime.chronicle import Chronicle
-from edl.runtime.leader import Leader, Reigning
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 

@@ -18,6 +18,7 @@ from edl.cli.run import last_line
 from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
+from edl.host.processes import process_start_time
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, Record, claim
@@ -25,7 +26,6 @@ from edl.launch.supervision import Verdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
-from edl.runtime.processes import process_start_time
 
 DOCS = Path(__file__).parents[2] / "docs" / "cli.md"
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")

@@ -11,7 +11,7 @@ from edl.client import Job
 from edl.errors import ConfigError, UsageError
 from edl.events import Event, Kind, from_flat
 from edl.launch.records import Record, claim
-from edl.runtime.loop_thread import loop_thread
+from edl.outside.loop_thread import loop_thread
 
 RECORD = Record(
     job="x", launcher_pid=1, launcher_start=1, mark="m", started=1.0, command=("python", "train.py"), np=2,

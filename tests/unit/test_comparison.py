@@ -13,8 +13,8 @@ from edl.errors import JobFailed
 from edl.protocol import link as say
 from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.ring import Place
-from edl.runtime.comparison import Comparison, _Member
-from edl.runtime.extras import Extras
+from edl.trainer.comparison import Comparison, _Member
+from edl.trainer.extras import Extras
 
 
 class FakeRing:

@@ -10,9 +10,9 @@ from edl.clock import ManualClock
 from edl.config import Settings
 from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
+from edl.daemon import daemon as module
+from edl.daemon.daemon import AFTER_END, Daemon
 from edl.errors import ConfigError
-from edl.runtime import daemon as module
-from edl.runtime.daemon import AFTER_END, Daemon
 from edl.transport.page import Page
 
 AWAY = 5

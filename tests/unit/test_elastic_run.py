@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from edl.errors import RingBroken, UsageError
-from edl.runtime.elastic_run import Run, State
-from edl.runtime.extras import Extras
+from edl.trainer.elastic_run import Run, State
+from edl.trainer.extras import Extras
 
 
 class Seat:

@@ -9,7 +9,7 @@ import pytest
 
 SCRIPT = """
 import atexit, sys
-from edl.runtime.endings import note_failures
+from edl.trainer.endings import note_failures
 noted = []
 note_failures(noted.append)
 atexit.register(lambda: print(noted))

@@ -12,10 +12,10 @@ import pytest
 
 from edl.errors import UsageError
 from edl.protocol.ring import Place
-from edl.runtime.arrays import Arrays, as_bytes
-from edl.runtime.extras import Extras
-from edl.runtime.tree import Form, Part
-from edl.runtime.tree import Place as Landing
+from edl.trainer.arrays import Arrays, as_bytes
+from edl.trainer.extras import Extras
+from edl.trainer.tree import Form, Part
+from edl.trainer.tree import Place as Landing
 
 
 class Weight(np.ndarray[Any, Any]):

@@ -10,8 +10,8 @@ import msgspec
 from edl.core.ledger import Ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease
-from edl.runtime.feed import LeaseFeed
-from edl.runtime.shards import ShardGenerator
+from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shards import ShardGenerator
 
 
 def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:

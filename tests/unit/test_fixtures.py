@@ -11,18 +11,18 @@ import pytest
 
 JOB = """
     import os
-    import edl.runtime.audit
+    import edl.trainer.data.audit
     from edl.protocol.data import DataSpec, Lease, Range
     from edl.protocol.ring import solo
 
     def test_job(audited):
         assert os.environ["EDL_AUDIT"] == str(audited)
-        audit = edl.runtime.audit.AuditFile(audited, "j", "w0")
+        audit = edl.trainer.data.audit.AuditFile(audited, "j", "w0")
         spec, lease = DataSpec(4, 1, 2), Lease(1, 0, 2, 2, (Range(0, 0, 4),))
         audit.opened(spec)
         audit.sat(solo("w0"), 0)
         for step in range(1, {steps} + 1):
-            audit.given(lease, step, edl.runtime.holdings.samples_at(spec, Range(0, 2 * step - 2, 2 * step)))
+            audit.given(lease, step, edl.trainer.data.holdings.samples_at(spec, Range(0, 2 * step - 2, 2 * step)))
             audit.committed(0, step)
         audit.ended(1, {steps})
 """
@@ -31,7 +31,8 @@ JOB = """
 @pytest.mark.parametrize(("steps", "failed"), [(2, False), (1, True)])
 def test_a_test_fails_if_its_job_lost_a_sample(tmp_path: Path, steps: int, failed: bool) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["edl.testing.fixtures"]\n')
-    (tmp_path / "test_job.py").write_text("import edl.runtime.holdings\n" + textwrap.dedent(JOB.format(steps=steps)))
+    job = textwrap.dedent(JOB.format(steps=steps))
+    (tmp_path / "test_job.py").write_text(f"import edl.trainer.data.holdings\n{job}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode == 1) is failed, done.stdout

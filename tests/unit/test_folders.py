@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from edl.runtime.folders import NAME, make_folder, sweep
+from edl.host.folders import NAME, make_folder, sweep
 
-MAKE = "from edl.runtime.folders import make_folder; print(make_folder())"
+MAKE = "from edl.host.folders import make_folder; print(make_folder())"
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ import weakref
 
 import pytest
 
-from edl.runtime import garbage
+from edl.daemon import garbage
 
 
 class Cycle:

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 
 from edl.cli import main
 from edl.errors import ConfigError, StoreUnavailable
+from edl.host.processes import process_start_time
 from edl.launch import hosts
 from edl.launch.hosts import Host, parse_hosts, spread
 from edl.launch.records import Folder, Record, claim
-from edl.runtime.processes import process_start_time
 
 AWAY = "zk:2181"
 

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 import pytest
 
 from edl.core.exchange import TRADE
+from edl.daemon import introductions as module
+from edl.daemon.introductions import Introduction
 from edl.protocol.messages import AskAddresses
 from edl.protocol.ring import Place
-from edl.runtime import introductions as module
-from edl.runtime.introductions import Introduction
 from edl.testing.gathering import JOB, Gathering, orders
 from edl.transport.errors import Reason, Refused, Unauthentic, Unreachable
 from edl.transport.memory import Fate

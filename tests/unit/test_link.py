@@ -13,8 +13,8 @@ from edl.config import Settings
 from edl.core.restarts import MOST
 from edl.errors import ConfigError, JobFailed
 from edl.protocol import link as say
-from edl.runtime import link as module
-from edl.runtime.link import DaemonLink
+from edl.trainer import link as module
+from edl.trainer.link import DaemonLink
 
 
 @pytest.fixture

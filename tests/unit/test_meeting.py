@@ -10,7 +10,7 @@ import pytest
 from edl.config import Settings
 from edl.horovodrun import meeting
 from edl.horovodrun.meeting import Meeting
-from edl.runtime.surroundings import Surroundings
+from edl.host.horovodrun_env import Surroundings
 
 DRIVER = "10.0.0.1"
 

@@ -6,11 +6,11 @@ import asyncio
 
 import pytest
 
+from edl.daemon.mustering import Mustering
 from edl.errors import PeerError
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.messages import AskPresence
 from edl.protocol.ring import Peer
-from edl.runtime.mustering import Mustering
 
 
 class Host:

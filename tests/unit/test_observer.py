@@ -7,9 +7,9 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edl.daemon.observer import Observer
 from edl.protocol import link
 from edl.protocol import messages as say
-from edl.runtime.observer import Observer
 from edl.transport.page import Page
 
 

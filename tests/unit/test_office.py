@@ -16,16 +16,16 @@ from edl.coordination.election import Reign, read_leader
 from edl.coordination.memory import MemoryServer
 from edl.core import resigning
 from edl.core.job import JobMachine
+from edl.daemon import office as office_module
+from edl.daemon.governor import Governor
+from edl.daemon.leader import Leader, Reigning
+from edl.daemon.office import Office
 from edl.errors import EdlError, StoreUnavailable
 from edl.protocol import keeping, tree
 from edl.protocol import messages as say
 from edl.protocol.assignment import Verdict
 from edl.protocol.job import Gone, Identity, JobState, Record
 from edl.protocol.resignation import Resignation, decode
-from edl.runtime import office as office_module
-from edl.runtime.governor import Governor
-from edl.runtime.leader import Leader, Reigning
-from edl.runtime.office import Office
 from edl.transport.errors import Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call

@@ -18,18 +18,18 @@ from edl.config import Settings
 from edl.core.horizon import Horizon
 from edl.core.inputs import Input, Ruled
 from edl.core.job import JobMachine, new_record
+from edl.daemon import governor as governor_module
+from edl.daemon import policies, policy_child, policy_process
+from edl.daemon.governor import Governor
+from edl.daemon.policies import Code, own_code, read_code, tabulated, try_policy
+from edl.daemon.policy_process import PolicyFailed, PolicyProcess
+from edl.daemon.policy_wire import Load
 from edl.errors import ConfigError
 from edl.policy.view import View, WorkerView
 from edl.protocol import keeping
 from edl.protocol import messages as say
 from edl.protocol.governing import Batching, BatchRule, Governing
 from edl.protocol.job import Identity, JobState
-from edl.runtime import governor as governor_module
-from edl.runtime import policies, policy_child, policy_process
-from edl.runtime.governor import Governor
-from edl.runtime.policies import Code, own_code, read_code, tabulated, try_policy
-from edl.runtime.policy_process import PolicyFailed, PolicyProcess
-from edl.runtime.policy_wire import Load
 from edl.transport.refusals import Refusals
 from edl.transport.service import Service, Speaker
 

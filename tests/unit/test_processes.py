@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from edl.errors import ConfigError
-from edl.runtime.processes import process_start_time, spawn_daemon, terminate, watch_exit
+from edl.host.processes import process_start_time, spawn_daemon, terminate, watch_exit
 
 FOREVER = [sys.executable, "-c", "import signal, sys; print('up', flush=True); signal.pause()"]
 STUBBORN = [
@@ -25,7 +25,7 @@ STUBBORN = [
 
 DIES_WITH_PARENT = """
 import os, signal, sys
-from edl.runtime.processes import die_with_parent
+from edl.host.processes import die_with_parent
 die_with_parent(int(sys.argv[1]))
 print(os.getpid(), flush=True)
 signal.pause()
@@ -42,7 +42,7 @@ print(len(os.listdir("/proc/self/fd")), sys.stdin.read() == "")
 """
 STARTS_A_DAEMON = f"""
 import os, sys
-from edl.runtime.processes import spawn_daemon
+from edl.host.processes import spawn_daemon
 print(spawn_daemon({FOREVER!r}, os.environ, sys.argv[1]))
 """
 
@@ -145,7 +145,7 @@ def test_a_child_dies_with_its_parent() -> None:
 
 
 def test_one_whose_parent_is_gone_already_dies_at_once() -> None:
-    program = "from edl.runtime.processes import die_with_parent; die_with_parent(1 << 30); print('alive')"
+    program = "from edl.host.processes import die_with_parent; die_with_parent(1 << 30); print('alive')"
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, check=False)
     assert result.returncode == -signal.SIGTERM
     assert result.stdout == b""
@@ -234,7 +234,7 @@ def test_those_who_are_gone_already_are_no_trouble(child: subprocess.Popen[bytes
 
 def test_the_limit_of_open_files_goes_up_as_far_as_it_may() -> None:
     program = (
-        "import resource; from edl.runtime.processes import raise_open_files\n"
+        "import resource; from edl.host.processes import raise_open_files\n"
         "_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)\n"
         "resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))\n"
         "assert raise_open_files() == raise_open_files() == hard, hard\n"

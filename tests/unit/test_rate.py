@@ -10,8 +10,8 @@ import torch
 from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
 from edl.protocol.data import DataSpec
-from edl.runtime.rate import FollowingRate, ScheduledRate
 from edl.torch.optimizer import _rates_times
+from edl.trainer.rates.rate import FollowingRate, ScheduledRate
 
 
 def test_the_first_factor_is_there_at_once() -> None:

@@ -10,9 +10,9 @@ import pytest
 from edl.core.seat import NEVER
 from edl.errors import RingBroken, UsageError
 from edl.protocol.data import DataSpec
-from edl.runtime.extras import Extras
-from edl.runtime.rates import Rates
-from edl.runtime.tuner import RateTuner
+from edl.trainer.extras import Extras
+from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.tuner import RateTuner
 
 SPEC = DataSpec(total=64, batch=8, shuffle=False, seed=0, epochs=2)
 

@@ -12,9 +12,9 @@ import msgspec
 import pytest
 
 from edl.errors import ConfigError
+from edl.host.processes import process_start_time
 from edl.launch.processes import is_running
 from edl.launch.records import KEEP, Folder, Record, claim, find, records
-from edl.runtime.processes import process_start_time
 
 
 def a_record(job: str = "mnist", pid: int | None = None, **changes: object) -> Record:

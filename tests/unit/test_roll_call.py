@@ -13,11 +13,11 @@ from edl.config import Settings
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Store
+from edl.daemon.daemon import Daemon
+from edl.daemon.leader import Leader, Reigning
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.job import Identity
-from edl.runtime.daemon import Daemon
-from edl.runtime.leader import Leader, Reigning
 from edl.transport.page import Page
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call

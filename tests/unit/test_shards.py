@@ -15,9 +15,9 @@ import pytest
 from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec, Lease, Range
-from edl.runtime.passes import Pass
-from edl.runtime.shards import ShardGenerator
 from edl.testing.solo import HORIZON_STEPS, SoloFeed
+from edl.trainer.data.passes import Pass
+from edl.trainer.data.shards import ShardGenerator
 
 
 def shards_of(source, **wishes) -> tuple[ShardGenerator, SoloFeed]:

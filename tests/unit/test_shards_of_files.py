@@ -12,9 +12,9 @@ import pytest
 
 from edl.errors import DataError, UsageError
 from edl.protocol.data import Lease, Range
-from edl.runtime.reading import ReadAhead
-from edl.runtime.shards import AHEAD_STEPS, ShardGenerator
 from edl.testing import SoloFeed
+from edl.trainer.data.reading import ReadAhead
+from edl.trainer.data.shards import AHEAD_STEPS, ShardGenerator
 
 
 @pytest.fixture
@@ -177,7 +177,7 @@ def ids(*numbers: int) -> np.ndarray:
 
 def test_the_next_steps_are_read_while_one_is_trained(path, monkeypatch):
     shelf = Shelf()
-    monkeypatch.setattr("edl.runtime.shards.records_of", lambda *_: shelf)
+    monkeypatch.setattr("edl.trainer.data.shards.records_of", lambda *_: shelf)
     shards, _ = shards_of(path)
     batches = shards.batches(2)
     assert next(batches) == [0, 1]
@@ -236,13 +236,13 @@ def test_storage_that_hangs_is_told_of():
 
 
 def test_the_thread_ends_by_itself_and_with_the_script(monkeypatch):
-    monkeypatch.setattr("edl.runtime.reading.LINGER_S", 0.01)
+    monkeypatch.setattr("edl.trainer.data.reading.LINGER_S", 0.01)
     before, ahead = {*threading.enumerate()}, ReadAhead(Shelf(), 5.0)
     for number in range(3):
         assert ahead.take(ids(number)) == [number]
         for thread in {*threading.enumerate()} - before:
             thread.join(5)
-    monkeypatch.setattr("edl.runtime.reading.LINGER_S", 60.0)
+    monkeypatch.setattr("edl.trainer.data.reading.LINGER_S", 60.0)
     ahead.expect([ids(5)])
     ahead.close()
     assert not {*threading.enumerate()} - before

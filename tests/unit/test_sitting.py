@@ -11,9 +11,9 @@ import pytest
 from edl.protocol.assignment import Assignment
 from edl.protocol.link import Broke, Entered
 from edl.protocol.ring import Place
-from edl.runtime.extras import Extras
-from edl.runtime.feed import LeaseFeed
-from edl.runtime.sitting import Sitting
+from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.extras import Extras
+from edl.trainer.sitting import Sitting
 from edl.transport.page import Page
 
 PATIENCE_S = 10.0

@@ -11,8 +11,8 @@ from edl.errors import ConfigError
 from edl.horovodrun import stand_in as module
 from edl.horovodrun.post import JobUnknown, TrainerEnded
 from edl.horovodrun.stand_in import StandIn
-from edl.runtime import client
-from edl.runtime.access import coordinator_of
+from edl.host.credentials import coordinator_of
+from edl.outside import client
 
 TOLD = {
     "HOROVOD_HOSTNAME": "localhost",

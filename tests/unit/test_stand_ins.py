@@ -13,9 +13,9 @@ from edl.core.seat import NEVER
 from edl.errors import UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease, Range, Totals
-from edl.runtime.arrays import Arrays
-from edl.runtime.trainer import Trainer
-from edl.runtime.tuner import RateTuner
+from edl.trainer.arrays import Arrays
+from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.trainer import Trainer
 
 MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
 TOTALS = (Totals(2, 8), Totals(3, 4), Totals(4, 0))  # the other has samples in step 3 too, and nobody has any in step 4

@@ -7,12 +7,12 @@ import asyncio
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer
+from edl.daemon.leader import Leader, Reigning
 from edl.protocol import messages as say
 from edl.protocol import tree
 from edl.protocol.assignment import Orders
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
-from edl.runtime.leader import Leader, Reigning
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 

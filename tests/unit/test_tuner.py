@@ -9,8 +9,8 @@ import pytest
 
 from edl.errors import UsageError
 from edl.protocol.ring import Place
-from edl.runtime.rate import ScheduledRate
-from edl.runtime.tuner import RateTuner, of_all
+from edl.trainer.rates.rate import ScheduledRate
+from edl.trainer.rates.tuner import RateTuner, of_all
 
 
 class FakeRing:

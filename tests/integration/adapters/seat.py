@@ -18,8 +18,8 @@ from typing import Any
 import msgspec
 
 from edl.protocol.ring import Place, solo
-from edl.runtime.extras import Extras
-from edl.runtime.shards import Held
+from edl.trainer.data.shards import Held
+from edl.trainer.extras import Extras
 
 
 class Own:

@@ -12,7 +12,7 @@ from edl.core.seat import Leave, Move
 from edl.errors import RingBroken
 from edl.protocol.assignment import Orders
 from edl.protocol.ring import Place
-from edl.runtime.sitting import Sitting
+from edl.trainer.sitting import Sitting
 
 MOMENT = os.environ.get("EDL_TEST_DIE", "")
 

@@ -1,0 +1,1 @@
+"""The daemon's process: it speaks for its trainer, and may lead the job."""

@@ -1,0 +1,384 @@
+"""A worker's daemon: it holds the worker's session, speaks for its trainer, and may be elected leader.
+
+Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), its part in leading the job
+(`edl.daemon.office`), the conversation with the present leader (`edl.daemon.membership`).
+
+A process of its own, because a trainer holds the GIL for seconds, and because somebody must be left to say what a
+trainer had done when it dies.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import logging
+import os
+import secrets
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.config import Settings
+from edl.coordination import zookeeper
+from edl.coordination.election import Reign
+from edl.coordination.memory import MemoryServer
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Create, Delete, Link, NodeExists, Store
+from edl.coordination.store import Refused as StoreRefused
+from edl.core.horizon import Horizon
+from edl.core.seat import attention_step
+from edl.daemon.garbage import collect_regularly, collect_seldom
+from edl.daemon.introductions import Introductions
+from edl.daemon.leader import Leader, Reigning
+from edl.daemon.membership import Candidacy, Membership
+from edl.daemon.mustering import Mustering
+from edl.daemon.observer import Observer
+from edl.daemon.office import Office
+from edl.daemon.policies import Code, governing, own_code
+from edl.daemon.stand_in import StandIn
+from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
+from edl.host.credentials import coordinator_of, shared_secret
+from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
+from edl.host.processes import raise_open_files, used_by, watch_exit, yield_to_trainers
+from edl.protocol import link as say
+from edl.protocol import messages, tree
+from edl.protocol.assignment import Orders
+from edl.protocol.driver import Word
+from edl.protocol.governing import Governing
+from edl.protocol.job import Identity
+from edl.transport.errors import Reason, Refused
+from edl.transport.page import NEVER, Page
+from edl.transport.pipe import Connection, PipeServer
+from edl.transport.refusals import Refusals
+from edl.transport.rpc import Client, Server
+from edl.transport.service import Call
+
+logger = logging.getLogger("edl")
+
+
+AFTER_END = 2  # session time-outs that somebody is looked for to be told of the trainer's end
+RETRY_S = 0.5
+
+
+class Daemon:
+    """One worker's daemon, from its trainer's init() to the end of what it has to say."""
+
+    def __init__(self, settings: Settings, folder: Path, trainer: int, *, anew: bool = False) -> None:
+        """`anew`: in the place of one that died."""
+        self._settings = settings
+        self._anew = anew
+        self._job = settings.job or "solo"
+        self._worker = settings.worker_id or f"w{secrets.token_hex(4)}"
+        self._folder = folder
+        self._trainer = trainer
+        self._page = Page.open(folder / "page")
+        self._page.attention_step, self._page.flags = NEVER, 0
+        self._refusals = Refusals()
+        self._observer = Observer(self._page, self._refusals.snapshot, lambda: used_by(trainer))
+        self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
+        self._connection: Connection | None = None
+        self._member = False  # its trainer was one of the job's, by a daemon before this one
+        self._greeted = asyncio.Event()
+        self._trainer_gone = asyncio.Event()
+        self._code: Code | None = None
+        self._governing = Governing()
+        self._office: Office | None = None
+        self._membership: Membership | None = None
+        self._introductions: Introductions | None = None
+        self._mustering: Mustering | None = None
+        self._stand_in: StandIn | None = None
+        self._interface, self._address_here = "lo", LOOPBACK
+        self._clock = SystemClock()
+        self._restored_at = float("-inf")  # the connection to the coordinator: since when it is there
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def run(self) -> None:
+        """Until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
+        watch = watch_exit(self._trainer, self._on_trainer_exit)
+        collecting = asyncio.ensure_future(collect_regularly())
+        await self._pipe.start()
+        if self._settings.stand_in is not None:
+            self._stand_in = StandIn(self._settings.stand_in, self._on_driver_word)
+        try:
+            await self._live()
+        except StoreUnavailable:
+            raise  # as it begins; the trainer starts another, which waits
+        except EdlError as error:
+            await self._give_up(str(error))
+            raise
+        finally:
+            watch.cancel()
+            collecting.cancel()
+            await self._pipe.stop()
+            if self._stand_in is not None:
+                self._stand_in.close()
+            if self._trainer_gone.is_set():  # else another daemon may be started for it
+                shutil.rmtree(self._folder, ignore_errors=True)
+
+    async def _live(self) -> None:
+        self._code = own_code(self._settings)
+        self._governing = governing(self._settings, self._code)
+        coordinator = coordinator_of(self._settings)
+        store = await self._connect(coordinator)
+        self._restored_at = self._clock.now()  # who comes first after an outage cannot tell that there was one
+        try:
+            secret = await shared_secret(store, self._job, self._settings.secret())
+            await self._serve(store, secret, self._address(coordinator))
+        finally:
+            await store.close()
+
+    async def _connect(self, coordinator: Coordinator | None) -> Store:
+        if coordinator is None:
+            return MemoryServer().connect()
+        if self._anew:
+            return await self._connect_in_time(coordinator)
+        return await zookeeper.connect(coordinator, self._settings.session_timeout_s)
+
+    async def _connect_in_time(self, coordinator: Coordinator) -> Store:
+        """The one before had a session there: the coordinator is away just now, and training is not down for that.
+
+        It is waited for as those wait that have a session (I11): while the trainer lives, and a while beyond its end.
+        """
+        session_s, gone_at = self._settings.session_timeout_s, None
+        while True:
+            try:
+                return await zookeeper.connect(coordinator, session_s)
+            except ConfigError as error:
+                if self._trainer_gone.is_set():
+                    gone_at = self._clock.now() if gone_at is None else gone_at
+                    if self._clock.now() - gone_at >= AFTER_END * session_s:
+                        raise
+                logger.warning("%s: trying again", error)
+            await asyncio.sleep(RETRY_S)
+
+    def _address(self, coordinator: Coordinator | None) -> str:
+        if self._settings.network_interface:
+            return address_of(self._settings.network_interface)
+        return LOOPBACK if coordinator is None else address_towards(*coordinator.endpoints[0])
+
+    async def _serve(self, store: Store, secret: bytes, address: str) -> None:
+        server = Server(
+            secret,
+            self._job,
+            self._answer,
+            request_types=messages.Request,
+            refusals=self._refusals,
+            termless=(messages.AskAddresses, messages.AskPresence),  # a ring forms on while the job changes leaders
+        )
+        port = await server.start(address)
+        office = self._office = self._opened(store, server, address, port)
+        self._introductions = introductions = self._introducing(secret)
+        self._mustering = mustering = Mustering(
+            introductions, introductions.hold_s, introductions.answer_s, self._on_met
+        )
+        presence = store.watch_link(lambda link: self._on_link(link, store))
+        try:
+            await self._appear(store)
+            await self._either(self._greeted, self._trainer_gone)
+            office.stand()
+            about = Candidacy(self._job, secret, self._register(address, port), self._settings.session_timeout_s)
+            self._membership = Membership(about, store, self._observer, self._command)
+            await self._until_the_end_is_known(self._membership, office)
+            self._send(say.Noted())
+            await self._trainer_gone.wait()
+            # If we lead: those who go on without our trainer form a ring, and wait for its leases. Another leader would
+            # have to be found first. A ring may need a step's time to form.
+            await office.wait_at_rest(2 * self._settings.session_timeout_s)
+        finally:
+            presence.close()
+            await office.leave()
+            await mustering.stop()
+            await introductions.stop()
+            await server.stop()
+
+    def _introducing(self, secret: bytes) -> Introductions:
+        hold_s, answer_s = Horizon.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2
+        return Introductions(
+            lambda address: Client(secret, self._job, self._worker, address), self._refusals, hold_s, answer_s
+        )
+
+    async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
+        """Known to the job, that is; or until there is nobody left to tell, long after the trainer is gone (I12)."""
+        telling = asyncio.ensure_future(membership.run())
+        gone = asyncio.ensure_future(self._trainer_gone.wait())
+        try:
+            ends: set[asyncio.Future[Any]] = {telling, gone, office.hopeless}
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+            if office.hopeless.done() and not telling.done():
+                raise JobFailed(office.hopeless.result())
+            await asyncio.wait({telling}, timeout=AFTER_END * self._settings.session_timeout_s)
+            if not telling.done():
+                logger.warning("nobody takes the news that the trainer is gone: giving up")
+        finally:
+            gone.cancel()
+            telling.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await telling
+
+    def _opened(self, store: Store, server: Server, address: str, port: int) -> Office:
+        settings = self._settings
+        session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
+        about = Reigning(self._job, self._worker, address, session_s, step_s, self._code)
+
+        def lead(reign: Reign) -> Leader:
+            return Leader(about, store, reign, self._clock, self._refusals, lambda: self._restored_at)
+
+        return Office(about, port, store, server, self._clock, lead)
+
+    def _register(self, address: str, port: int) -> messages.Register:
+        self._interface, self._address_here = interface_of(address), address
+        settings = self._settings
+        slot = settings.driver_slot or ""
+        identity = Identity(self._worker, socket.gethostname(), address, self._trainer, os.getpid(), slot, port)
+        answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
+        again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
+        limits = settings.np, settings.min_workers, settings.max_workers or 0
+        return messages.Register(identity, *limits, answering, self._governing, settings.keep_nodes_s, again)
+
+    # ------------------------------------------------------------------------------------------------- the trainer
+
+    def _on_message(self, connection: Connection, message: say.FromTrainer) -> None:
+        if isinstance(message, say.Hello):
+            self._member = message.member
+            self._connection = connection
+            self._greeted.set()
+            self._send(say.Introduced())
+        self._observer.hear(message)
+        if isinstance(message, say.Entered | say.Broke) and self._introductions is not None:
+            self._introductions.end(message.generation)
+        if self._membership is not None:
+            if isinstance(message, say.Entered):
+                self._page.attention_step = self._membership.attention_step()
+            self._membership.stir()
+
+    def _on_trainer_hung_up(self, connection: Connection) -> None:
+        if connection is self._connection:
+            self._connection = None  # its process tells whether it ended (`_on_trainer_exit`)
+
+    def _on_trainer_exit(self, _: int) -> None:
+        self._observer.died()
+        self._trainer_gone.set()
+        if self._introductions is not None:
+            self._introductions.give_up()
+        if self._mustering is not None:
+            self._mustering.give_up()
+        if self._membership is not None:
+            self._membership.stir()
+
+    def _on_met(self) -> None:
+        """All whom we ask are there for the next ring."""
+        if self._mustering is not None and self._membership is not None:
+            self._observer.met = self._mustering.met
+            self._membership.stir()
+
+    def _on_driver_word(self, word: Word) -> None:
+        self._observer.driver = word
+        if word.leave:
+            self._observer.hear(say.LeaveAsked())
+        if self._membership is not None:
+            self._membership.stir()
+
+    def _command(self, orders: Orders) -> None:
+        """First the word, then the count that promises it, then the step that asks for attention."""
+        if self._stand_in is not None:
+            self._stand_in.ask(orders.recount)
+        rendezvous = "" if self._introductions is None else self._introductions.follow(orders)
+        if self._mustering is not None:
+            self._mustering.follow(orders)
+            self._observer.met = self._mustering.met
+        if orders.assignment is not None:
+            here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
+            place = msgspec.structs.replace(orders.assignment.place, **here)
+            orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
+        self._send(say.Commanded(orders))
+        self._page.flags += 1
+        self._page.attention_step = attention_step(self._observer.generation, orders)
+
+    def _send(self, message: msgspec.Struct) -> None:
+        if self._connection is not None:
+            self._connection.send(message)
+
+    async def _give_up(self, reason: str) -> None:
+        """The trainer must not wait for orders that will never come."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(5.0):  # it connects at once, or it is gone
+                await self._either(self._greeted, self._trainer_gone)
+        self._send(say.GaveUp(reason))
+
+    @staticmethod
+    async def _either(one: asyncio.Event, other: asyncio.Event) -> None:
+        tasks = [asyncio.ensure_future(event.wait()) for event in (one, other)]
+        try:
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for task in tasks:
+                task.cancel()
+
+    # ---------------------------------------------------------------------------------------------------- presence
+
+    async def _appear(self, store: Store) -> None:
+        """Be in the roll call of this session. A node of an earlier session of ours gives way in one transaction."""
+        path, value = tree.worker(self._job, self._worker), socket.gethostname().encode()
+        try:
+            await store.create(path, value, ephemeral=True)
+        except NodeExists:
+            await store.commit([Delete(path), Create(path, value, ephemeral=True)])
+
+    def _on_link(self, link: Link, store: Store) -> None:
+        if link is Link.CONNECTED:
+            self._restored_at = self._clock.now()
+            self._tasks.add(task := asyncio.ensure_future(self._appear_again(store)))
+            task.add_done_callback(self._tasks.discard)
+
+    async def _appear_again(self, store: Store) -> None:
+        node = await store.read(tree.worker(self._job, self._worker))
+        if node is None or node.owner != store.session:
+            with contextlib.suppress(StoreUnavailable, StoreRefused):  # the link changes again, and we come back here
+                await self._appear(store)
+
+    async def _answer(self, call: Call) -> messages.Reply:
+        if isinstance(call.body, messages.AskAddresses) and self._introductions is not None:
+            return await self._introductions.answer(call.body)
+        if isinstance(call.body, messages.AskPresence) and self._mustering is not None:
+            return await self._mustering.answer(call.body)
+        if self._office is None:
+            raise Refused(Reason.TERM)
+        return await self._office.answer(call)
+
+
+def main() -> int:
+    """Entry of `python -m edl.daemon.daemon`."""
+    parser = argparse.ArgumentParser(prog="edl.daemon.daemon", description="A worker's daemon; edl.init() starts it.")
+    parser.add_argument("--folder", type=Path, required=True)
+    parser.add_argument("--trainer", type=int, required=True)
+    parser.add_argument("--anew", action="store_true", help="the one before has died")
+    arguments = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(name)s %(levelname)s %(message)s")
+    collect_seldom()
+    yield_to_trainers()
+    raise_open_files()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal's Ctrl-C is for the trainer; it ends us by ending itself
+    try:
+        settings = Settings.from_environment(os.environ)
+        asyncio.run(Daemon(settings, arguments.folder, arguments.trainer, anew=arguments.anew).run())
+    except ConfigError as error:
+        sys.stderr.write(f"edl: {error}\n")  # the trainer shows the log's last line
+        return 2
+    except JobFailed as error:
+        logger.error("gave up: %s", error)  # the trainer was told
+        return 1
+    except StoreUnavailable as error:
+        logger.error("the coordinator went away: %s", error)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,215 @@
+"""The leader's own say in the size of its job: measures, asks the job's policy, and hands on what it rules.
+
+Owns: how often it looks, the views that policies are shown, and what is told of one that cannot be asked. Does not own:
+the arithmetic (`edl.policy`), the process of a user's policy (`edl.daemon.policy_process`), nor carrying a decision
+out (`edl.core.sizing`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Final
+
+from edl.clock import Clock
+from edl.core.batching import weighted_shares
+from edl.core.inputs import Input, Measured, Ruled
+from edl.core.job import JobMachine
+from edl.core.meter import Meter
+from edl.core.scaling import staying
+from edl.daemon.policies import Code
+from edl.daemon.policy_process import PolicyFailed, PolicyProcess
+from edl.errors import ConfigError
+from edl.policy.choice import Choice
+from edl.policy.engine import Engine, Pacing, Ruling
+from edl.policy.stragglers import Paces, Straggler, Uneven
+from edl.policy.timesheets import Seated, Timesheets
+from edl.policy.view import Policy, View
+from edl.protocol.job import JobState, WorkerState
+
+LOOK_S: Final = 1.0
+
+
+class Governor:
+    """One term's. Run it as a task of the leader's."""
+
+    def __init__(
+        self,
+        machine: JobMachine,
+        clock: Clock,
+        put: Callable[[Input], Awaitable[None]],
+        code: Code | None = None,
+    ) -> None:
+        """`code`: this daemon's own copy of a policy of the user's. No other is ever run (I18)."""
+        self._code = code
+        self._process: PolicyProcess | None = None
+        self._loading: asyncio.Future[None] | None = None
+        self._remark = ""  # on the policy, to be told once
+        self._machine = machine
+        self._clock = clock
+        self._put = put
+        governing = machine.record.governing
+        self._governing = governing
+        self.meter = Meter(machine.record.rates)
+        self._engine: Engine | None = None
+        self._paces = Paces()
+        self._sheets = Timesheets()
+        self._generation = 0
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        try:
+            self._engine = self._made()
+            while True:
+                await asyncio.sleep(LOOK_S)
+                record = self._machine.record
+                if record.governing != self._governing:  # the first worker has come only now
+                    self._governing = record.governing
+                    self._engine = self._made()
+                if record.state in {JobState.RUNNING, JobState.SCALING} and record.generation:
+                    await self._look()
+        finally:
+            self._end_process()
+
+    def _made(self) -> Engine | None:
+        """None: nobody asked for one."""
+        self._end_process()
+        governing = self._governing
+        if not governing.autoscale:
+            return self._without_policy()
+        try:
+            choice = Choice.of(governing.autoscale)
+            policy = self._users(choice) if choice.is_users else choice.policy(governing.utility)
+        except ConfigError as error:
+            self._remark = f"the job's policy cannot be asked: {error}"
+            return self._without_policy()
+        return self._without_policy() if policy is None else self._engine_of(policy, choice.pacing(governing.every))
+
+    def _without_policy(self) -> Engine | None:
+        """Whoever holds up the others is looked for all the same, where that is wanted."""
+        governing = self._governing
+        return None if governing.stragglers == "off" else self._engine_of(None, Pacing(every=governing.every))
+
+    def _engine_of(self, policy: Policy | None, pacing: Pacing) -> Engine:
+        return Engine(policy, pacing, only_tell=self._governing.stragglers == "tell")
+
+    def _users(self, choice: Choice) -> Policy | None:
+        """Our own copy of the code that was meant; None: we have none."""
+        if self._code is None or self._code.digest != choice.value:
+            ours = "has none" if self._code is None else f"has another ({self._code.digest[:19]})"
+            self._remark = (
+                f"the job's policy cannot be asked: it is the code {choice.value[:19]}, and the worker whose daemon "
+                f"leads {ours}; start all workers with the same --autoscale"
+            )
+            return None
+        self._process = process = PolicyProcess(self._code)
+        self._loading = asyncio.ensure_future(asyncio.to_thread(process.load))
+        return process
+
+    def _end_process(self) -> None:
+        if self._loading is not None:
+            self._loading.add_done_callback(lambda loading: loading.cancelled() or loading.exception())
+            self._loading = None
+        if self._process is not None:
+            self._process.close()
+            self._process = None
+
+    async def _look(self) -> None:
+        machine, record = self._machine, self._machine.record
+        newest, at, trained = machine.progress
+        if record.generation != self._generation:
+            self._generation = record.generation
+            self._sheets.begin()
+            self._paces.forget()
+            if self.meter.rates != record.rates:
+                await self._put(Measured(self.meter.rates))
+        self.meter.look(record.generation, len(record.roster), (at, newest, trained))
+        if self._sheets.take(self._seated()):
+            self._paces.take(self._sheets.spent, self._sheets.batches)
+        if self._remark:
+            await self._put(Ruled(len(record.roster), (), self._remark, {}, act=False))
+            self._remark = ""
+        if self._engine is not None and self._is_loaded():
+            ruling = await self._ruling(self._engine, self._view(newest, trained))
+            if ruling is not None and machine.record.generation == record.generation:
+                one = ruling.decision
+                await self._put(Ruled(one.size, one.replace, one.reason, one.numbers, ruling.act, one.shares))
+                if one.shares:
+                    self._paces.forget()
+
+    def _is_loaded(self) -> bool:
+        """A user's imports take their time, and nothing is wrong with that up to some bound."""
+        if self._loading is None:
+            return True
+        if not self._loading.done():
+            return False
+        if (error := self._loading.exception()) is not None:
+            self._give_up(f"cannot be asked: {error}")
+        self._loading = None
+        return False
+
+    def _give_up(self, why: str) -> None:
+        """In this reign it is not asked any more."""
+        self._remark = f"the job's policy {why}"
+        self._engine = self._without_policy()
+        self._end_process()
+
+    async def _ruling(self, engine: Engine, view: View) -> Ruling | None:
+        """In a thread: a user's policy may take its time, and is waited for there, up to a bound."""
+        straggler, at_rest = self._straggler(), self._at_rest()
+        try:
+            return await asyncio.to_thread(engine.look, view, straggler, at_rest=at_rest)
+        except PolicyFailed as error:
+            self._give_up(f"{error}: it is not asked any more")
+        except (ArithmeticError, LookupError, ValueError) as error:  # one of edl's own, at figures that nobody foresaw
+            self._give_up(f"raised {error!r}: it is not asked any more")
+        return None
+
+    def _straggler(self) -> Straggler | Uneven | None:
+        match self._governing.stragglers:
+            case "off":
+                return None
+            case "share":
+                return self._paces.uneven(self._machine.record.shares, self._dealt)
+            case _:
+                return self._paces.verdict()
+
+    def _dealt(self, shares: Mapping[str, float]) -> dict[str, int]:
+        """The samples that workers take of a step with such shares of the batch."""
+        roster, ledger = self._machine.record.roster, self._machine.ledger
+        batch = 0 if ledger is None else ledger.batch
+        return dict(zip(roster, weighted_shares(batch, [shares.get(one, 1.0) for one in roster]), strict=True))
+
+    def _at_rest(self) -> bool:
+        """No change is under way, or waited for."""
+        record = self._machine.record
+        trains = all(member.state is WorkerState.TRAINING for member in record.members)
+        return trains and record.plan is None and len(staying(record)) == record.target and record.replacing is None
+
+    # ----------------------------------------------------------------------------------------------- what is seen
+
+    def _view(self, newest: int, trained: int) -> View:
+        record, ledger = self._machine.record, self._machine.ledger
+        open_end = ledger is None or ledger.spec.open_ended
+        return View(
+            now=self._clock.wall() - record.started,
+            step=newest,
+            size=len(record.roster),
+            minimum=record.limits.minimum,
+            maximum=record.limits.maximum,
+            rates=self.meter.rates,
+            samples_left=None if ledger is None or open_end else max(0, ledger.wanted - trained),
+            workers=self._sheets.views(self._paces.paces),
+            epoch=0 if ledger is None else ledger.epoch,
+        )
+
+    def _seated(self) -> list[Seated]:
+        """All of the ring, or nobody: before each has told something of itself."""
+        members = {member.identity.id: member for member in self._machine.record.members}
+        found = []
+        for rank, worker in enumerate(self._machine.record.roster):
+            observation = self._machine.seen.observation(worker)
+            if observation is None or observation.usage is None or worker not in members:
+                return []
+            found.append(Seated(worker, rank, members[worker].identity.host, observation.usage))
+        return found

@@ -1,0 +1,347 @@
+"""One reign: the shell around the job's machine.
+
+Owns: making decisions durable before anybody hears of them (I9), answering daemons and the command line. Does not own:
+the decisions (`edl.core.job`), nor who leads (`edl.coordination.election`).
+
+One task owns the machine. RPC handlers and watches only put inputs into its queue.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from edl.clock import Clock
+from edl.coordination.election import Reign
+from edl.coordination.store import AccessDenied, Store
+from edl.core.horizon import Horizon
+from edl.core.inputs import (
+    Acknowledge,
+    Command,
+    Input,
+    Refuse,
+    Registered,
+    Reported,
+    ScaleAsked,
+    ScaleInAsked,
+    ScaleOutAsked,
+    Scaling,
+    StopAsked,
+    Tell,
+    TimePassed,
+    TookOver,
+    Vanished,
+)
+from edl.core.job import JobMachine
+from edl.core.orders import OrderBook
+from edl.core.patience import NEVER, Patience
+from edl.core.report import status_of
+from edl.daemon import remains
+from edl.daemon.chronicle import Chronicle, patiently
+from edl.daemon.governor import Governor
+from edl.daemon.policies import Code
+from edl.daemon.resigning import forget
+from edl.errors import Fenced, StoreUnavailable
+from edl.facts import LeaderElected
+from edl.protocol import messages as say
+from edl.protocol import tree
+from edl.protocol.job import OVER, Record
+from edl.transport.errors import Reason, Refused
+from edl.transport.refusals import Refusals
+from edl.transport.service import Call
+
+logger = logging.getLogger("edl")
+
+QUEUE_LENGTH = 10_000
+BATCH = 256
+QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
+SWEEP_S = 3600.0  # from one look at what other jobs have left to the next
+TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
+
+
+class Reigning(msgspec.Struct, frozen=True):
+    """What a leader must know of itself."""
+
+    job: str
+    worker: str
+    address: str  # its daemon listens here
+    session_timeout_s: float
+    step_timeout_s: float = 60.0
+    code: Code | None = None  # its own copy of a policy of the user's
+
+
+Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
+
+
+class Leader:
+    """The leader of one term. Run it as a task; cancel it when the reign is over."""
+
+    def __init__(
+        self,
+        about: Reigning,
+        store: Store,
+        reign: Reign,
+        clock: Clock,
+        refusals: Refusals,
+        restored_at: Callable[[], float] = lambda: float("-inf"),
+    ) -> None:
+        """`restored_at`: when our own connection to the coordinator came, or came back, on this clock."""
+        self._about = about
+        self._store = store
+        self._reign = reign
+        self._clock = clock
+        self._refusals = refusals
+        self._restored_at = restored_at
+        self._chronicle = Chronicle(about.job, store, reign, clock)
+        self._horizon = Horizon.of(about.session_timeout_s)
+        self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
+        self._asked: set[asyncio.Future[say.Reply]] = set()
+        self._machine: JobMachine | None = None
+        self._governor: Governor | None = None
+        self._book: OrderBook | None = None
+        self._next_book: OrderBook | None = None
+        self._published = asyncio.Event()
+        self._pressing = 0  # the newest version that was published for all to hear at once
+        self._at_rest = asyncio.Event()
+        self._secret_forgotten = False
+        self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
+
+    async def run(self) -> None:
+        """Reign until cancelled. Returns when another reigns already; whatever it raises, it cannot lead."""
+        roll_call = asyncio.Event()
+        watch = self._store.watch(tree.workers(self._about.job), roll_call.set)
+        try:
+            machine = await self._take_over()
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(self._work(machine))
+                tasks.create_task(self._call_roll(machine, roll_call))
+                tasks.create_task(self._watch_time())
+                tasks.create_task(self._sweep())
+                tasks.create_task(self._settle_in())
+                self._governor = Governor(machine, self._clock, self._put, self._about.code)
+                tasks.create_task(self._governor.run())
+        except* Fenced:
+            logger.info("term %d is over", self._reign.term)
+        finally:
+            watch.close()
+            self._turn_away()
+
+    # ---------------------------------------------------------------------------------------------------- the owner
+
+    async def _take_over(self) -> JobMachine:
+        record = await self._chronicle.open()
+        alive = frozenset(await patiently(lambda: self._store.children(tree.workers(self._about.job))))
+        if self._doubt_s() > 0:
+            alive |= {member.identity.id for member in record.members}  # the roll is called later
+        machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
+        follows = machine.handle(TookOver(alive), self._clock.now())
+        if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
+            elected = LeaderElected(worker=self._about.worker)
+            follows = [Tell(elected, record.generation, machine.newest_step), *follows]
+        await self._settle(machine, follows)
+        return machine
+
+    async def _work(self, machine: JobMachine) -> None:
+        """Take inputs, as many as there are at a time, and make what follows from them durable in one write."""
+        while True:
+            batch = [await self._next_input(machine.wake_at)]
+            while len(batch) < BATCH and not self._queue.empty():
+                batch.append(self._queue.get_nowait())
+            commands: list[Command] = []
+            replies: list[tuple[asyncio.Future[say.Reply], say.Reply]] = []
+            for left, (happened, asked) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
+                follows = machine.handle(happened, self._clock.now(), more=left > 0)
+                commands += follows
+                if asked is not None:
+                    replies.append((asked, self._reply(follows)))
+            await self._settle(machine, commands)
+            for asked, reply in replies:
+                if not asked.done():
+                    asked.set_result(reply)
+
+    async def _next_input(self, wake_at: float) -> Pending:
+        try:
+            async with asyncio.timeout(max(0.0, wake_at - self._clock.now()) if wake_at < NEVER else None):
+                return await self._queue.get()
+        except TimeoutError:
+            return TimePassed(), None
+
+    async def _settle(self, machine: JobMachine, commands: Sequence[Command]) -> None:
+        """Durable first, then everybody may know."""
+        record = machine.record
+        told = [command for command in commands if isinstance(command, Tell)]
+        kept = self._chronicle.record
+        changed = kept is None or record.version != kept.version
+        if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
+            self._next_book = OrderBook(record, self._reign.term, self._book)
+        if changed or told:
+            await self._keep(record, told)
+        if record.state in OVER and not self._secret_forgotten:
+            await patiently(lambda: remains.forget_secret(self._store, self._about.job))
+            self._secret_forgotten = True
+        if changed and self._heard:
+            members = {member.identity.id for member in record.members}
+            self._heard = {worker: at for worker, at in self._heard.items() if worker in members}
+        if changed or self._book is None:
+            self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
+        if machine.at_rest:
+            self._at_rest.set()
+        else:
+            self._at_rest.clear()
+
+    async def wait_at_rest(self) -> None:
+        """Until nobody waits for what a leader says next: a hand-over would hold them up."""
+        await self._at_rest.wait()
+
+    async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
+        await self._chronicle.keep(record, told)
+
+    def _publish(self, record: Record, *, pressing: bool) -> None:
+        """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
+        self._book = OrderBook(record, self._reign.term, self._next_book)
+        if pressing:
+            self._pressing = record.version
+            self._published.set()
+            self._published = asyncio.Event()
+
+    def _reply(self, follows: Sequence[Command]) -> say.Reply:
+        for command in follows:
+            if isinstance(command, Refuse):
+                if command.stale:
+                    self._refusals.count(Reason.GENERATION)
+                return say.Rejected(command.reason, command.retry)
+            if isinstance(command, Acknowledge):
+                return say.Ack(command.target)
+        return say.Done()
+
+    # ---------------------------------------------------------------------------------------------------- the others
+
+    async def _call_roll(self, machine: JobMachine, due: asyncio.Event) -> None:
+        """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11), nor just after."""
+        due.set()
+        while True:
+            await due.wait()
+            due.clear()
+            alive = await patiently(lambda: self._store.children(tree.workers(self._about.job)))
+            absent = [member.identity.id for member in machine.record.members if member.identity.id not in alive]
+            for worker in absent:
+                if (doubt_s := max(self._doubt_s(), self._doubt_of_s(worker))) > 0:
+                    asyncio.get_running_loop().call_later(doubt_s, due.set)
+                else:
+                    await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
+
+    def _doubt_of_s(self, worker: str) -> float:
+        """Whose daemon talks to us lives, and comes back with another session.
+
+        A coordinator that stood still for less than a session time-out may have ended some sessions and not ours,
+        and our connection to it need not have noticed. Who is gone was silent for most of a session time-out before.
+        """
+        quiet_s = QUIET * self._about.session_timeout_s
+        return self._heard.get(worker, float("-inf")) + quiet_s - self._clock.now()
+
+    def _doubt_s(self) -> float:
+        """How long absence still means nothing.
+
+        A coordinator that stood still, or was started anew, ends everybody's session at once; whoever lives comes back
+        with another. That it stood still we know by our own connection; or not at all, if that is our first.
+        """
+        return self._restored_at() + self._about.session_timeout_s - self._clock.now()
+
+    async def _watch_time(self) -> None:
+        while True:
+            await asyncio.sleep(TICK_S)
+            await self._queue.put((TimePassed(), None))
+
+    async def _sweep(self) -> None:
+        """Other jobs' nodes, those whose time is up: nobody of theirs is left to do it."""
+        while True:
+            with contextlib.suppress(StoreUnavailable, AccessDenied):
+                gone = await remains.sweep(self._store, self._clock.wall(), besides=self._about.job)
+                if gone:
+                    logger.info("removed what was left of jobs that are over: %s", ", ".join(gone))
+            await asyncio.sleep(SWEEP_S)
+
+    async def _settle_in(self) -> None:
+        """Whoever could not lead before is not counted any more, once this one has led for some time."""
+        while True:
+            await asyncio.sleep(self._about.step_timeout_s)
+            record = self._chronicle.record
+            version = 0 if record is None else record.version
+            if await patiently(lambda: forget(self._about.job, self._store, self._reign, version)):  # noqa: B023
+                return
+
+    def _turn_away(self) -> None:
+        """Nobody waits for an answer that never comes."""
+        for asked in self._asked:
+            if not asked.done():
+                asked.set_exception(Refused(Reason.TERM))
+
+    async def answer(self, call: Call) -> say.Reply:
+        """One request of a daemon or the command line."""
+        match call.body:
+            case say.Register(identity, np, least, most, answering, governing, keep_s, again):
+                return await self._ask(Registered(identity, np, least, most, answering, governing, keep_s, again))
+            case say.Report(observation):
+                self._heard[call.sender] = self._clock.now()
+                return await self._ask(Reported(call.sender, observation))
+            case say.Await(term, version, hold_s):
+                self._heard[call.sender] = self._clock.now()
+                return await self._orders(call.sender, (term, version), hold_s)
+            case say.AskStatus():
+                return self._status()
+            case say.AskStop(reason):
+                return await self._ask(StopAsked(reason))
+            case say.AskScale() | say.AskScaleOut() | say.AskScaleIn() as body:
+                return await self._ask(_input_of(body))
+            case _:  # the transport decodes requests only
+                raise Refused(Reason.UNKNOWN_MESSAGE)
+
+    async def _put(self, happened: Input) -> None:
+        await self._queue.put((happened, None))
+
+    async def _ask(self, happened: Input) -> say.Reply:
+        asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()
+        self._asked.add(asked)
+        try:
+            await self._queue.put((happened, asked))
+            return await asked
+        finally:
+            self._asked.discard(asked)
+
+    async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
+        """Whoever knows all that presses waits: while a ring breaks or forms, the record changes many times a second,
+        and a thousand daemons would ask anew each time.
+        """
+        book = self._book
+        if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
+            published = self._published
+            try:
+                async with asyncio.timeout(min(hold_s, self._horizon.hold_s)):
+                    await published.wait()
+            except TimeoutError:
+                pass  # the same orders again: it also tells the daemon that this leader lives
+            book = self._book
+        if book is None:
+            raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+        return say.Ordered(book.orders(worker))
+
+    def _status(self) -> say.Reply:
+        if self._machine is None or self._chronicle.record is None:
+            raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+        meter = None if self._governor is None else self._governor.meter
+        status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot(), meter)
+        return say.Told(status)
+
+
+def _input_of(body: say.Scaling) -> Scaling:
+    match body:
+        case say.AskScale(size, request):
+            return ScaleAsked(size, request)
+        case say.AskScaleOut(workers, request):
+            return ScaleOutAsked(workers, request)
+        case say.AskScaleIn(workers, request):
+            return ScaleInAsked(workers, request)

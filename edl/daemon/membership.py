@@ -1,0 +1,172 @@
+"""A worker's conversation with whoever leads the job.
+
+Owns: finding the leader, registering with it, reporting to it, hearing its orders, and beginning anew when it changes.
+Does not own: what is reported (`edl.daemon.observer`), nor what orders mean.
+
+Everything said is whole and may be said twice, so that a lost answer or a new leader needs no special care (I9).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import random
+from collections.abc import Callable
+
+import msgspec
+
+from edl.clock import SystemClock
+from edl.coordination.election import leader_path, read_leader
+from edl.coordination.store import Store
+from edl.core.horizon import Horizon, report_period_s
+from edl.core.seat import NEVER, are_newer, attention_step
+from edl.daemon.observer import Observer
+from edl.errors import JobFailed, PeerError, StoreUnavailable
+from edl.protocol import messages as say
+from edl.protocol import tree
+from edl.protocol.assignment import Orders
+from edl.transport.rpc import Client
+
+logger = logging.getLogger("edl")
+
+FIRST_REPORT_S = 0.05  # a step may be so old when the leader hears of it, at first
+RETRY_S = 0.1
+
+
+class Candidacy(msgspec.Struct, frozen=True):
+    """What a worker presents itself with."""
+
+    job: str
+    secret: bytes
+    register: say.Register
+    session_timeout_s: float
+
+
+class Membership:
+    """One worker's. `run` ends when the leader has durably taken the worker's end."""
+
+    def __init__(self, about: Candidacy, store: Store, observer: Observer, on_orders: Callable[[Orders], None]) -> None:
+        self._about = about
+        self._clock = SystemClock()
+        self._root = tree.root(about.job)
+        self._store = store
+        self._observer = observer
+        self._orders: Orders | None = None
+        self._on_orders = on_orders
+        self._stirred = asyncio.Event()
+        self._sent: say.Observation | None = None
+        self._admitted = False
+
+    def stir(self) -> None:
+        """There is something new to report."""
+        self._stirred.set()
+
+    def attention_step(self) -> int:
+        """The step after which the trainer must look at the newest orders."""
+        return NEVER if self._orders is None else attention_step(self._observer.generation, self._orders)
+
+    async def run(self) -> None:
+        """Talk to one leader after the other. Raises JobFailed when none will have this worker."""
+        changed = asyncio.Event()
+        watch = self._store.watch(leader_path(self._root), changed.set)
+        try:
+            while not await self._with_one_leader(changed):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(RETRY_S):
+                        await changed.wait()
+        finally:
+            watch.close()
+
+    async def _with_one_leader(self, changed: asyncio.Event) -> bool:
+        """True once all is said. False: look for a leader again."""
+        changed.clear()
+        try:
+            leader = await read_leader(self._store, self._root)
+        except StoreUnavailable:
+            return False
+        if leader is None:
+            return False
+        worker, _, address = leader.ident.rpartition(" ")
+        client = Client(self._about.secret, self._about.job, self._about.register.identity.id, address)
+        try:
+            return await self._converse(client, leader.term, changed)
+        except PeerError as error:
+            logger.debug("leader %s of term %d: %s", worker, leader.term, error)
+            return False
+        finally:
+            await client.close()
+
+    async def _converse(self, client: Client, term: int, changed: asyncio.Event) -> bool:
+        await self._admit(client, term)
+        self._sent = None
+        tasks = [
+            asyncio.ensure_future(self._report(client, term)),
+            asyncio.ensure_future(self._listen(client, term)),
+            asyncio.ensure_future(changed.wait()),
+        ]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+            return tasks[0] in done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _admit(self, client: Client, term: int) -> None:
+        if self._admitted:
+            return  # every leader knows from the record
+        reply = await self._call(client, term, self._about.register)
+        if isinstance(reply, say.Rejected):
+            raise JobFailed(reply.reason)
+        self._admitted = True
+
+    async def _report(self, client: Client, term: int) -> None:
+        """Returns when the worker's end was reported.
+
+        What is new is said at once. Mere progress is said ever less often, since the leader can reckon it: on hosts
+        whose cores are all busy with training, each report costs a trainer its time.
+        """
+        period_s = FIRST_REPORT_S
+        while True:
+            self._stirred.clear()
+            observation, over = self._observer.observe(self._clock.now()), self._observer.over
+            if _differs(observation, self._sent):
+                reply = await self._call(client, term, say.Report(observation))
+                if isinstance(reply, say.Rejected) and reply.retry:
+                    raise JobFailed(f"the job's leader has given this worker up ({reply.reason})")
+                self._sent = observation
+            if over:
+                return
+            try:
+                async with asyncio.timeout(period_s):
+                    await self._stirred.wait()
+                period_s = FIRST_REPORT_S
+            except TimeoutError:
+                period_s = min(2 * period_s, self._longest_period_s())
+
+    def _longest_period_s(self) -> float:
+        return report_period_s(0 if self._orders is None else self._orders.present)
+
+    async def _listen(self, client: Client, term: int) -> None:
+        """Calls are held for times of their own, so that not all workers of a job call again at once."""
+        longest_s = Horizon.of(self._about.session_timeout_s).hold_s
+        while True:
+            hold_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
+            known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
+            reply = await self._call(client, term, say.Await(*known, hold_s), hold_s)
+            if isinstance(reply, say.Ordered) and are_newer(reply.orders, self._orders):
+                self._orders = reply.orders
+                self._on_orders(reply.orders)
+
+    async def _call(self, client: Client, term: int, body: say.Request, hold_s: float = 0.0) -> say.Reply:
+        deadline_s = hold_s + self._about.session_timeout_s / 2
+        reply: say.Reply = await client.call(body, say.Reply, term=term, deadline_s=deadline_s)
+        return reply
+
+
+def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:
+    """In more than what the trainer has used meanwhile."""
+    return sent is None or msgspec.structs.replace(observation, usage=sent.usage) != sent

@@ -1,0 +1,143 @@
+"""A daemon's part in leading its job: it stands for election, leads while it is elected, and resigns when it cannot.
+
+Owns: which leader there is in this process, and that one whose task has ended, whatever for, makes room for another.
+Does not own: one reign (`edl.daemon.leader`), who is elected (`edl.coordination.election`), nor when a job has failed
+because nobody can lead it (`edl.core.resigning`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from functools import partial
+from typing import Final, Protocol
+
+from edl.clock import Clock
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.store import Store
+from edl.daemon.leader import Leader, Reigning
+from edl.daemon.resigning import LastWords, reason_of
+from edl.protocol import messages, tree
+from edl.transport.errors import Reason, Refused
+from edl.transport.service import Call
+
+logger = logging.getLogger("edl")
+
+LONGEST: Final = 4  # session time-outs that whoever has resigned stays away
+UNHEARD: Final = 3  # resignations that nobody could be told of: then this daemon has nothing to offer to its job
+
+
+class Door(Protocol):
+    """Where calls come in (`edl.transport.rpc.Server`)."""
+
+    term: int
+
+
+class Office:
+    """One daemon's."""
+
+    def __init__(
+        self, about: Reigning, port: int, store: Store, door: Door, clock: Clock, lead: Callable[[Reign], Leader]
+    ) -> None:
+        """`lead`: a leader for a reign that has just begun. It is run here."""
+        self._about = about
+        self._store = store
+        self._door = door
+        self._clock = clock
+        self._lead = lead
+        ident = f"{about.worker} {about.address}:{port}"
+        root = tree.root(about.job)
+        self._candidate = Candidate(store, root, ident, self._on_reign, on_crash=self._on_crash)
+        self._leader: Leader | None = None
+        self._reign: asyncio.Task[None] | None = None
+        self._resigning: asyncio.Task[None] | None = None
+        self._resigned = self._unheard = 0
+        self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+        """The reason, once this daemon will not lead again, and nobody else is known to: its worker cannot go on."""
+
+    def stand(self) -> None:
+        """For election, from now on."""
+        self._candidate.stand()
+
+    async def leave(self) -> None:
+        """For good, and let the next one lead at once."""
+        if self._resigning is not None:
+            self._resigning.cancel()
+            await asyncio.gather(self._resigning, return_exceptions=True)
+        reign = self._reign
+        await self._candidate.resign()
+        if reign is not None:
+            reign.cancel()
+            await asyncio.gather(reign, return_exceptions=True)
+
+    async def answer(self, call: Call) -> messages.Reply:
+        """Raises Refused."""
+        if self._leader is None:
+            raise Refused(Reason.TERM)
+        return await self._leader.answer(call)
+
+    async def wait_at_rest(self, patience_s: float) -> None:
+        """If we lead: until whoever goes on does so without what our host holds; bounded (I12)."""
+        leader, reign = self._leader, self._reign
+        if leader is None or reign is None:
+            return
+        rest = asyncio.ensure_future(leader.wait_at_rest())
+        await asyncio.wait({rest, reign}, timeout=patience_s, return_when=asyncio.FIRST_COMPLETED)
+        rest.cancel()
+
+    # ------------------------------------------------------------------------------------------------- its beginning
+
+    def _on_reign(self, reign: Reign | None) -> None:
+        if self._reign is not None:
+            self._reign.cancel()
+        self._reign = self._leader = None
+        self._door.term = 0
+        if reign is None:
+            return
+        self._leader = self._lead(reign)
+        self._reign = asyncio.ensure_future(self._leader.run())
+        self._reign.add_done_callback(partial(self._on_end, reign))
+        self._door.term = reign.term
+
+    # -------------------------------------------------------------------------------------------------- and its end
+
+    def _on_end(self, reign: Reign, task: asyncio.Task[None]) -> None:
+        error = None if task.cancelled() else task.exception()
+        if task is not self._reign:  # its reign was over before
+            if error is not None:
+                logger.debug("a deposed leader ended by %r", error)
+            return
+        self._reign = self._leader = None
+        self._door.term = 0
+        self._resigning = asyncio.ensure_future(self._resign(reign, error))
+        self._resigning.add_done_callback(self._on_resigned)
+
+    async def _resign(self, reign: Reign, error: BaseException | None) -> None:
+        """Without an error another one reigns, and it is only our candidate that has not noticed."""
+        if error is None:
+            await self._candidate.resign(insist=True)
+            self._candidate.stand()
+            return
+        logger.error("this leader resigns: %s", reason_of(error), exc_info=error)
+        about = self._about
+        words = LastWords(about.job, about.worker, self._store, reign, self._clock, error)
+        said = await self._candidate.resign(words, insist=True)
+        self._resigned, self._unheard = self._resigned + 1, 0 if said else self._unheard + 1
+        if words.job_was_over or self._unheard >= UNHEARD:
+            self._give_up(words.reason)
+            return
+        if not words.ends_job:  # else whoever leads next has only that to tell
+            await asyncio.sleep(min(self._resigned, LONGEST) * about.session_timeout_s)
+        self._candidate.stand()
+
+    def _on_resigned(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._on_crash(error)
+
+    def _on_crash(self, error: BaseException) -> None:
+        self._give_up(f"it cannot stand for election: {reason_of(error)}")
+
+    def _give_up(self, reason: str) -> None:
+        if not self.hopeless.done():
+            self.hopeless.set_result(f"this worker's daemon cannot lead the job, and nobody else is known to: {reason}")

@@ -1,0 +1,127 @@
+"""What this process was given to choose a job's size and batch by, read once: code of the user's, and data.
+
+Owns: reading it, and by what a user's code is known to others: its digest. Does not own: the form of what was typed
+(`edl.config`), what it means (`edl.policy.choice`), nor running code (`edl.daemon.policy_process`).
+
+Nothing that arrives or is on record names code to run (I18). A job's record has a digest. Whoever leads runs its own
+copy, which its own settings name, if that is the one which was meant.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from edl.config import Settings
+from edl.daemon.policy_process import PolicyProcess
+from edl.errors import ConfigError
+from edl.policy.choice import GROUP, MOST_WORKERS, Choice
+from edl.protocol.divergence import Checking, OnDivergence
+from edl.protocol.governing import Batching, BatchRule, Governing, digest_text
+
+AUTOSCALE: Final = "--autoscale policy"
+FUNCTION: Final = "--batch-policy function"
+
+
+class Code(msgspec.Struct, frozen=True):
+    """Code of the user's, as it was when it was read."""
+
+    option: str  # for messages
+    name: str  # as it was typed: FILE.py:NAME, or that of an entry point
+    file: str  # where it was read; empty: an entry point
+    source: bytes
+    attribute: str
+
+    @property
+    def digest(self) -> str:
+        """Of the code and of which part of it is meant; of an entry point, of the release that has it."""
+        return digest_text(hashlib.sha256(b"\n".join((self.source, self.attribute.encode()))).hexdigest())
+
+
+def read_code(option: str, name: str, copy: Path | None = None) -> Code:
+    """`copy`: where the file lies that was read before, when it was typed. Raises ConfigError."""
+    path, colon, attribute = name.rpartition(":")
+    if not colon:
+        point = _entry_point(option, name)
+        release = f"{point.dist.name} {point.dist.version}" if point.dist is not None else ""
+        return Code(option, name, "", f"{release} {point.value}".encode(), name)
+    try:
+        return Code(option, name, path, (copy or Path(path)).read_bytes(), attribute)
+    except OSError as error:
+        raise ConfigError(f"{option}={name}: {error}") from None
+
+
+def own_code(settings: Settings) -> Code | None:
+    """That of the policy which these settings name; None: they name none. Raises ConfigError."""
+    choice = Choice.of(settings.autoscale) if settings.autoscale else None
+    if choice is None or not choice.is_users:
+        return None
+    return read_code(AUTOSCALE, choice.value, settings.policy_file)
+
+
+def governing(settings: Settings, code: Code | None) -> Governing:
+    """What the job's first worker says to all that will lead. Raises ConfigError."""
+    return Governing(
+        autoscale=settings.autoscale if code is None else Choice.of(settings.autoscale).naming(code.digest),
+        utility=file_of(settings.autoscale),
+        every=settings.autoscale_every,
+        stragglers=settings.stragglers,
+        batching=batching(settings.batch_policy, settings.max_workers),
+        checking=Checking(settings.check_weights, OnDivergence(settings.on_divergence)),
+    )
+
+
+def try_policy(settings: Settings) -> Code | None:
+    """Whoever will lead can only tell of what is wrong, so it is tried where it was typed. Raises ConfigError."""
+    code = own_code(settings)
+    if code is not None:
+        with PolicyProcess(code) as process:
+            process.load()
+    elif settings.autoscale:
+        Choice.of(settings.autoscale).policy(file_of(settings.autoscale))
+    return code
+
+
+def file_of(text: str) -> str:
+    """What the file that `--autoscale utility=FILE` names holds; empty for the others. Raises ConfigError."""
+    choice = Choice.of(text) if text else None
+    if choice is None or choice.kind != "utility":
+        return ""
+    try:
+        return Path(choice.value).read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"--autoscale utility={choice.value}: cannot be read: {error}") from None
+
+
+def batching(text: str, most_workers: int | None) -> Batching:
+    """Of a text that has the right form. A function is asked once, for all sizes there may be. Raises ConfigError."""
+    rule, _, value = text.partition("=")
+    match rule:
+        case BatchRule.TABLE:
+            with PolicyProcess(read_code(FUNCTION, value)) as process:
+                return Batching(BatchRule.TABLE, table=process.table(most_workers or MOST_WORKERS))
+        case "table":
+            pairs = (pair.split(":") for pair in value.split(","))
+            return Batching(BatchRule.TABLE, table=tuple((int(workers), int(batch)) for workers, batch in pairs))
+        case _:
+            return Batching(BatchRule(text.partition(",")[0]), most=int(value) if value else 0)
+
+
+def tabulated(text: str, most_workers: int | None) -> str:
+    """The same without code: what a function says, for those who are handed it down. Raises ConfigError."""
+    if not text.startswith(f"{BatchRule.TABLE}="):
+        return text
+    pairs = batching(text, most_workers).table
+    return f"table={','.join(f'{workers}:{batch}' for workers, batch in pairs)}"
+
+
+def _entry_point(option: str, name: str) -> EntryPoint:
+    known = {point.name: point for point in entry_points(group=GROUP)}
+    if name not in known:
+        there = f"; there are {', '.join(sorted(known))}" if known else ""
+        raise ConfigError(f"{option}={name}: is neither FILE.py:CLASS nor an entry point of {GROUP}{there}")
+    return known[name]

@@ -1,0 +1,175 @@
+"""A user's policy, asked from outside the process that it runs in: it may raise, hang or end, and harms nobody.
+
+Owns: that process, and that each question has a bound. Does not own: what it is asked (`edl.daemon.governor`).
+
+Its methods block, for as long as BOOT_S or DECIDE_S: call them on a thread. Make one on the main thread, though, with
+whose end it ends (`edl.host.processes.die_with_parent`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import subprocess
+import sys
+import threading
+import time
+from types import TracebackType
+from typing import Final, Protocol, Self, TypeVar
+
+import msgspec
+
+from edl.daemon import policy_wire as wire
+from edl.errors import ConfigError, EdlError
+from edl.policy.view import Decision, View
+
+A = TypeVar("A", wire.Loaded, wire.Decided, wire.Tabulated)
+
+BOOT_S: Final = 30.0  # that a user's imports may take, of a framework too
+DECIDE_S: Final = 5.0
+REASON_LENGTH: Final = 500
+MOST_NUMBERS: Final = 100
+
+
+class PolicyFailed(EdlError):
+    """It raised, hung, ended, or said what no policy may. The message goes on from "the job's policy"."""
+
+
+class Code(Protocol):
+    """What is run: `edl.daemon.policies.Code`."""
+
+    @property
+    def option(self) -> str: ...
+    @property
+    def name(self) -> str: ...
+    @property
+    def file(self) -> str: ...
+    @property
+    def source(self) -> bytes: ...
+    @property
+    def attribute(self) -> str: ...
+
+
+class PolicyProcess:
+    """One process with one user's code in it. Close it, or use it as a context."""
+
+    def __init__(self, code: Code) -> None:
+        self._code = code
+        self._turn = threading.Lock()
+        self._answers = msgspec.msgpack.Decoder(wire.Answer)
+        argv = [sys.executable, "-P", "-m", "edl.daemon.policy_child", str(os.getpid())]
+        self._process = subprocess.Popen(
+            argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0, start_new_session=True
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._to, self._from = self._process.stdin.fileno(), self._process.stdout.fileno()
+        os.set_blocking(self._to, False)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End it, whatever it does. Harmless twice, and while a thread waits for an answer, which then fails."""
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+        with self._turn:
+            for end in (self._process.stdin, self._process.stdout):
+                if end is not None:
+                    end.close()
+
+    # --------------------------------------------------------------------------------------------------- what is asked
+
+    def load(self, *, is_class: bool = True) -> None:
+        """Let it import the code. Raises ConfigError."""
+        code = self._code
+        try:
+            self._ask(wire.Load(code.file, code.source, code.attribute, is_class), BOOT_S, wire.Loaded)
+        except PolicyFailed as error:
+            raise self._wrong(error) from None
+
+    def decide(self, view: View) -> Decision | None:
+        """As any policy does. Raises PolicyFailed."""
+        answer = self._ask(wire.Ask(view), DECIDE_S, wire.Decided)
+        return None if answer.decision is None else _checked(answer.decision)
+
+    def table(self, most: int) -> tuple[tuple[int, int], ...]:
+        """Of a function that says the batch for a number of workers. Raises ConfigError."""
+        self.load(is_class=False)
+        try:
+            answer = self._ask(wire.Tabulate(most), BOOT_S, wire.Tabulated)
+        except PolicyFailed as error:
+            raise self._wrong(error) from None
+        return answer.table
+
+    def _wrong(self, error: PolicyFailed) -> ConfigError:
+        return ConfigError(f"{self._code.option}={self._code.name}: {error}")
+
+    # ------------------------------------------------------------------------------------------------- how it is asked
+
+    def _ask(self, question: wire.Question, patience_s: float, expected: type[A]) -> A:
+        deadline = time.monotonic() + patience_s
+        answer: wire.Answer
+        with self._turn:
+            try:
+                self._send(wire.encode(question), deadline)
+                answer = self._answers.decode(self._receive(deadline))
+            except TimeoutError:
+                raise PolicyFailed(f"has not answered within {patience_s:g} s") from None
+            except msgspec.MsgspecError as error:
+                raise PolicyFailed(f"gave an answer that is none: {error}") from None
+            except (OSError, ValueError, EOFError):  # ValueError: closed
+                raise PolicyFailed("has ended: its process is gone") from None
+        if isinstance(answer, wire.Failed):
+            raise PolicyFailed(answer.reason.removeprefix("it "))
+        if not isinstance(answer, expected):
+            raise PolicyFailed("gave an answer to another question")
+        return answer
+
+    def _send(self, frame: bytes, deadline: float) -> None:
+        left = memoryview(frame)
+        while left:
+            _wait(self._to, select.POLLOUT, deadline)
+            with contextlib.suppress(BlockingIOError):
+                left = left[os.write(self._to, left) :]
+
+    def _receive(self, deadline: float) -> bytes:
+        (length,) = wire.LENGTH.unpack(self._read(wire.LENGTH.size, deadline))
+        if length > wire.LONGEST:
+            raise PolicyFailed(f"gave an answer of {length} bytes")
+        return self._read(length, deadline)
+
+    def _read(self, size: int, deadline: float) -> bytes:
+        found = b""
+        while len(found) < size:
+            _wait(self._from, select.POLLIN, deadline)
+            part = os.read(self._from, size - len(found))
+            if not part:
+                raise EOFError
+            found += part
+        return found
+
+
+def _wait(descriptor: int, what: int, deadline: float) -> None:
+    poll = select.poll()
+    poll.register(descriptor, what)
+    if not poll.poll(max(0.0, deadline - time.monotonic()) * 1000):
+        raise TimeoutError
+
+
+def _checked(decision: Decision) -> Decision:
+    """What is told and kept of it is bounded; shares that nothing can be dealt by are refused."""
+    if not all(math.isfinite(share) and share > 0 for share in decision.shares.values()):
+        raise PolicyFailed(f"gave shares that are no positive numbers: {decision.shares}"[:REASON_LENGTH])
+    numbers = dict(list(decision.numbers.items())[:MOST_NUMBERS])
+    return msgspec.structs.replace(decision, reason=decision.reason[:REASON_LENGTH], numbers=numbers)

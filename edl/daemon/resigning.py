@@ -1,0 +1,134 @@
+"""The last words of a leader that cannot lead: who resigns, why, and whether another one shall try.
+
+Owns: what is written down of that, in the transaction that ends the reign. Does not own: that transaction
+(`edl.coordination.election`), nor whether another one shall try (`edl.core.resigning`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+from edl.clock import Clock
+from edl.coordination.election import Reign
+from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, Write
+from edl.core import resigning
+from edl.core.inputs import Tell
+from edl.daemon.chronicle import event_node
+from edl.errors import InvalidTransition
+from edl.facts import Fact, JobFailed, LeaderResigned
+from edl.protocol import keeping, tree
+from edl.protocol.job import OVER, Record
+from edl.protocol.resignation import Resignation, decode, encode
+
+REASON_LENGTH: Final = 500
+SPARE_BYTES: Final = 100_000  # for what is written with the record
+PACKAGE: Final = Path(__file__).parents[1]
+
+
+class LastWords:
+    """Of one leader. Call it for what is to be written; it may be called again, when that could not be."""
+
+    def __init__(self, job: str, worker: str, store: Store, reign: Reign, clock: Clock, error: BaseException) -> None:
+        self._job = job
+        self._worker = worker
+        self._store = store
+        self._reign = reign
+        self._clock = clock
+        self.cause, self.reason = cause_of(error), reason_of(error)
+        self.ends_job = False  # as they were last asked for
+        self.job_was_over = False  # nothing is left to lead, and not even that could be told
+
+    async def __call__(self) -> Sequence[Op]:
+        """Raises StoreUnavailable."""
+        kept = await self._store.read(tree.record(self._job))
+        record = _decoded(kept)
+        self.job_was_over = record is not None and record.state in OVER
+        for folder in (tree.events(self._job), tree.workers(self._job)):
+            with contextlib.suppress(NodeExists):  # all but a job's first leader find them
+                await self._store.create(folder)
+        row, put = await self._row(0 if record is None else record.version)
+        ops: list[Op] = [put, self._event(record, LeaderResigned(worker=self._worker, reason=self.reason))]
+        daemons = len(await self._store.children(tree.workers(self._job)))
+        if reason := resigning.verdict(row, daemons):
+            ops.append(_put(tree.record(self._job), kept, self._end(record, reason)))
+            ops += [] if self.job_was_over else [self._event(record, JobFailed(reason=reason))]
+        self.ends_job = bool(reason)
+        return ops
+
+    async def _row(self, version: int) -> tuple[tuple[Resignation, ...], Op]:
+        """Those before and this one, and how that is written down."""
+        path = tree.resigned(self._job)
+        node = await self._store.read(path)
+        before = decode(node.value) if node is not None else ()
+        row = (*before, Resignation(self._worker, self._reign.term, self.cause, self.reason, version))
+        return row, _put(path, node, encode(row))
+
+    def _end(self, record: Record | None, reason: str) -> bytes:
+        """As much of the record as can be kept; nothing of one that tells of its end and cannot be led by even so."""
+        whole = keeping.encode(resigning.ended(record, reason)) if record is not None and not self.job_was_over else b""
+        if 0 < len(whole) <= MAX_VALUE_BYTES - SPARE_BYTES:
+            return whole
+        return keeping.encode(resigning.remains(self._job, 0 if record is None else record.version, reason))
+
+    def _event(self, record: Record | None, fact: Fact) -> Create:
+        generation = 0 if record is None else record.generation
+        step = 0 if record is None else record.began_step if record.ledger is None else record.ledger.step
+        return event_node(self._job, self._reign.term, self._clock.wall(), Tell(fact, generation, step))
+
+
+def _decoded(node: Node | None) -> Record | None:
+    """None: there is none, or none that can be read."""
+    try:
+        return None if node is None else keeping.decode(node.value)
+    except (msgspec.MsgspecError, zlib.error, UnicodeDecodeError):
+        return None
+
+
+async def forget(job: str, store: Store, reign: Reign, version: int) -> bool:
+    """Who has led for long, and decided something, need not mind who could not. False: it has not decided anything."""
+    node = await store.read(tree.resigned(job))
+    row = decode(node.value) if node is not None else ()
+    if row and row[-1].version >= version:
+        return False
+    if row:
+        await store.commit([Write(tree.resigned(job), encode(()))], fence=reign.fence)
+    return True
+
+
+def cause_of(error: BaseException) -> str:
+    """Alike for whoever fails in the same way, although the words may differ: what was raised, and where in edl."""
+    error = first_of(error)
+    frames = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(PACKAGE)
+    ]
+    where = f" at {Path(frames[-1].filename).relative_to(PACKAGE)}:{frames[-1].lineno}" if frames else ""
+    return f"{type(error).__name__}{where}"
+
+
+def reason_of(error: BaseException) -> str:
+    """In one line for people."""
+    error = first_of(error)
+    line = (str(error).splitlines() or [""])[0]
+    if isinstance(error, InvalidTransition) or not line:
+        line = f"{cause_of(error)}: {line}"
+    elif type(error).__module__ == "builtins":
+        line = f"{type(error).__name__}: {line}"
+    return line[:REASON_LENGTH]
+
+
+def first_of(error: BaseException) -> BaseException:
+    """What a group of tasks ended by."""
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error
+
+
+def _put(path: str, node: Node | None, value: bytes) -> Op:
+    return Create(path, value) if node is None else Write(path, value, node.version)

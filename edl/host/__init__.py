@@ -1,0 +1,1 @@
+"""What is so of this host and its processes, whichever of edl's they are."""

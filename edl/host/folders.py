@@ -1,0 +1,51 @@
+"""The folder that a trainer shares with its daemon: private to the user, in memory, and gone when both are.
+
+A daemon removes it after its trainer. When both are killed at once nobody does; so whoever makes one, and every launch
+at its end, removes those whose trainer is no more. The name tells which one that was.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import tempfile
+from pathlib import Path
+
+from edl.host.processes import process_start_time
+
+NAME = re.compile(r"edl-(\d+)-(\d+)-(\d+)-\w+")  # namespace of its pid, the pid, when that process began
+
+
+def make_folder() -> Path:
+    """For this process."""
+    sweep()
+    name = f"edl-{_namespace()}-{os.getpid()}-{process_start_time(os.getpid())}-"
+    return Path(tempfile.mkdtemp(prefix=name, dir=_parent()))
+
+
+def sweep() -> None:
+    """Remove the folders of this user's trainers that are no more. Of another pid namespace nothing is known here."""
+    for folder in _parent().glob("edl-*"):
+        match = NAME.fullmatch(folder.name)
+        if match is None or match[1] != _namespace() or process_start_time(int(match[2])) == int(match[3]):
+            continue
+        try:
+            ours = folder.stat().st_uid == os.geteuid()
+        except FileNotFoundError:  # somebody else swept
+            continue
+        if ours:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _parent() -> Path:
+    """In memory where that can be had, so that writing the page never waits for a disk."""
+    for candidate in (os.environ.get("XDG_RUNTIME_DIR"), "/dev/shm"):  # noqa: S108 - mkdtemp makes a private one in it
+        if candidate and os.access(candidate, os.W_OK | os.X_OK):
+            return Path(candidate)
+    return Path(tempfile.gettempdir())
+
+
+def _namespace() -> str:
+    """Containers may share the folder's parent, and have pids of their own."""
+    return re.sub(r"\D", "", str(Path("/proc/self/ns/pid").readlink()))

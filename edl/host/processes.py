@@ -1,0 +1,208 @@
+"""Facts about processes: when one ends, how one is started to stay, and how several are made to end.
+
+Owns: the Linux calls (pidfd, prctl, /proc). Does not own: which process ought to live (`edl.trainer`, `edl.launch`).
+A pid alone may by now be somebody else's; where that matters, `process_start_time` tells the two apart.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import os
+import resource
+import select
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from edl.errors import ConfigError
+
+KILL_WAIT_S = 5.0  # a process in the middle of a disk write ends late even after SIGKILL
+
+_PR_SET_PDEATHSIG = 1
+_START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
+_USER_TIME_FIELD = 14 - 3
+
+# The child outlives the shell, is adopted by init or the nearest subreaper, and is no zombie of ours when it ends.
+_DETACH = '"$@" </dev/null 1>&2 & echo $!'
+
+
+def process_start_time(pid: int) -> int | None:
+    """When the process began, in clock ticks since boot; None when there is no such process (a zombie still is one)."""
+    try:
+        return int(_stat(pid)[_START_TIME_FIELD])
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+
+
+def used_by(pid: int) -> tuple[float, int]:
+    """Seconds of CPU and bytes of memory of a process, without its children; nothing once it is gone."""
+    try:
+        fields = _stat(pid)
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0, 0
+    ticks = int(fields[_USER_TIME_FIELD]) + int(fields[_USER_TIME_FIELD + 1])
+    return ticks / os.sysconf("SC_CLK_TCK"), pages * os.sysconf("SC_PAGE_SIZE")
+
+
+def yield_to_trainers() -> None:
+    """This process, and its threads to come, do not interrupt whoever computes on their core: it comes to its pause, or
+    to the end of its turn, some milliseconds later. The share of the core that they get is as before.
+    """
+    with contextlib.suppress(OSError):  # a container may not allow it: then as all processes do
+        os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
+
+
+def _stat(pid: int) -> list[str]:
+    line = Path(f"/proc/{pid}/stat").read_text(errors="replace")
+    return line[line.rindex(")") + 2 :].split()  # what comes before is the name, which may hold spaces and parentheses
+
+
+def raise_open_files() -> int:
+    """As many open files as this process may have at most, from now on, and its children with it; how many that are.
+
+    Some systems begin with 1024 or fewer for the sake of programs that use select(2), which sees no higher numbers.
+    """
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        with contextlib.suppress(OSError, ValueError):  # a kernel that allows fewer in all: it stays as it was
+            resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+
+
+class ExitWatch:
+    """Waits for one process on the running event loop; see `watch_exit`."""
+
+    def __init__(self, pid: int, on_exit: Callable[[int], None]) -> None:
+        self._pid = pid
+        self._on_exit = on_exit
+        self._loop = asyncio.get_running_loop()
+        self._pidfd: int | None = None
+        self._cancelled = False
+
+    def begin(self, started: int | None) -> None:
+        try:
+            self._pidfd = os.pidfd_open(self._pid)
+        except ProcessLookupError:
+            self._loop.call_soon(self._ended)
+            return
+        if started is not None and process_start_time(self._pid) != started:  # asked after the pidfd was opened
+            self._loop.call_soon(self._ended)
+            return
+        self._loop.add_reader(self._pidfd, self._ended)
+
+    def cancel(self) -> None:
+        """No call from now on. Harmless twice, and after the exit."""
+        self._cancelled = True
+        if self._pidfd is not None:
+            pidfd, self._pidfd = self._pidfd, None
+            self._loop.remove_reader(pidfd)
+            os.close(pidfd)
+
+    def _ended(self) -> None:
+        if not self._cancelled:
+            self.cancel()
+            self._on_exit(self._pid)
+
+
+def watch_exit(pid: int, on_exit: Callable[[int], None], *, started: int | None = None) -> ExitWatch:
+    """Calls `on_exit(pid)` once on the running loop when the process has ended, soon if it already has.
+
+    The process need not be a child. With `started` a successor under the same pid counts as the end of the one meant.
+    """
+    watch = ExitWatch(pid, on_exit)
+    watch.begin(started)
+    return watch
+
+
+def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
+    """From now on this process gets the signal when its parent ends; at once if `parent` is gone by now.
+
+    The trap: the kernel means the *thread* that started this process, not the parent as a whole. Whoever starts a
+    process that calls this must do so from its main thread, or from one that lives as long as the process itself.
+    The setting survives exec, but is not inherited by children.
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, int(number), 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG)")
+    if os.getppid() != parent:  # it ended before the kernel knew that we care
+        os.kill(os.getpid(), number)
+
+
+def spawn_daemon(argv: Sequence[str], env: Mapping[str, str], log_path: str | os.PathLike[str]) -> int:
+    """Starts a program that outlives this process and its terminal; returns its pid.
+
+    It has a session of its own, no open files of ours, no input, and both outputs appended to the log. It starts
+    through a shell that ends at once: a direct child would stay a zombie of a trainer that never waits for it, and a
+    fork of a process full of framework threads is not safe. Raises ConfigError.
+    """
+    if shutil.which(argv[0], path=env.get("PATH")) is None:
+        raise ConfigError(f"{argv[0]} is not a program that can be started")
+    log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+    try:
+        shell = subprocess.run(
+            ["/bin/sh", "-c", _DETACH, "sh", *argv],
+            env=dict(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            start_new_session=True,
+            check=True,
+        )
+    finally:
+        os.close(log)
+    return int(shell.stdout)
+
+
+def terminate(pids: Sequence[int], grace_s: float) -> list[int]:
+    """SIGTERM to all, SIGKILL to whoever is there after `grace_s`; returns those that even then did not end.
+
+    Blocks for `grace_s` + KILL_WAIT_S at most. Own children are not reaped here; that stays with whoever started them.
+    """
+    running = _open_all(pids)
+    try:
+        _signal_all(running, signal.SIGTERM)
+        _drop_ended(running, grace_s)
+        _signal_all(running, signal.SIGKILL)
+        _drop_ended(running, KILL_WAIT_S)
+        return sorted(running.values())
+    finally:
+        for pidfd in running:
+            os.close(pidfd)
+
+
+def _open_all(pids: Sequence[int]) -> dict[int, int]:
+    """By pidfd, which means this very process, whoever gets its number later."""
+    running = {}
+    for pid in pids:
+        with contextlib.suppress(ProcessLookupError):
+            running[os.pidfd_open(pid)] = pid
+    return running
+
+
+def _signal_all(running: Mapping[int, int], number: signal.Signals) -> None:
+    for pidfd in running:
+        with contextlib.suppress(ProcessLookupError):
+            signal.pidfd_send_signal(pidfd, number)
+
+
+def _drop_ended(running: dict[int, int], timeout_s: float) -> None:
+    """Waits until all have ended, or the time is over; closes and removes those that have."""
+    poll = select.poll()
+    for pidfd in running:
+        poll.register(pidfd, select.POLLIN)
+    deadline = time.monotonic() + timeout_s
+    while running:
+        left_ms = max(0.0, deadline - time.monotonic()) * 1000
+        ended = poll.poll(left_ms)
+        if not ended:
+            return
+        for pidfd, _ in ended:
+            poll.unregister(pidfd)
+            running.pop(pidfd)
+            os.close(pidfd)

@@ -1,0 +1,293 @@
+"""A job seen and steered from outside: what the command line, a launcher and `edl.client` hold of it.
+
+Owns: asking the leader until it has answered, and reading what it has left in the coordinator when nobody leads. Does
+not own: its looks.
+
+The answer to a request for another size may get lost together with the leader that took it. So each request has an id,
+under which the record remembers it: whoever asks the same again gets the same answer, and the job changes once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from types import TracebackType
+
+import msgspec
+
+from edl import events
+from edl.coordination import zookeeper
+from edl.coordination.election import Leader, read_leader
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Store
+from edl.core.horizon import Horizon
+from edl.core.job import JobMachine
+from edl.core.report import status_of
+from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
+from edl.events import Event
+from edl.host.credentials import known_secret, with_secret
+from edl.protocol import keeping, tree
+from edl.protocol import messages as say
+from edl.protocol.job import OVER, JobState, Record, Status
+from edl.protocol.messages import Ack
+from edl.transport.errors import Unauthentic
+from edl.transport.port import Caller
+from edl.transport.rpc import Client
+
+__all__ = ["Ack", "JobClient", "Retry", "when_back"]
+
+SESSION_S = 10.0
+ANSWER_S = 2.0
+CALL_S = 5.0  # then another leader may be in charge
+RETRY_S = 0.1
+LOOK_S = 0.25
+NAME = "client"
+
+Connect = Callable[[Coordinator, float], Awaitable[Store]]
+Speak = Callable[[bytes, str, str, str], Caller]
+Wish = say.AskScaleOut | say.AskScaleIn
+
+
+class Retry(msgspec.Struct, frozen=True):
+    """The answer to a relative request that was not taken, or not that anybody could say so: ask the same again."""
+
+    reason: str
+
+
+class NoAnswer(PeerError):
+    """No leader answered in time. Whether one has taken the request is not known."""
+
+
+class JobClient:
+    """One job. Use it as an async context."""
+
+    def __init__(
+        self,
+        coordinator: Coordinator,
+        job: str,
+        secret: bytes = b"",
+        *,
+        connect: Connect = zookeeper.connect,
+        speak: Speak = Client,
+    ) -> None:
+        self._coordinator = with_secret(coordinator, secret)
+        self._job = job
+        self._secret = secret
+        self._connect = connect
+        self._speak = speak
+        self._store: Store | None = None
+        self._caller: tuple[str, Caller] | None = None
+        self._unanswered: dict[Wish, str] = {}  # the ids under which they were asked
+
+    async def __aenter__(self) -> JobClient:
+        """Raises ConfigError when the coordinator cannot be reached."""
+        self._store = await self._connect(self._coordinator, SESSION_S)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._caller is not None:
+            await self._caller[1].close()
+        await self._opened().close()
+
+    async def status(self) -> Status:
+        """The job as its leader sees it; as the last one left it when nobody answers. Raises JobFailed, PeerError."""
+        record = await self._record()
+        if record.state not in OVER:
+            try:
+                reply = await self._ask(say.AskStatus(), ANSWER_S)
+            except PeerError:
+                pass  # between two leaders, or after the last: the record is what there is
+            else:
+                if isinstance(reply, say.Told):
+                    return reply.status
+        leader = await read_leader(self._opened(), tree.root(self._job))
+        machine = JobMachine(record, Horizon.of(SESSION_S))
+        term, ident = (leader.term, leader.ident.partition(" ")[0]) if leader else (0, "")
+        return status_of(machine, term, ident, {})
+
+    async def events(self, after: int = 0) -> tuple[int, list[Event]]:
+        """Events beyond the first `after`, oldest first, and the number to ask with next time."""
+        store, folder = self._opened(), tree.events(self._job)
+        names = sorted(await store.children(folder))
+        nodes = [await store.read(f"{folder}/{name}") for name in names[after:]]
+        return len(names), [events.decode(node.value) for node in nodes if node is not None]
+
+    async def follow(self, after: int = 0) -> AsyncIterator[Event]:
+        """Events as they happen, until the job is over."""
+        changed = asyncio.Event()
+        watch = self._opened().watch(tree.events(self._job), changed.set)
+        try:
+            while True:
+                changed.clear()
+                over = (await self._record()).state in OVER  # before reading: its last event comes with its end
+                after, found = await self.events(after)
+                for event in found:
+                    yield event
+                if over:
+                    return
+                await changed.wait()
+        finally:
+            watch.close()
+
+    async def stop(self, reason: str, timeout_s: float = 30.0) -> None:
+        """End the job. Raises PeerError when no leader takes the request in time."""
+        await self._insist(say.AskStop(reason), timeout_s)
+
+    async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
+        """Ask for `size` workers, whatever is under way. Raises ScaleRejected, JobFailed, and PeerError as `stop`."""
+        reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)
+        if isinstance(reply, Ack):
+            return reply
+        raise ScaleRejected(_reason(reply))
+
+    async def scale_out(self, workers: int, request: str = "", timeout_s: float = ANSWER_S) -> Ack | Retry:
+        """Ask for so many workers more. Raises ScaleRejected, JobFailed, Unauthentic. See `_wish`."""
+        return await self._wish(say.AskScaleOut(workers, ""), request, timeout_s)
+
+    async def scale_in(
+        self, workers: int | tuple[str, ...], request: str = "", timeout_s: float = ANSWER_S
+    ) -> Ack | Retry:
+        """Ask for so many workers fewer, or for these to leave. Raises ScaleRejected, JobFailed, Unauthentic."""
+        return await self._wish(say.AskScaleIn(workers, ""), request, timeout_s)
+
+    async def wait(
+        self, size: int | None, timeout_s: float | None, seen: Callable[[Status], object] = lambda _: None
+    ) -> Status:
+        """Until `size` workers train; None: as many as are asked for. Each look is shown to `seen`, which may raise.
+
+        Raises TimedOut; JobFailed when the job is over first; StoreUnavailable when the coordinator stays away.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = math.inf if timeout_s is None else clock() + timeout_s
+        while True:
+            status = await self._look()
+            seen(status)
+            wanted = status.target if size is None else size
+            if status.state in OVER:
+                raise JobFailed(f"job {self._job} is over ({status.state.value}): it never had {wanted} workers")
+            if status.state is JobState.RUNNING and status.size == wanted:
+                return status
+            if clock() > deadline:
+                raise TimedOut(f"job {self._job} has {status.size} workers, and not {wanted} within {timeout_s:g} s")
+            await asyncio.sleep(LOOK_S)
+
+    # ----------------------------------------------------------------------------------------------------- the inside
+
+    async def _look(self) -> Status:
+        """The status, as soon as the coordinator is there again, if it is within the time of a session."""
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + SESSION_S
+        while True:
+            try:
+                return await self.status()
+            except StoreUnavailable:
+                if clock() > deadline:
+                    raise
+                await asyncio.sleep(LOOK_S)
+
+    async def _record(self) -> Record:
+        node = await self._opened().read(tree.record(self._job))
+        if node is None:
+            raise NoSuchJob(
+                f"there is no job {self._job} at {self._coordinator.hosts}: `edl status` lists those known here"
+            )
+        return keeping.decode(node.value)
+
+    async def _wish(self, wish: Wish, request: str, timeout_s: float) -> Ack | Retry:
+        """A relative request. One that got no answer in time is asked under the same id when it is wished again."""
+        request = request or self._unanswered.get(wish) or _new_id()
+        self._unanswered[wish] = request
+        try:
+            reply = await self._insist(msgspec.structs.replace(wish, request=request), timeout_s)
+        except NoAnswer as error:
+            return Retry(f"{error}; ask the same again: it is taken once")
+        del self._unanswered[wish]
+        if isinstance(reply, Ack):
+            return reply
+        if isinstance(reply, say.Rejected) and reply.retry:
+            return Retry(reply.reason)
+        raise ScaleRejected(_reason(reply))
+
+    async def _insist(self, body: say.Request, timeout_s: float) -> say.Reply:
+        """Ask until some leader answers. Raises NoAnswer, Unauthentic; NoSuchJob or JobFailed when none ever will."""
+        last: Exception | None = None
+        try:
+            async with asyncio.timeout(timeout_s):
+                while True:
+                    try:
+                        return await self._ask(body, min(timeout_s, CALL_S))
+                    except (PeerError, StoreUnavailable) as error:
+                        last = await self._why_never() or error
+                        await asyncio.sleep(RETRY_S)
+        except TimeoutError:
+            if isinstance(last, Unauthentic | NoSuchJob):
+                raise last from None
+            raise NoAnswer(f"no leader of job {self._job} answered within {timeout_s:g} s ({last})") from last
+
+    async def _why_never(self) -> NoSuchJob | None:
+        """Raises JobFailed when the job is over: no leader comes any more. One that nobody has joined may yet begin."""
+        try:
+            record = await self._record()
+        except NoSuchJob as error:
+            return error
+        except StoreUnavailable:
+            return None
+        if record.state in OVER:
+            raise JobFailed(f"job {self._job} is over: {record.reason or record.state.value}")
+        return None
+
+    async def _ask(self, body: say.Request, deadline_s: float) -> say.Reply:
+        leader = await read_leader(self._opened(), tree.root(self._job))
+        if leader is None:
+            raise PeerError(f"job {self._job} has no leader yet")
+        caller = await self._connected(leader)
+        reply: say.Reply = await caller.call(body, say.Reply, term=leader.term, deadline_s=deadline_s)
+        return reply
+
+    async def _connected(self, leader: Leader) -> Caller:
+        address = leader.ident.rpartition(" ")[2]
+        if self._caller is None or self._caller[0] != address:
+            if self._caller is not None:
+                await self._caller[1].close()
+            self._secret = await known_secret(self._opened(), self._job, self._secret)
+            self._caller = (address, self._speak(self._secret, self._job, NAME, address))
+        return self._caller[1]
+
+    def _opened(self) -> Store:
+        if self._store is None:
+            raise RuntimeError("JobClient is an async context: use `async with`")
+        return self._store
+
+
+@asynccontextmanager
+async def when_back(client: JobClient, patience_s: float, away: Callable[[str], object]) -> AsyncIterator[JobClient]:
+    """`client`, as soon as its coordinator can be reached, which was there before; `away` hears why it cannot be yet.
+
+    Raises ConfigError when it stays away for so long.
+    """
+    clock = asyncio.get_running_loop().time
+    deadline = clock() + patience_s
+    async with AsyncExitStack() as stack:
+        while True:
+            try:
+                await stack.enter_async_context(client)
+                break
+            except ConfigError as error:
+                if clock() >= deadline:
+                    raise
+                away(str(error))
+                await asyncio.sleep(RETRY_S)
+        yield client
+
+
+def _new_id() -> str:
+    return secrets.token_hex(8)
+
+
+def _reason(reply: say.Reply) -> str:
+    return reply.reason if isinstance(reply, say.Rejected) else f"odd answer: {reply!r}"

@@ -1,1 +1,0 @@
-"""Loops that own machines and carry out their commands: daemon, leader, trainer."""

@@ -1,0 +1,100 @@
+"""Workers of one ring compare their states, and what they do when these differ (I15).
+
+Owns: comparing, at the end of a mini-batch, and what follows for this trainer. Does not own: when it is due, who is
+right (`edl.core.divergence`), what is compared (the adapters), nor whether the job ends (`edl.core.job`).
+
+One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+
+import msgspec
+
+from edl.collectives.ring import of_everybody
+from edl.core.digest import Fingerprint, of_all
+from edl.core.divergence import difference, told
+from edl.errors import JobFailed
+from edl.protocol import link as say
+from edl.protocol.divergence import Divergence, OnDivergence
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework
+from edl.trainer.sitting import Sitting
+
+logger = logging.getLogger("edl")
+
+
+class _Member(msgspec.Struct, frozen=True):
+    """One of the ring, as it tells the others of itself where they differ."""
+
+    worker: str
+    fingerprints: list[Fingerprint]
+
+
+class Comparison:
+    """Of one trainer's state with those of the others. Belongs to the training thread."""
+
+    def __init__(self, framework: Framework, seat: Sitting, extras: Extras) -> None:
+        self._framework = framework
+        self._seat = seat
+        self._extras = extras
+        self._names: list[str] = []  # of the ring's members, by rank, once they differed
+
+    def make(self, timeout_s: float) -> None:
+        """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
+        found = self._difference(persists=False)
+        if found is None:
+            return
+        self._tell(found)
+        if self._seat.checking.on_divergence is OnDivergence.HEAL:
+            logger.warning("%s; the state of %s becomes everybody's", told(found), found.root)
+            place = self._framework.ring.place
+            wrong = place is not None and place.worker in found.workers
+            self._seat.synchronize(self._names.index(found.root), self._seat.rank, current=not wrong)
+            found = self._difference(persists=True)
+            if found is None:
+                return
+            self._tell(found)
+        self._wait_for_the_end(found, timeout_s)
+
+    def _difference(self, *, persists: bool) -> Divergence | None:
+        """What everybody finds alike."""
+        ring, seat = self._framework.ring, self._seat
+        mine = self._framework.fingerprints(self._extras._compared())
+        began = time.perf_counter_ns()
+        same = ring.same(of_all(mine))
+        seat.link.page.add_waited(time.perf_counter_ns() - began)
+        if same:
+            return None
+        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Member(seat.link.worker, list(mine))))
+        members = [msgspec.msgpack.decode(one, type=_Member) for one in everybodys]
+        self._names = [member.worker for member in members]
+        found = difference([member.fingerprints for member in members])
+        if found is None:
+            raise RuntimeError("the workers' digests differ, and nothing that they are of does")
+        return Divergence(
+            generation=seat.generation,
+            step=seat.step,
+            equal_step=seat.equal_step,
+            first=found.first,
+            differing=found.differing,
+            compared=found.compared,
+            workers=tuple(self._names[rank] for rank in found.ranks),
+            root=self._names[found.root],
+            majority=found.majority,
+            persists=persists,
+        )
+
+    def _tell(self, found: Divergence) -> None:
+        self._seat.diverged = found
+        self._seat.link.send(say.Diverged(found))
+
+    def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:
+        """The job's leader ends it for all, with the reason. Without one, each trainer ends by itself (I12)."""
+        link, until = self._seat.link, time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            self._seat.while_waiting()
+            link.wait_news(link.orders)
+        raise JobFailed(told(found))

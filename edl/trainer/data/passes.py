@@ -1,0 +1,178 @@
+"""One pass of a script over its samples: which step comes next, and what is handed out for it.
+
+Owns: the place of one iteration, and stepping back over a void mini-batch. Does not own: leases (`holdings`), nor what
+becomes of an iteration that is followed by another (`shards`).
+"""
+
+from __future__ import annotations
+
+import threading
+from dataclasses import dataclass
+from enum import Enum
+
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec, Lease
+from edl.trainer.data.audit import Audit
+from edl.trainer.data.holdings import Feed, Holdings, Ids, first_ids
+
+LEFT = (
+    "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
+    "order of samples, so keep one iterator and take all batches from it"
+)
+
+
+class State(Enum):
+    """How a pass stands to the script that pulls it."""
+
+    BUSY = "busy"  # something is asked for, or only a part of `step` is handed out
+    IDLE = "idle"  # all of `step` is handed out, and nothing after it is asked for
+    ENDED = "ended"  # by itself
+    GIVEN_UP = "given up"  # a newer pass has begun, or the last step was void after the end
+
+
+@dataclass(frozen=True, slots=True)
+class Batch:
+    """What one step is computed on. Never empty; what stands in for no samples has weight zero by its lease."""
+
+    ids: Ids
+    ends_pass: bool = False  # it may be short, and the script can only tell by the end
+
+
+class Pass:
+    """May be pulled by one thread and stepped back by another."""
+
+    def __init__(
+        self,
+        spec: DataSpec,
+        feed: Feed,
+        holdings: Holdings,
+        audit: Audit,
+        *,
+        one_epoch: bool,
+        epoch: int | None = None,
+    ) -> None:
+        self._spec = spec
+        self._feed = feed
+        self._holdings = holdings
+        self._audit = audit
+        self._one_epoch = one_epoch
+        self._lock = threading.Lock()  # not held while waiting for the feed
+        self._rehearsed = False
+        self._lease: Lease | None = None  # of the step handed out
+        self.state = State.BUSY
+        self.epoch = epoch  # the one it was made for, or that its first step belongs to
+        self.step = holdings.trained_step  # handed out up to and with this one; None before the first lease has come
+
+    def next(self, *, wait: bool = True) -> Batch | None:
+        """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
+        self._enter(State.BUSY)
+        if not self._rehearsed and self._feed.rehearsing():
+            self._rehearsed = True
+            return Batch(first_ids(self._spec, 0, self._spec.batch))
+        while True:
+            newest = self._holdings.newest
+            with self._lock:
+                self._check_current()
+                lease = self._coming()
+                if lease is not None and self._is_beyond(lease):
+                    return None
+                if lease is not None and self._feed.hand_out(lease, (self.step or 0) + 1):
+                    return self._take(lease)
+            if lease is None:
+                if not self._holdings.fetch(newest, wait=wait):
+                    return None
+            elif not self._holdings.renew((self.step or 0) + 1, wait=wait) and not wait:
+                return None
+
+    def next_usual(self) -> Ids | None:
+        """What `next` would give, where the step before was of the same lease; its `rest` included. None: ask `next`.
+
+        A step leaves the caches cold, where what counts is how many functions are gone through.
+        """
+        with self._lock:
+            block, step = self._holdings.block, (self.step or 0) + 1
+            if self.state is not State.IDLE or block is None or block.lease is not self._lease or self._audit.on:
+                return None
+            if not block.after_step < step <= block.until_step:
+                return None
+            ids = block.of(step)
+            if not ids.size or not self._feed.hand_out(block.lease, step):
+                return None
+            self.step = step
+            return ids
+
+    def coming(self, steps: int) -> list[Ids]:
+        """The samples of so many steps after the one handed out, as far as they are leased. A look, no more."""
+        found: list[Ids] = []
+        with self._lock:
+            while self.step is not None and len(found) < steps:
+                step = self.step + 1 + len(found)
+                lease = self._holdings.at(step)
+                if lease is None or self._is_beyond(lease):
+                    break
+                found.append(self._holdings.ids(self._spec, lease, step))
+        return [ids for ids in found if ids.size]
+
+    def rest(self) -> None:
+        """The last of what `next` gave is about to be handed out."""
+        self._enter(State.IDLE)
+
+    def end(self) -> None:
+        self._enter(State.ENDED)
+        if self.step is not None and (epochs := self._epochs_over()) is not None:
+            self._audit.ended(epochs, self.step)
+
+    def give_up(self) -> None:
+        """Whoever still pulls this pass is told."""
+        with self._lock:
+            self.state = State.GIVEN_UP
+
+    def step_back(self, void: int) -> bool:
+        """Step `void` must come again. True: it is what `next` gives next, or the pass that follows."""
+        with self._lock:
+            if self.step != void:
+                return False
+            if self.state is State.ENDED:
+                self.state = State.GIVEN_UP  # the pass that follows begins with it
+                return self._one_epoch  # of a stream, none may follow
+            if self.state is not State.IDLE:
+                return False
+            self.step = void - 1
+            return True
+
+    def _enter(self, state: State) -> None:
+        with self._lock:
+            self._check_current()
+            self.state = state
+
+    def _check_current(self) -> None:
+        if self.state is State.GIVEN_UP:
+            raise UsageError(LEFT)
+
+    def _epochs_over(self) -> int | None:
+        if not self._one_epoch:
+            return self._spec.epochs
+        return None if self.epoch is None else self.epoch + 1
+
+    def _coming(self) -> Lease | None:
+        if self.step is None:
+            self.step = self._holdings.trained_step
+        return None if self.step is None else self._holdings.at(self.step + 1)
+
+    def _is_beyond(self, lease: Lease) -> bool:
+        return self._one_epoch and self.epoch is not None and lease.epoch > self.epoch
+
+    def _take(self, lease: Lease) -> Batch:
+        step = self.step = (self.step or 0) + 1
+        self._lease = lease
+        self.epoch = lease.epoch if self.epoch is None else self.epoch
+        ends_pass = lease.final and step == lease.until_step
+        ids = self._holdings.ids(self._spec, lease, step)
+        if self._audit.on:
+            self._audit.given(lease, step, ids)
+        if ids.size == 0:
+            # What fills a batch, as the others have: a script that cuts batches itself must get that, and one that goes
+            # through a batch in parts may have collectives of its own in each. The end of the pass is short for all.
+            full = self._spec.batch if self._spec.by_sample else lease.batch
+            ids = first_ids(self._spec, lease.epoch, 1 if ends_pass else max(1, full))
+        return Batch(ids, ends_pass)

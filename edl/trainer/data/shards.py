@@ -1,0 +1,325 @@
+"""What `elastic_shard_generator` returns: this worker's samples, in the batches of its steps or one by one.
+
+Owns: the faces that scripts iterate, and how one pass over the samples follows another. Does not own: the place inside
+a pass (`passes`), leases and their samples (`holdings`), reading files (`reading`), the committed step (the feed, which
+the trainer implements).
+
+A generator may be pulled in another thread than the training one, and ahead of it. What a step consumes follows from
+the leases alone (I7), never from what was handed out. A pass starts at the first step that is not trained, so leaving
+one midway loses nothing; and a void mini-batch (I8) is handed out again by stepping back, as long as the script has not
+asked for the one after it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sized
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+import msgspec
+import numpy as np
+
+from edl.config import Settings
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec, Lease
+from edl.trainer.data.audit import Audit
+from edl.trainer.data.holdings import Feed, Holdings, Ids
+from edl.trainer.data.passes import LEFT, Batch, Pass, State
+from edl.trainer.data.reading import ReadAhead
+from edl.trainer.data.source import positive, records_of, samples_of, whole
+
+AHEAD_STEPS = 2  # whose records are read before they are asked for
+
+T = TypeVar("T")
+
+
+class Held:
+    """The item of a pipeline that is being trained, in somebody's hands."""
+
+    again = False  # it was void: the next item is this one
+
+
+class ShardGenerator:
+    """The samples of one worker, while workers come and go.
+
+    `for ids in shards.batches(n)` gives one array of sample ids per step; of files, `for records in ...` a list of
+    records. `for i in shards` (or `shards()`, for tf.data) gives sample by sample, for scripts that cut batches
+    themselves.
+    """
+
+    def __init__(  # noqa: PLR0913 - the names that users type
+        self,
+        source: int | Sized | os.PathLike[str],
+        feed: Feed,
+        *,
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: str | None = None,  # noqa: A002 - the contract's name
+        default_batch: int | None = None,
+        step_timeout_s: float = 60.0,
+        home: Path | None = None,
+        audit: Audit | None = None,
+    ) -> None:
+        self._epochs = None if epochs is None else positive("epochs", epochs, "a number of passes, or None")
+        if not isinstance(shuffle, bool):
+            raise UsageError(f"shuffle is {shuffle!r}: it must be True or False")
+        self._shuffle = shuffle
+        self._seed = whole("seed", seed, "a whole number, the same on all workers")
+        records = records_of(source, format, home or Settings().home, 5 * step_timeout_s)
+        self._total = samples_of(source if records is None else records)
+        self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
+        self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
+        self._default_batch = default_batch
+        self._feed = feed
+        self._audit = audit or Audit()
+        self._holdings = Holdings(feed)
+        self._step_timeout_s = step_timeout_s
+        self._process = os.getpid()
+        self._lock = threading.Lock()  # guards what follows
+        self._pass: Pass | None = None
+        self._held: Held | None = None
+        self._epochs_done = 0  # before the present pass
+        self._wait_committed: Callable[[Callable[[], int]], None] | None = None
+
+    # ------------------------------------------------------------------------------------------- the script's side
+
+    def batches(self, n: int) -> Iterator[Any]:
+        """One array of sample ids per step, or one list of records for files: `n`, or what the job's batch policy makes
+        of it for this worker; fewer in an epoch's last step.
+
+        A worker for which no sample is left in a step gets some that do not count, so that it can take part.
+        """
+        self._check_process()
+        return self._batches(self._spec(positive("n in batches(n)", n, "the samples of one step of one worker")))
+
+    def runs(self, n: int, epoch: int | None = None) -> Iterator[Iterator[Ids]]:
+        """The same, for a pipeline that reads ahead on the training thread: waiting there for samples beyond those that
+        it trains would be forever. A run ends where the next batch is not here yet. Take all of it before the next.
+
+        `epoch`, where each iteration is one epoch: what is left of this one, which may be nothing.
+        """
+        self._check_process()
+        return self._runs(self._spec(positive("n in runs(n)", n, "the samples of one step of one worker")), epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        """Sample by sample. The script cuts batches of the size that `edl.init(batch_size=...)` was told."""
+        self._check_process()
+        if self._default_batch is None:
+            raise UsageError(
+                "to iterate elastic_shard_generator() sample by sample, edl must know how many samples make a step: "
+                "say edl.init(batch_size=64) or EDL_BATCH_SIZE=64, or take whole batches from .batches(64)"
+            )
+        spec = self._spec(positive("batch_size", self._default_batch, "the samples of one step of one worker"))
+        whole_epochs = self._epochs is None  # else one stream, in which the script's batches reach across epochs
+        # The last step is leased only once all before it is trained: so nothing can be leased beyond it.
+        spec = msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs, open_ended=False)
+        return self._samples(spec)
+
+    def __call__(self) -> Iterator[Any]:
+        """The same as `iter()`: tf.data.Dataset.from_generator wants something to call."""
+        return iter(self)
+
+    def example(self) -> Any:
+        """A sample, as it comes: for pipelines that must know its kind beforehand. It counts for nothing."""
+        return 0 if self._reader is None else self._reader.take(np.zeros(1, np.int64))[0]
+
+    def in_step(self, pipeline: Iterable[T]) -> Iterator[T]:
+        """`pipeline`, which may read ahead of training, so that a void mini-batch comes again.
+
+        Put it around the outermost iterable of the training loop: it keeps the item that is being trained.
+        """
+        held = self.hold()
+        try:
+            for item in pipeline:
+                yield item
+                while held.again:
+                    held.again = False
+                    yield item
+        finally:
+            if self._held is held:
+                self._held = None
+
+    @property
+    def epochs_done(self) -> int:
+        """Epochs that have come to their end for this script; for a newcomer, those before its time included.
+
+        With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers.
+        """
+        now = self._pass
+        if now is None or now.state is not State.ENDED:
+            return self._epochs_done
+        if self._epochs is not None:
+            return self._epochs
+        return self._epochs_done + 1 if now.epoch is None else max(self._epochs_done, now.epoch + 1)
+
+    def __reduce__(self) -> NoReturn:
+        raise UsageError(_OTHER_PROCESS)
+
+    # ------------------------------------------------------------------------------------------ the trainer's side
+
+    def share(self, step: int) -> int:
+        """Samples that this worker trains in `step`: a function of its leases."""
+        return self._lease_at(step).share(step)
+
+    def epoch(self, step: int) -> int:
+        """The pass over the data that `step` belongs to."""
+        return self._lease_at(step).epoch
+
+    def hold(self) -> Held:
+        """From now on the caller keeps the item that is being trained, and looks whether it is to come again."""
+        self._held = Held()
+        return self._held
+
+    def redeliver(self) -> bool:
+        """The mini-batch being worked on is void: hand it out again (I8). Call it before the script goes on.
+
+        False: the script's pipeline has read ahead, so stepping back would disorder it. Then the trainer must repeat
+        the step itself, with the gradients it has, or end this worker, whose leases then go back as they are.
+        """
+        held, now = self._held, self._pass
+        if held is not None:
+            held.again = True
+            return True
+        if now is not None and now.state is State.GIVEN_UP:
+            return True  # the pass that follows begins with it
+        return now is not None and now.step_back(self._feed.step())
+
+    def give_up(self) -> None:
+        """The script leaves its iteration, whatever its pipeline has read ahead."""
+        held, self._held = self._held, None
+        if held is not None:
+            held.again = False
+        if self._pass is not None:
+            self._epochs_done = self.epochs_done
+            self._pass.give_up()
+
+    def check_goes_on(self) -> None:
+        """On a pipeline's thread that waits: raises once its iteration was left. Whoever closes it waits for that."""
+        if self._pass is not None and self._pass.state is State.GIVEN_UP:
+            raise UsageError(LEFT)
+
+    def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:
+        """From now on a step's samples are handed out, one by one, only when the step before is committed or void.
+
+        For pipelines that read ahead where `in_step` cannot be put around them: inside a graph.
+        """
+        self._wait_committed = wait_committed
+
+    def close(self) -> None:
+        """The script has ended."""
+        if self._reader is not None:
+            self._reader.close()
+
+    # ------------------------------------------------------------------------------------------------ the inside
+
+    def _batches(self, spec: DataSpec) -> Iterator[Ids | list[Any]]:
+        now = self._begin(spec)
+        while (batch := now.next()) is not None:
+            items = self._items(now, batch)
+            now.rest()
+            yield items
+            if self._reader is None:
+                while (ids := now.next_usual()) is not None:
+                    yield ids
+        now.end()
+
+    def _runs(self, spec: DataSpec, epoch: int | None) -> Iterator[Iterator[Ids]]:
+        now = self._begin(spec, epoch)
+        while (batch := now.next()) is not None:
+            yield _run(now, batch)
+        now.end()
+
+    def _samples(self, spec: DataSpec) -> Iterator[Any]:
+        now = self._begin(spec)
+        while True:
+            if self._wait_committed is not None:
+                self._wait_committed(lambda: now.step or 0)
+            if (batch := now.next()) is None:
+                break
+            items = self._items(now, batch)
+            *others, last = items if isinstance(items, list) else items.tolist()
+            yield from others
+            now.rest()
+            yield last
+            if batch.ends_pass:  # not waited for: it may be short, and the script only knows by the end
+                break
+        now.end()
+
+    def _items(self, now: Pass, batch: Batch) -> Ids | list[Any]:
+        """The samples themselves: ids, or what is in the files. Then the next ones are read while these are trained."""
+        if self._reader is None:
+            return batch.ids
+        began = time.perf_counter_ns()
+        records = self._reader.take(batch.ids)
+        self._feed.loaded(time.perf_counter_ns() - began)
+        self._reader.expect(now.coming(AHEAD_STEPS))
+        return records
+
+    def _spec(self, batch: int) -> DataSpec:
+        return DataSpec(
+            self._total,
+            self._epochs or 1,
+            batch,
+            self._shuffle,
+            self._seed,
+            source=self._fingerprint,
+            open_ended=self._epochs is None,
+        )
+
+    def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:
+        with self._lock:
+            if self._pass is not None:
+                self._finish(self._pass)
+            if self._epochs is None:
+                spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
+            one_epoch = self._epochs is None
+            now = self._pass = Pass(spec, self._feed, self._holdings, self._audit, one_epoch=one_epoch, epoch=epoch)
+        self._feed.open(spec)
+        return now
+
+    def _finish(self, before: Pass) -> None:
+        """The end of a pass may still be in the script's pipeline: wait until it is trained, bounded by step (I12)."""
+        trained, since = self._holdings.trained_step or 0, time.monotonic()
+        while before.state is State.ENDED and trained < (before.step or 0):
+            if time.monotonic() - since > self._step_timeout_s:
+                raise UsageError(_NOT_TRAINED)
+            time.sleep(0.01)
+            now = self._holdings.trained_step or 0
+            trained, since = now, (since if now == trained else time.monotonic())
+        self._epochs_done = self.epochs_done
+        before.give_up()
+
+    def _lease_at(self, step: int) -> Lease:
+        lease = self._holdings.at(step)
+        if lease is None:
+            raise UsageError(
+                f"step {step} has no mini-batch from elastic_shard_generator(): take one batch from it before each "
+                "notify_batch_end()"
+            )
+        return lease
+
+    def _check_process(self) -> None:
+        if os.getpid() != self._process:
+            raise UsageError(_OTHER_PROCESS)
+
+
+def _run(now: Pass, first: Batch) -> Iterator[Ids]:
+    batch: Batch | None = first
+    while batch is not None:
+        now.rest()
+        yield batch.ids
+        batch = now.next(wait=False)
+
+
+_OTHER_PROCESS = (
+    "elastic_shard_generator() works only in the process that called edl.init(): with worker processes of PyTorch use "
+    "edl.ElasticDataLoader, or let them load what the ids from .batches(n) stand for"
+)
+_NOT_TRAINED = (
+    "elastic_shard_generator() is iterated again, but batches of the iteration before were never trained: take all "
+    "that your pipeline has read ahead before you begin anew; put .repeat() behind .batch(), or ask for epochs=..."
+)

@@ -1,0 +1,276 @@
+"""The shape of Horovod's elastic scripts: a training function over a state, called anew whenever the workers change.
+
+Owns: `run`, where a mini-batch of such a script ends, and the plain values of its states. Does not own: models,
+optimizers and samplers (`edl.torch.elastic`, `edl.tensorflow.elastic`), nor the change itself (`edl.trainer.trainer`).
+
+Nothing is rolled back but plain values. A function that goes on after a change would go on with what it has worked out
+from the old size and the old state, in local variables that a newcomer does not share; learning rates would come to
+differ, and with them the models. So all workers call it anew, the newcomer after its rehearsal too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+
+from edl.collectives.ring import Ring
+from edl.errors import RingBroken, UsageError
+from edl.trainer.extras import Extras
+
+P = ParamSpec("P")
+R = TypeVar("R")
+S = TypeVar("S", bound="State")
+
+
+class Changed(BaseException):
+    """Ends a call of the training function, which another follows. Not an Exception, so that no script swallows it."""
+
+
+class FailingRing(Ring, Protocol):
+    """A ring that knows what its broken collectives raise."""
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether the framework raised this because a collective failed."""
+
+
+class SeatPort(Protocol):
+    """What a run needs of the trainer."""
+
+    @property
+    def voided(self) -> bool:
+        """A collective of the mini-batch in flight has failed, and its update was not made."""
+
+    def void(self, error: BaseException) -> None:
+        """A collective of this mini-batch failed before the update."""
+
+    def generation(self) -> int:
+        """Number of the roster that trains now."""
+
+    def step(self) -> int:
+        """Number of the mini-batch being worked on."""
+
+    def begin_batch(self) -> None:
+        """The first generation starts from equal models and values."""
+
+    def expect_restarts(self) -> None:
+        """When a ring breaks, the script leaves its iteration over the data."""
+
+    def begin_anew(self) -> None:
+        """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+
+    def notify_batch_end(self, samples: int | None = None) -> bool:
+        """The mini-batch is over; here the ring may change."""
+
+    def register(self, **values: Any) -> Extras:
+        """State that travels."""
+
+    def on_resize(self, callback: Callable[[int, int], object]) -> None:
+        """Call it after each change of size."""
+
+
+class Run:
+    """The training functions of this process, and where their mini-batches end."""
+
+    def __init__(self, trainer: SeatPort, ring: FailingRing, updates: Callable[[], object]) -> None:
+        """`updates()` differs from what it was when an optimizer has updated the model; None where nobody can tell."""
+        self._trainer = trainer
+        self._ring = ring
+        self._updates = updates
+        self._states: list[State] = []
+        self._running = False
+        self._updated: object = None  # what `updates()` was when the last mini-batch ended
+        self._step = 0  # the mini-batch after that one
+
+    def __call__(self, function: Callable[Concatenate[S, P], R]) -> Callable[Concatenate[S, P], R]:
+        """Carries out `elastic.run`."""
+
+        @functools.wraps(function)
+        def running(state: S, /, *args: P.args, **kwargs: P.kwargs) -> R:
+            if not isinstance(state, State):
+                raise UsageError(
+                    f"elastic.run: {function.__name__}() got a {type(state).__name__} as its first argument; "
+                    "pass the state: TorchState(...), TensorFlowState(...) or TensorFlowKerasState(...)"
+                )
+            for one in self._states:
+                one._give()
+            self._trainer.begin_batch()
+            for one in self._states:
+                one._take()
+            self._note_end()
+            self._trainer.expect_restarts()
+            self._running = True
+            try:
+                return self._until_it_returns(functools.partial(function, state, *args, **kwargs))
+            finally:
+                self._running = False
+
+        return running
+
+    def new_state(self, state: State) -> str:
+        """Another state of this process; the name under which its values travel."""
+        self._states.append(state)
+        return f"elastic.{len(self._states)}"
+
+    def register(self, values: dict[str, dict[str, Any]]) -> Extras:
+        return self._trainer.register(**values)
+
+    def on_resize(self, callback: Callable[[], object]) -> None:
+        self._trainer.on_resize(lambda _old, _new: callback())
+
+    def end_batch_if_updated(self, call: str = "state.commit()") -> None:
+        """At a `call`: the end of the mini-batch whose update was made, or failed, since the last end."""
+        self._check_running(call)
+        if self._trainer.voided or self._has_updated(unseen=True):
+            self._end()
+        else:
+            self._keep()
+
+    def end_batch(self, step: int) -> None:
+        """The script asks for another mini-batch: the end of this one, of `step`, unless a `commit()` was it."""
+        if self._trainer.step() == step:
+            self._end()
+
+    def _until_it_returns(self, call: Callable[[], R]) -> R:
+        self._keep()
+        while True:
+            try:
+                result = call()
+                if self._trainer.voided or self._has_updated(unseen=False):
+                    self._end()
+                return result
+            except Changed:
+                pass
+            except Exception as error:
+                if not self._ring.is_failure(error):
+                    raise
+                self._end_broken(error)
+
+    def _end_broken(self, error: Exception) -> None:
+        """A collective of the script's own failed. Where the update was made before it, the mini-batch counts (I5)."""
+        if not self._has_updated(unseen=False):
+            self._trainer.void(RingBroken(f"a collective of the training function failed: {error}"))
+        with contextlib.suppress(Changed):
+            self._end()
+        self._trainer.begin_anew()
+
+    def _end(self) -> None:
+        """Raises Changed."""
+        if self._trainer.voided:
+            self._trainer.begin_anew()  # instead of handing it out again
+            for state in self._states:
+                state._restore()
+        generation = self._trainer.generation()
+        for state in self._states:
+            state._give()
+        self._trainer.notify_batch_end()
+        self._note_end()
+        for state in self._states:
+            state._take()
+        self._keep()
+        if self._trainer.generation() != generation:
+            self._trainer.begin_anew()
+            raise Changed
+
+    def _keep(self) -> None:
+        for state in self._states:
+            state._keep()
+
+    def _note_end(self) -> None:
+        self._updated, self._step = self._updates(), self._trainer.step()
+
+    def _has_updated(self, *, unseen: bool) -> bool:
+        """Since the last end; `unseen` where nobody can tell."""
+        if self._trainer.step() != self._step:  # the script ends mini-batches by itself, too, or a Keras callback does
+            self._note_end()
+        now = self._updates()
+        return unseen if now is None else now != self._updated
+
+    def _check_running(self, call: str) -> None:
+        if not self._running:
+            raise UsageError(
+                f"{call} outside the training function: put @hvd.elastic.run on the function that trains, "
+                "which is left and called anew when workers come or go"
+            )
+
+
+class Part(Protocol):
+    """A part of a state with plain values of its own: a sampler, a scheduler."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """Its values."""
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> object:
+        """Become what these values say."""
+
+
+class State:
+    """What a training function goes by: values as attributes, the same on all workers after each change.
+
+    `commit()` keeps them. When a mini-batch is void they become again what they were at the last `commit()` or at the
+    end of the last mini-batch, whichever was later; nothing else is ever rolled back.
+    """
+
+    _names: frozenset[str] = frozenset()
+
+    def __init__(self, run: Run, values: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+        """`parts` are attributes too."""
+        self._parts = dict(parts)
+        self.__dict__.update(values)
+        self.__dict__.update(parts)
+        self._names = frozenset(values)
+        self._run = run
+        self._key = run.new_state(self)
+        self._kept: dict[str, Any] = {}
+        self._shared = run.register({self._key: {}})
+        self._give()
+        self._keep()
+        run.on_resize(self._take)  # before callbacks of the script
+
+    def commit(self) -> None:
+        """Keep the values, and end the mini-batch if its update has been made since the last end.
+
+        Unlike Horovod's it copies no model: an update that was made is never undone. Here, or where the next mini-batch
+        is asked for, the workers may change; then the training function is left and called anew.
+        """
+        self._run.end_batch_if_updated()
+
+    def check_host_updates(self) -> None:
+        """The same as `commit()`: looking is free."""
+        self._run.end_batch_if_updated()
+
+    def register_reset_callbacks(self, callbacks: Iterable[Callable[[], object]]) -> None:
+        """Call these on every worker after each change of size, before the training function is called anew."""
+        for callback in callbacks:
+            self._run.on_resize(callback)
+
+    # ---------------------------------------------------------------------------------- what a run does with it
+
+    def _give(self) -> None:
+        """To whoever needs it at a change."""
+        values = self._values()
+        for name, value in values.items():
+            self._shared._check(f"{type(self).__name__}({name}=...)", value)
+        setattr(self._shared, self._key, values)
+
+    def _take(self) -> None:
+        self._become(getattr(self._shared, self._key))
+
+    def _keep(self) -> None:
+        self._kept = copy.deepcopy(self._values())
+
+    def _restore(self) -> None:
+        self._become(copy.deepcopy(self._kept))
+
+    def _values(self) -> dict[str, Any]:
+        plain = {name: self.__dict__[name] for name in self._names}
+        return plain | {name: part.state_dict() for name, part in self._parts.items()}
+
+    def _become(self, values: Mapping[str, Any]) -> None:
+        for name, value in values.items():
+            if name in self._parts:
+                self._parts[name].load_state_dict(value)
+            else:
+                self.__dict__[name] = value

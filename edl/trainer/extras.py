@@ -1,0 +1,112 @@
+"""State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, ema=ema, scheduler=scheduler)`.
+
+Owns: what was registered, and giving it to everybody. Does not own: its form (`edl.trainer.packing`), nor when it goes
+(`edl.trainer.sitting`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import msgspec
+
+from edl.errors import UsageError
+from edl.trainer.arrays import Arrays
+from edl.trainer.compared import Leaf, compared
+from edl.trainer.framework import Framework
+from edl.trainer.packing import Packing, Unpacking
+from edl.trainer.tree import Content, Node, Tensors
+
+CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class Extras:
+    """Registered values as attributes. Assign to them freely; what counts is what they hold at a switch.
+
+    Values travel into what is here: tensors, arrays, variables, lists and dicts stay the objects that the script knows.
+    """
+
+    _values: dict[str, Any]
+    _sorts: tuple[Tensors, ...]
+
+    def __init__(self, *sorts: Tensors) -> None:
+        """`sorts` of what has contents, besides numpy's arrays."""
+        object.__setattr__(self, "_values", {})
+        object.__setattr__(self, "_sorts", (*sorts, Arrays()))
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self._values[name]
+        except KeyError:
+            raise AttributeError(f"{name!r} was not registered; registered are {sorted(self._values)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name not in self._values:
+            raise AttributeError(f"{name!r} was not registered: call edl.register({name}=...) first")
+        if not isinstance(value, CONTAINERS):  # to look through those, in each step, is not worth an earlier error
+            self._check(_call(name), value)
+        self._values[name] = value
+
+    def _add(self, values: Mapping[str, Any]) -> Extras:
+        """Register values. Raises UsageError for what cannot travel."""
+        for name, value in values.items():
+            self._check(_call(name), value)
+        self._values.update(values)
+        return self
+
+    def _check(self, call: str, value: Any) -> None:
+        """Raises UsageError for what cannot travel."""
+        try:
+            Packing(self._sorts).of(value, call)
+        except RecursionError:
+            raise UsageError(f"{call}: a {type(value).__qualname__} that contains itself cannot travel") from None
+
+    def _packed(self) -> tuple[dict[str, Node], list[Content]]:
+        packing = Packing(self._sorts)
+        return {name: packing.of(value, _call(name)) for name, value in self._values.items()}, packing.contents
+
+    def _synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
+        """Give everybody the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
+        place = framework.ring.place
+        if not self._values or (place is not None and place.size == 1):
+            return
+        if is_root:
+            nodes, contents = self._packed()
+            framework.ring.broadcast(msgspec.msgpack.encode(nodes), root)
+            framework.broadcast([content.contents for content in contents], root)
+            return
+        nodes = msgspec.msgpack.decode(framework.ring.broadcast(None, root), type=dict[str, Node])
+        unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
+        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+        framework.broadcast(unpacking.contents, root)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _synchronize_statistics(self, framework: Framework, root: int) -> None:
+        """Only what forward passes have updated by themselves, on workers whose values are equal else."""
+        place = framework.ring.place
+        statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
+        if statistics and (place is None or place.size > 1):
+            framework.broadcast(statistics, root)
+
+    def _remember(self, framework: Framework) -> Callable[[], None]:
+        """What all values are now. Calling it makes them so again, in place as at a newcomer."""
+        nodes, contents = self._packed()
+        copies = framework.copied([content.contents for content in contents])
+
+        def put_back() -> None:
+            unpacking = Unpacking(self._sorts, "{path} is not what it was before a step without samples")
+            coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+            framework.fill(unpacking.contents, copies)
+            self._values.update({name: value() for name, value in coming.items()})
+
+        return put_back
+
+    def _compared(self) -> list[Leaf]:
+        """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own."""
+        found = (compared(value, _call(name), self._sorts) for name, value in self._values.items())
+        return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
+
+
+def _call(name: str) -> str:
+    return f"edl.register({name}=...)"

@@ -1,0 +1,134 @@
+"""The port between the runtime and a framework: all that the trainer needs to know of torch or TensorFlow.
+
+Owns: the shape of that port. Does not own: anything behind it (`edl.torch`, `edl.tensorflow`), nor when its methods are
+called (`edl.trainer.trainer`). The runtime imports no framework; the faces hand it one of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol
+
+from edl.collectives.ring import Ring
+from edl.core.digest import Fingerprint
+from edl.trainer.tree import Tensors
+
+
+class Framework(Protocol):
+    """One framework in this process. All methods belong to the training thread."""
+
+    @property
+    def ring(self) -> Ring:
+        """The framework's own Horovod. torch's and TensorFlow's are two libraries with two global states."""
+
+    @property
+    def sort(self) -> Tensors:
+        """What of this framework scripts may register."""
+
+    def broadcast(self, contents: Sequence[Any], root: int) -> int:
+        """Fill `contents` with those of rank `root`, in place; returns the bytes moved.
+
+        They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents
+        of the same sizes in the same order. Raises RingBroken.
+        """
+
+    def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
+        """What is in them now, for `fill`."""
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[Any]) -> None:
+        """Put copies back into contents of the same sizes in the same order."""
+
+    @property
+    def built(self) -> bool:
+        """Whether the model has all its variables yet; some make theirs with their first batch."""
+
+    def synchronize(self, root: int) -> int:
+        """Copy all that makes up the model from rank `root` to everybody; returns the bytes moved.
+
+        Parameters, buffers, optimizer state, hyper-parameters. On the root nothing changes. Every member of the ring
+        must call it, with the same root. Raises RingBroken; then the state of this process may be a mixture, so it must
+        not become anybody's root. Raises UsageError where the model of this process is not that of the root, or not
+        built yet.
+        """
+
+    def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
+        """Copy all but what is learned: what forward passes update by themselves (batch norm), and hyper-parameters.
+
+        Statistics are each worker's own while a ring stands. Hyper-parameters may differ after a void mini-batch, which
+        some may have been in and some not. So this makes models equal where the weights are equal already. Every member
+        of the ring must call it, with the same arguments. Raises RingBroken.
+        """
+
+    def fingerprints(self, more: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
+        """Of all that must be equal on all workers between two steps (I15), and of `more`, named parts of other state.
+
+        Weights, optimizer state with its counters, hyper-parameters; not what is each worker's own while a ring stands.
+        In the same order on all workers. Nothing is copied.
+        """
+
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        """The share of this worker in the coming steps: its own samples divided by those of all workers.
+
+        `weightless`: nobody has samples in these steps, so they change nothing (I13): no update is made, in a ring of
+        any size, also none of zero gradients, which momentum and weight decay would make one of.
+
+        Gradients are multiplied by it and summed over the ring. It holds until it is set again, and it must be set
+        again when the size of the ring changes. 1 / size on all workers is the even case, which costs nothing.
+        """
+
+    def scale_rates(self) -> None:
+        """From now on the wrapped optimizers multiply their learning rates by what `set_rate` says."""
+
+    def set_rate(self, factor: float) -> None:
+        """The factor of the coming steps, until it is set again."""
+
+    def adding_up(self) -> AbstractContextManager[None]:
+        """Inside, gradients only add up in this worker."""
+
+    def applied(self) -> float | None:
+        """The weight of this worker in the newest update since the last call: 0.0 where none was made, None where that
+        cannot be seen. For the audit, which must not believe what `set_weight` was told.
+        """
+
+    def keep(self, *, only_statistics: bool) -> None:
+        """Before the forward passes of a mini-batch of stand-ins: remember, until `put_back`, what batch norm and its
+        like keep of them, and nothing that a script may change on all workers alike. Without `only_statistics`, which
+        is where nobody has samples, also whatever nothing else holds back from changing.
+        """
+
+    def keep_hyper_parameters(self) -> None:
+        """Where nobody has samples, before what the script does on gradients: those, too, unless `keep` has."""
+
+    def put_back(self) -> None:
+        """All that was remembered is again as it was then."""
+
+    def discard(self) -> None:
+        """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
+
+
+class StepPort(Protocol):
+    """What an adapter asks of the trainer: the other half of the port. `edl.trainer.trainer.Trainer` is one."""
+
+    @property
+    def voided(self) -> bool:
+        """True from the first `void` of a mini-batch until its end."""
+
+    @property
+    def weightless(self) -> bool:
+        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13). All workers find it alike."""
+
+    def keep_in_step(self) -> None:
+        """The script's pipeline, which is inside a graph, may not read beyond the mini-batch being worked on."""
+
+    def step(self) -> int:
+        """Number of the mini-batch being worked on."""
+
+    def before_reduce(self) -> None:
+        """Called before the first collective of each step."""
+
+    def waited(self, nanoseconds: int) -> None:
+        """So long this worker has just waited for its peers."""
+
+    def void(self, error: BaseException) -> None:
+        """A collective of this step failed: the mini-batch is void, and its update must not be applied (I8)."""

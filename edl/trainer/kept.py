@@ -1,0 +1,48 @@
+"""What a mini-batch of stand-ins would leave behind: remembered before it, and put back at its end (I13).
+
+Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins (`edl.trainer.sitting`).
+
+A worker without samples of its own computes on some that others train, the first of the epoch again and again.
+Its gradients weigh nothing; what its forward passes update by themselves (batch norm) would, once a switch makes it
+everybody's. Where nobody has samples, the script's own schedule must not go on either, nor what else is registered.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework
+
+
+class Kept:
+    """Of one mini-batch at a time."""
+
+    def __init__(self, framework: Framework, extras: Extras) -> None:
+        self._framework = framework
+        self._extras = extras
+        self._statistics = False
+        self._put_extras_back: Callable[[], None] | None = None
+
+    def keep_statistics(self, *, of_nobody: bool) -> None:
+        """Before the forward passes of a mini-batch of stand-ins: of this worker, or of all."""
+        if not self._statistics:
+            self._statistics = True
+            self._framework.keep(only_statistics=not of_nobody)
+
+    def keep_schedules(self) -> None:
+        """Where nobody has samples, before the script goes on to what follows on gradients. Not earlier: what it does
+        between two mini-batches, at the end of an epoch say, is no part of either.
+        """
+        if self._put_extras_back is None:
+            self._framework.keep_hyper_parameters()
+            self._put_extras_back = self._extras._remember(self._framework)
+
+    def put_back(self) -> None:
+        """That mini-batch is over."""
+        put_extras_back, self._put_extras_back = self._put_extras_back, None
+        if self._statistics or put_extras_back is not None:
+            self._statistics = False
+            self._framework.put_back()
+        if put_extras_back is not None:
+            put_extras_back()

@@ -1,0 +1,259 @@
+"""A trainer's link to its own daemon: starts it, hears the leader's orders through it, and knows at once when it dies.
+
+Owns: the daemon's process, the pipe and the page, seen from the trainer. Does not own: what the orders mean
+(`edl.core.seat`), nor what the trainer does about them (`edl.trainer.trainer`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import msgspec
+
+import edl
+from edl.config import Settings
+from edl.core.restarts import MOST, Restarts
+from edl.errors import ConfigError, JobFailed
+from edl.host.folders import make_folder
+from edl.host.processes import process_start_time, spawn_daemon
+from edl.protocol import link as say
+from edl.protocol.assignment import Orders
+from edl.transport.errors import PipeClosed
+from edl.transport.page import Page
+from edl.transport.pipe import PipeClient
+
+logger = logging.getLogger("edl")
+
+BOOT_TIMEOUT_S = 30.0
+TICK_S = 0.5
+
+
+class DaemonLink:
+    """One trainer's daemon. Messages arrive on the pipe's reader thread; everything else runs on the caller's."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        worker: str,
+        on_orders: Callable[[Orders], object],
+        story: Callable[[], Iterable[msgspec.Struct]],
+    ) -> None:
+        """`story` tells what a daemon must know of this trainer, whenever it comes."""
+        self.worker = worker
+        self.trainer = os.getpid()
+        self._settings = settings
+        self._on_orders = on_orders
+        self._story = story
+        self._folder = make_folder()
+        self.page = Page.create(self._folder / "page")
+        self._news = threading.Condition()
+        self._orders: Orders | None = None
+        self._count = 0  # commands heard from this daemon
+        self._introduced = False
+        self._gave_up: str | None = None
+        self._noted = False
+        self._gone = False
+        self._starting = False  # one is started, by whoever has set this
+        self._restarts = Restarts(settings.session_timeout_s)
+        self._closed = False
+        self._pid = 0
+        self._started: int | None = None
+        self._pipe: PipeClient | None = None
+
+    # ------------------------------------------------------------------------------------------------ the daemon
+
+    def start(self) -> None:
+        """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
+        self._starting = True
+        self._start()
+        self._started_well()
+
+    def _started_well(self) -> None:
+        """From now on its end is noticed by `_on_gone`. Raises ConfigError where it has died in between."""
+        with self._news:
+            if self._gone and self._gave_up is None:
+                raise ConfigError(self._last_words())
+            self._starting = False
+
+    def _start(self, *, anew: bool = False) -> None:
+        self._introduced = self._gone = False
+        self._count = self.page.flags = 0  # what the one before promised, it cannot keep
+        self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: nobody must call that one
+        self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
+        self._started = process_start_time(self._pid)
+        self._connect()
+        for message in self._story():  # told now, so that nothing is missing that was said to the one before
+            self.send(message)
+        self._wait(lambda: self._introduced, BOOT_TIMEOUT_S, "the daemon did not answer")
+
+    def _command(self) -> list[str]:
+        folder, trainer = str(self._folder), str(os.getpid())
+        return [sys.executable, "-P", "-m", "edl.daemon.daemon", "--folder", folder, "--trainer", trainer]
+
+    def _environment(self) -> dict[str, str]:
+        ours = {**self._settings.to_environment(), "EDL_WORKER_ID": self.worker}
+        paths = [str(Path(edl.__file__).parents[1]), os.environ.get("PYTHONPATH", "")]
+        quiet = {"GRPC_VERBOSITY": "NONE"}  # else it logs what strangers send, byte for byte (I10); read when imported
+        return {**quiet, **os.environ, **ours, "PYTHONPATH": os.pathsep.join(path for path in paths if path)}
+
+    @property
+    def _log(self) -> Path:
+        if self._settings.job is None:
+            return self._folder / "daemon.log"
+        logs = self._settings.job_home / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        return logs / f"{self.worker}.daemon.log"
+
+    @property
+    def _socket(self) -> Path:
+        return self._folder / "pipe"
+
+    def _connect(self) -> None:
+        deadline = time.monotonic() + BOOT_TIMEOUT_S
+        while True:
+            pipe = PipeClient(self._socket, say.FromDaemon, self._on_message, self._on_gone)
+            try:
+                pipe.connect(0.5)
+            except PipeClosed:
+                if process_start_time(self._pid) != self._started:
+                    raise ConfigError(self._last_words()) from None
+                if self._closed or time.monotonic() > deadline:
+                    raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
+            else:
+                self._pipe = pipe
+                return
+
+    def _last_words(self) -> str:
+        """What a daemon that ended said: its last line is the reason."""
+        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
+        return lines[-1].removeprefix("edl: ") if lines else f"edl's daemon ended without a word; see {self._log}"
+
+    # -------------------------------------------------------------------------------------------------- messages
+
+    def send(self, message: msgspec.Struct) -> bool:
+        """False when the daemon is gone: the next wait finds out and starts another."""
+        if self._pipe is None:
+            return False
+        try:
+            self._pipe.send(message)
+        except PipeClosed:
+            return False
+        return True
+
+    @property
+    def had_orders(self) -> bool:
+        """A leader has known this worker."""
+        return self._orders is not None
+
+    @property
+    def orders(self) -> Orders | None:
+        """The newest orders, at least as new as the page's flags promise."""
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        promised = self.page.flags
+        if self._count < promised and not self._gone:
+            self._wait(lambda: self._count >= promised or self._gone, 5.0, "")
+        return self._orders
+
+    def wait_news(self, older: Orders | None) -> Orders | None:
+        """Wait a moment for orders other than `older`. Raises JobFailed when the daemon gave up."""
+        with self._news:
+            self._news.wait_for(lambda: self._orders is not older or self._gone or self._gave_up is not None, TICK_S)
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        return self._orders
+
+    def wait_noted(self, timeout_s: float) -> bool:
+        """The leader knows of this worker's end, by this daemon or by another one that was told the story."""
+        with self._news:
+            return self._news.wait_for(lambda: self._noted or self._gave_up is not None, timeout_s)
+
+    def close(self) -> None:
+        """Let go of the daemon; it ends by itself when it has nothing left to do."""
+        with self._news:
+            self._closed = True
+            self._news.notify_all()  # another daemon may be being started: nobody needs it
+        if self._pipe is not None:
+            self._pipe.close()
+
+    def _wait(self, ready: Callable[[], bool], timeout_s: float, complaint: str) -> None:
+        with self._news:
+            over = lambda: ready() or self._gave_up is not None or self._gone or self._closed  # noqa: E731
+            done = self._news.wait_for(over, timeout_s)
+        if self._gave_up is not None:
+            raise JobFailed(self._gave_up)
+        if complaint and (not done or not ready()):
+            raise ConfigError(f"{complaint}: {self._last_words()}")
+
+    def _on_message(self, message: say.FromDaemon) -> None:
+        with self._news:
+            match message:
+                case say.Introduced():
+                    self._introduced = True
+                case say.Commanded(orders):
+                    self._orders = orders
+                    self._count += 1
+                case say.GaveUp(reason):
+                    self._gave_up = reason
+                case say.Noted():
+                    self._noted = True
+            self._news.notify_all()
+        if isinstance(message, say.Commanded):
+            self._on_orders(message.orders)
+
+    def _on_gone(self) -> None:
+        """The daemon died: start another. The ring is not touched, and the training thread need not know."""
+        with self._news:
+            self._gone = True
+            if self._gave_up is not None:  # another one would hear the same
+                self._stop_script()
+            self._news.notify_all()
+            if self._closed or self._gave_up is not None or self._starting:
+                return
+            self._starting = True
+        self._replace()
+
+    def _replace(self) -> None:
+        """One after the other, on the thread that has seen the first one's end. Bounded (I12)."""
+        words, started = "", False
+        while not (started or self._closed):
+            if not self._restarts.allow(time.monotonic()):
+                often = f"{MOST + 1} times within {self._restarts.within_s:g} s"
+                self._give_up(f"edl's daemon has died {often}; its log is {self._log}{words}")
+                return
+            logger.warning("the daemon of worker %s died: starting another", self.worker)
+            try:
+                self._start(anew=True)
+                self._started_well()
+                started = True
+            except (ConfigError, OSError, subprocess.SubprocessError) as error:  # no memory for a fork, say
+                words = f"; the last one: {error}"
+                self._end_daemon()
+            except JobFailed as error:
+                self._give_up(str(error))
+                return
+
+    def _end_daemon(self) -> None:
+        """One that does not answer, and may yet: two must not speak for one trainer."""
+        if self._started is not None and process_start_time(self._pid) == self._started:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._pid, signal.SIGKILL)
+
+    def _give_up(self, reason: str) -> None:
+        with self._news:
+            self._gave_up = reason
+            self._stop_script()
+            self._news.notify_all()
+
+    def _stop_script(self) -> None:
+        """After this step. The page has no other writer, now that the daemon is gone."""
+        self.page.attention_step = 0

@@ -1,0 +1,1 @@
+"""The learning rates of a job whose batch changes."""

@@ -1,0 +1,105 @@
+"""All that learning rates are multiplied by in this worker: `edl.scale_rate` and `edl.schedule_rate` together.
+
+Owns: what the script has asked for, and when the factor changes. Does not own: the factors themselves
+(`edl.trainer.rates.rate`, `edl.trainer.rates.tuner`), nor applying them (the adapters).
+"""
+
+from __future__ import annotations
+
+from edl.core.seat import NEVER
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec
+from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework
+from edl.trainer.rates.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
+from edl.trainer.rates.tuner import RateTuner, of_all
+from edl.trainer.sitting import Sitting
+
+
+class Rates:
+    """Of one trainer; none of them at first. Belongs to the training thread."""
+
+    def __init__(self, framework: Framework, seat: Sitting, feed: LeaseFeed, extras: Extras) -> None:
+        self._framework = framework
+        self._seat = seat
+        self._feed = feed
+        self._extras = extras
+        self._following: FollowingRate | None = None
+        self._scheduled: ScheduledRate | None = None
+        self._tuner: RateTuner | None = None
+
+    # ------------------------------------------------------------------------------------------ what is asked for
+
+    def scale(self, rule: Rule, base_batch: int, steps: int) -> None:
+        """Follow the batch. Raises UsageError."""
+        self._check_once("edl.scale_rate()", self._following)
+        self._following = FollowingRate(rule, base_batch, steps)
+        self._extras._add({"edl.rate": self._following})
+        self._framework.scale_rates()
+
+    def schedule(self, schedule: AnySchedule, epochs: int | None) -> None:
+        """Follow the samples trained. Raises UsageError."""
+        self._check_once("edl.schedule_rate()", self._scheduled)
+        self._scheduled = ScheduledRate(schedule, epochs)
+        self._tuner = schedule if isinstance(schedule, RateTuner) else None
+        self._extras._add({"edl.schedule": self._scheduled})
+        self._framework.scale_rates()
+        self._seat.rate_until = 0  # no step is a usual one
+        self._seat.refresh()
+
+    def _check_once(self, call: str, before: object) -> None:
+        if before is not None or self._seat.opened is not None:
+            raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
+
+    # --------------------------------------------------------------------------------------------- step after step
+
+    def begin(self, spec: DataSpec) -> None:
+        """This is trained on. Raises UsageError."""
+        if self._scheduled is not None:
+            self._scheduled.begin(spec)
+
+    def count(self) -> None:
+        """The mini-batch being worked on is committed."""
+        step = self._seat.step + 1
+        if self._scheduled is not None:
+            self._scheduled.count(self._feed.samples(step))
+        if self._following is not None and not self._feed.ends_pass(step):
+            self._following.count(self._feed.samples(step))
+
+    def skip(self) -> None:
+        """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
+        been. What goes by samples does anyway.
+        """
+        if self._following is not None:
+            self._following.skip()
+        if self._tuner is not None:
+            self._tuner.skip()
+
+    def rehearse(self) -> None:
+        """Whatever a trial of rates compiles, nobody waits for it later (I4)."""
+        if self._tuner is not None:
+            self._tuner.losses()
+
+    def tune(self) -> None:
+        """Now and then, between two steps: all workers are here, with the same state. Raises RingBroken."""
+        if self._tuner is not None and self._tuner.is_due(self._seat.step):
+            self._tuner.tune(self._seat.step, of_all(self._framework.ring, self._tuner.losses()))
+
+    def follow(self) -> None:
+        """Before each step in which learning rates are multiplied by something else than before. Raises UsageError."""
+        following, scheduled, seat = self._following, self._scheduled, self._seat
+        if following is None and scheduled is None:
+            return
+        if seat.opened is None:
+            if scheduled is not None:
+                raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
+            return
+        coming, batch = seat.step + 1, self._feed.batch or seat.size * seat.opened.batch
+        factor = 1.0 if following is None else following.at(coming, batch)
+        if scheduled is not None:
+            factor *= scheduled.at(batch)
+        self._framework.set_rate(factor)
+        settled = scheduled is None and following is not None and following.is_settled(coming, batch)
+        seat.rate_until = NEVER if settled else coming
+        seat.refresh()

@@ -1,0 +1,582 @@
+"""The training thread's side of a job: what `import edl.torch as edl` and `import edl.tensorflow as edl` stand on.
+
+Owns: the calls a script makes, and the end of each mini-batch. Does not own: where this process sits and how it changes
+seats (`edl.trainer.sitting`), the framework (`edl.trainer.framework`), the data (`edl.trainer.data.shards`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import logging
+import os
+import secrets
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence, Sized
+from functools import partial
+from typing import Any, TypeVar
+
+from edl.config import Settings
+from edl.core.batching import bites
+from edl.core.seat import Enter
+from edl.errors import JobFailed, RingBroken, UsageError
+from edl.policy.learning import RAMP_STEPS
+from edl.protocol import link as say
+from edl.protocol.assignment import Orders
+from edl.protocol.data import DataSpec, Lease
+from edl.sources.port import Source
+from edl.trainer import fork_stand_in as splitting
+from edl.trainer.comparison import Comparison
+from edl.trainer.data.audit import AuditedCount, AuditFile
+from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.source import files_of
+from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
+from edl.trainer.extras import Extras
+from edl.trainer.figures import Figures
+from edl.trainer.framework import Framework
+from edl.trainer.link import DaemonLink
+from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.rate import AnySchedule, Rule
+from edl.trainer.sitting import Sitting
+from edl.transport.count import Count
+
+logger = logging.getLogger("edl")
+
+T = TypeVar("T")
+
+__all__ = ["Leaving", "Trainer"]
+
+COMMIT_POLL_S = 0.0005  # the end of a mini-batch tells nobody: that would cost every step
+PATIENCE_S = 10.0  # before a script is told that it waits for other workers
+
+
+class Trainer:
+    """The process's one seat in its job. All methods belong to the thread that called `init`, unless they say else."""
+
+    def __init__(self, framework: Framework) -> None:
+        self._framework = framework
+        self._settings: Settings | None = None
+        self._feed = LeaseFeed()
+        self._extras = Extras(framework.sort)
+        self._seat = Sitting(framework, self._feed, self._extras)
+        # The seat's own; here, as each look at a cold object costs the hot path.
+        self._count: Count | AuditedCount = self._seat.count
+        self._shards: ShardGenerator | None = None
+        self._thread = 0
+        self._stand_in = 0  # the process that horovodrun takes for this worker
+        self._callbacks: list[Callable[[int, int], object]] = []
+        self._rates = Rates(framework, self._seat, self._feed, self._extras)
+        self._comparison = Comparison(framework, self._seat, self._extras)
+        self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
+        self._epoch = 0
+        self._rehearsing = False
+        self._left = False
+
+    # ------------------------------------------------------------------------------------------- begin and end
+
+    def init(
+        self,
+        *,
+        job: str | None = None,
+        coordinator: str | None = None,
+        min_workers: int | None = None,
+        max_workers: int | None = None,
+        batch_size: int | None = None,
+    ) -> None:
+        """Start the daemon and join the job; return once this process sits in a ring.
+
+        Each keyword defaults to its `EDL_` variable. With no job at all: a job of one worker. A newcomer to a running
+        job gets a ring of its own, in which the script boots and rehearses while the others train on.
+        """
+        if self._settings is not None:
+            raise UsageError("edl.init() was called twice in this process: call it once, before everything else of edl")
+        if splitting.is_due(os.environ):
+            given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
+            os.environ.update({name: value for name, value in given.items() if value is not None})
+            splitting.split()
+        self._settings = Settings.from_environment(
+            os.environ,
+            job=job,
+            coordinator=coordinator,
+            min_workers=min_workers,
+            max_workers=max_workers,
+            batch_size=batch_size,
+        )
+        self._thread = threading.get_ident()
+        self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
+        worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
+        if self._settings.audit is not None:
+            self._seat.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
+        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
+        self._count = self._seat.count
+        if self._seat.audit.on:
+            self._count = AuditedCount(
+                self._seat.count, self._seat.audit, lambda: self._seat.generation, self._framework.applied
+            )
+        atexit.register(self.shutdown)
+        note_failures(self._note_failure)
+        leave_on_sigterm(self._ask_to_leave)
+        link.start()
+        self._take_first_seat()
+
+    def shutdown(self) -> None:
+        """Leave the job; implied at exit. Harmless twice."""
+        if self._settings is None or self._left:
+            return
+        self._left = True
+        self._feed.close()
+        if self._shards is not None:
+            self._shards.close()
+        link = self._seat.link
+        self._seat.say_ended()
+        link.wait_noted(self._settings.session_timeout_s)
+        self._framework.ring.leave()
+        link.close()
+
+    def _ask_to_leave(self) -> None:
+        """Behind a stand-in that one judges: a launcher that dies asks all that is below it to end."""
+        if self._stand_in and os.getppid() == self._stand_in:
+            os.kill(self._stand_in, signal.SIGTERM)
+        else:
+            self._seat.ask_to_leave()
+
+    def _note_failure(self, reason: str) -> None:
+        self._seat.failure = self._seat.failure or reason
+
+    def _take_first_seat(self) -> None:
+        seat, link = self._seat, self._seat.link
+        orders: Orders | None = None
+        patient_until = time.monotonic() + PATIENCE_S
+        while True:
+            orders = link.wait_news(orders)
+            if orders is None:
+                continue
+            move = seat.first_move(orders)
+            if isinstance(move, Enter) and seat.take_first(move.assignment, self._timeout_s):
+                return None
+            seat.obey_endings(move)
+            if orders.boot_alone:
+                self._rehearsing = True
+                return seat.take_solo(orders.local_rank, self._timeout_s)
+            if orders.wanted > orders.present and time.monotonic() > patient_until:
+                logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)
+                patient_until = time.monotonic() + PATIENCE_S
+
+    # ------------------------------------------------------------------------------------------------ who and where
+
+    def rank(self) -> int:
+        """This worker's place in the roster of the current generation."""
+        self._started()
+        return self._seat.rank
+
+    def size(self) -> int:
+        """Workers in the current generation."""
+        self._started()
+        return self._seat.size
+
+    def local_rank(self) -> int:
+        """Number among the workers of the same host, for life: what pins a device."""
+        self._started()
+        return self._seat.local_rank
+
+    def generation(self) -> int:
+        """Number of the roster that trains now, 0 for a newcomer before its first switch."""
+        self._started()
+        return self._seat.generation
+
+    def step(self) -> int:
+        """Number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
+        self._started()
+        return self._seat.step + 1
+
+    def epoch(self) -> int:
+        """Pass over the data that the mini-batch being worked on belongs to, from 0."""
+        self._started()
+        epoch = self._feed.epoch(self._seat.step + 1)
+        self._epoch = self._epoch if epoch is None else epoch
+        return self._epoch
+
+    def own_samples(self) -> int:
+        """Samples of this worker's own in the mini-batch being worked on. 0: what the loop handed out are stand-ins,
+        which weigh nothing, as none were left for this worker; and in a rehearsal.
+        """
+        self._started()
+        if self._rehearsing:
+            return 0
+        step = self._seat.step + 1
+        own = self._feed.own(step)
+        if own is None:
+            raise UsageError(
+                f"edl.own_samples(): step {step} has no mini-batch yet; ask in the loop over elastic_shard_generator()"
+            )
+        return own
+
+    def rehearsing(self) -> bool:
+        """True during a newcomer's throw-away first mini-batch."""
+        return self._rehearsing
+
+    def on_resize(self, callback: Callable[[int, int], object]) -> None:
+        """Call `callback(old_size, new_size)` on every worker after each switch."""
+        if not callable(callback):
+            raise UsageError(f"edl.on_resize(callback) takes a function of (old_size, new_size), not {callback!r}")
+        self._callbacks.append(callback)
+
+    def register(self, **values: Any) -> Extras:
+        """More state that a newcomer must receive. Returns it as attributes.
+
+        Numbers, text, bytes; arrays and tensors; modules, models, layers; what has a `state_dict()`; and lists, tuples,
+        sets and dicts of them. At the newcomer they stay the objects that the script knows, with new contents.
+        """
+        return self._extras._add(values)
+
+    def elastic_shard_generator(
+        self,
+        source: int | Sized | os.PathLike[str],
+        epochs: int | None = None,
+        shuffle: bool = False,
+        seed: int = 0,
+        format: str | None = None,  # noqa: A002 - the contract's name
+    ) -> ShardGenerator:
+        """This worker's samples of `source`: every sample of an epoch goes to exactly one worker, at any size.
+
+        `source` is a number of samples, anything with `len()`, or files: paths, globs, folders, URLs; `format` is
+        theirs where their names do not say it. Use `.batches(n)` for one numpy array of sample ids per step (of files:
+        one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
+        more epoch.
+        """
+        self._shards = ShardGenerator(
+            source,
+            self,
+            epochs=epochs,
+            shuffle=shuffle,
+            seed=seed,
+            format=format,
+            default_batch=self._started().batch_size,
+            step_timeout_s=self._timeout_s,
+            home=self._started().home,
+            audit=self._seat.audit,
+        )
+        return self._shards
+
+    def report(self, **figures: float) -> None:
+        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`: policies see them, and people in
+        `edl status`. The newest of each name counts; they travel twice a second at most.
+        """
+        self._started()
+        self._figures.take(figures)
+
+    def scale_rate(self, rule: Rule, base_batch: int, steps: int = RAMP_STEPS) -> None:
+        """Multiply learning rates by what the batch of all workers asks for, and go there in a few steps.
+
+        Args:
+            rule: "linear", "sqrt" or "none", or a function of k; k is the samples of a step of all workers over
+                `base_batch`.
+            base_batch: the batch that the optimizer's own learning rate is meant for.
+            steps: when the batch changes, the factor goes to its new value in a straight line over so many steps.
+
+        Call it before the first mini-batch, on all workers alike. The script's own schedule goes on unchanged, and what
+        it reads is without the factor.
+        """
+        self._started()
+        self._rates.scale(rule, base_batch, steps)
+
+    def schedule_rate(self, schedule: AnySchedule, epochs: int | None = None) -> None:
+        """Multiply learning rates by a schedule of the samples trained: the same at any size and batch.
+
+        Args:
+            schedule: `edl.Knee(...)`, `edl.Warmup(...)`, a function of progress, or an object whose `at(progress)` is
+                one; with a `state_dict()`, it travels to newcomers. Progress is what is trained of all samples of all
+                epochs, from 0.0 to 1.0. Or `edl.RateTuner(...)`.
+            epochs: of the whole training, where `elastic_shard_generator(epochs=...)` does not say it.
+
+        Call it before the first mini-batch, on all workers alike. It goes with `scale_rate`, and with the script's own
+        schedule: all are multiplied, and what the script reads is without edl's.
+        """
+        self._started()
+        self._rates.schedule(schedule, epochs)
+
+    def bites(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
+        """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
+        be, and beside each its share of the batch.
+
+        Multiply the loss of each part, a mean, by its share, and make one update after the last: the gradient is that
+        of the whole batch. In PyTorch, `backward()` only adds up until the last part.
+        """
+        self._started()
+        if type(most) is not int or most < 1:
+            raise UsageError(f"edl.bites(batch, most={most!r}): must be a whole number of at least 1")
+        if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__"):
+            raise UsageError(f"edl.bites(batch, most): a {type(batch).__name__} cannot be cut; give it ids, or a list")
+        return self._bites(batch, most)
+
+    def _bites(self, batch: Any, most: int) -> Iterator[tuple[Any, float]]:
+        begin, parts = 0, bites(len(batch), most)
+        for number, part in enumerate(parts, 1):
+            last = number == len(parts)
+            with contextlib.nullcontext() if last else self._framework.adding_up():
+                yield batch[begin : begin + part], part / len(batch)
+            begin += part
+
+    def opening(self, source: Any, format_name: str | None) -> Callable[[], Source]:
+        """How to open files as samples, in this process and in others that load for it."""
+        return partial(files_of, source, format_name, self._started().home, 5 * self._timeout_s)
+
+    # ------------------------------------------------------------------------- the port of the data (any thread)
+
+    def open(self, spec: DataSpec) -> None:
+        """A generator begins: tell the job what is trained on."""
+        self._started()
+        seat, opened = self._seat, self._seat.opened
+        if opened is not None and (differences := spec.differences(opened)):
+            raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
+        if opened is None:
+            self._rates.begin(spec)
+        if opened is None and not self._rehearsing:
+            seat.even_until = seat.step  # from here on steps may be uneven
+            seat.refresh()
+        if spec != opened:
+            seat.audit.opened(spec)
+        seat.opened = spec
+        if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
+            self._rates.follow()
+        self._feed.want(spec.epochs)
+        if self._rehearsing:
+            seat.link.send(say.RehearsalBegan())
+        seat.link.send(say.Opened(spec))
+        if seat.link.orders is not None:
+            seat.hear(seat.link.orders)  # another worker may have opened first: then our share is here already
+
+    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+        """The lease after number `after`, None when all is leased and trained, or when it is not here."""
+        self.begin_batch()
+        seat = self._seat
+        self._feed.forget_before(seat.step)  # else a job of weeks would search through all that it has trained
+        lease = self._feed.there_after(after)
+        if lease is None and wait:
+            lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)
+        if lease is not None and lease.after_step <= seat.step and seat.step >= seat.even_until:
+            # A pipeline's thread asks for the first samples of the coming step, whose weight could not be known when
+            # the training thread passed by. That one cannot begin the step before it has them: set the weight first.
+            seat.weigh(seat.step + 1)
+        return lease
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
+        return self._feed.hand_out(lease, step)
+
+    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:
+        """`leases` as they are now, without those taken back. None: a recut is under way that may change `step`'s."""
+        if wait:
+            self._while_waiting()
+        return self._feed.renewed(leases, step, wait=wait)
+
+    def _while_waiting(self) -> None:
+        if threading.get_ident() == self._thread:
+            self._seat.while_waiting()
+        else:
+            if self._shards is not None:
+                self._shards.check_goes_on()
+            self._seat.while_pipeline_waits()
+
+    # -------------------------------------------------------------------------------------- the port of the adapters
+
+    @property
+    def epochs_done(self) -> int | None:
+        """Of the script's `elastic_shard_generator`; None without one."""
+        return None if self._shards is None else self._shards.epochs_done
+
+    @property
+    def ends_pass(self) -> bool:
+        """The mini-batch being worked on is the last one of its epoch, on all workers of this generation alike."""
+        return self._feed.ends_pass(self._seat.step + 1)
+
+    @property
+    def voided(self) -> bool:
+        """True from the first `void` of a mini-batch until its end."""
+        return self._seat.void is not None
+
+    @property
+    def weightless(self) -> bool:
+        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13)."""
+        return self._seat.weightless
+
+    def void(self, error: BaseException) -> None:
+        """A collective of this mini-batch failed: its update must not be applied (I8)."""
+        if self._seat.void is None:
+            self._seat.void = error
+            self._seat.refresh()
+
+    def hold(self) -> Held:
+        """The script's pipeline reads ahead; who calls this keeps the item that is being trained."""
+        return Held() if self._shards is None else self._shards.hold()
+
+    def keep_in_step(self) -> None:
+        """The pipeline is inside a graph, where a void mini-batch can come again only if nothing was read beyond it."""
+        if self._shards is not None:
+            self._shards.keep_in_step(self._wait_committed)
+
+    def _wait_committed(self, handed_out: Callable[[], int]) -> None:
+        """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
+        while self._seat.step < handed_out() and not self._feed.closed:
+            time.sleep(COMMIT_POLL_S)
+
+    def begin_batch(self) -> None:
+        """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
+        if self._seat.models_may_differ and threading.get_ident() == self._thread:
+            self._seat.models_may_differ = False
+            self._seat.refresh()
+            try:
+                self._seat.synchronize(0, self._seat.rank)
+            except RingBroken as error:
+                self.void(error)
+
+    def waited(self, nanoseconds: int) -> None:
+        """For peers. What a trainer does else is its own work."""
+        self._seat.link.page.add_waited(nanoseconds)
+
+    def loaded(self, nanoseconds: int) -> None:
+        """So long the script has just waited for samples."""
+        self._seat.link.page.add_loaded(nanoseconds)
+
+    def expect_restarts(self) -> None:
+        """When a ring breaks, the script leaves its iteration over the data."""
+        self._seat.restarts = True
+
+    def begin_anew(self) -> None:
+        """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+        if self._shards is not None:
+            self._shards.give_up()
+
+    def before_reduce(self) -> None:
+        """Before the first collective of a step: its weight must be known."""
+        seat = self._seat
+        if seat.opened is not None and seat.step >= seat.even_until:
+            seat.weigh(seat.step + 1)
+        if seat.weightless:
+            seat.keep_schedules()
+
+    # ------------------------------------------------------------------------------------------ the end of a batch
+
+    def notify_batch_end(self, samples: int | None = None) -> bool:
+        """Call once per mini-batch, after the update. True: committed. False: nothing of it is in the model; if it was
+        void, its samples come again, and else it had none of anybody's: a rehearsal, or a step without samples.
+
+        Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
+        this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
+        """
+        if samples is None and self._count.advance():
+            return True
+        return self._end_unusual_batch(samples)
+
+    def _end_unusual_batch(self, samples: int | None) -> bool:
+        """One at which there may be new orders, one before an uneven one, the first of all, a void one, a rehearsal;
+        or a call before `init()`.
+        """
+        self._started()
+        self._seat.ending_batch = True
+        try:
+            committed = self._end_batch(samples)
+            self._compare_if_due()
+            return committed
+        finally:
+            self._seat.ending_batch = False
+
+    def _compare_if_due(self) -> None:
+        """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
+        seat = self._seat
+        if seat.step < seat.check_at or seat.void is not None or not seat.generation:
+            return
+        try:
+            self._comparison.make(self._timeout_s)
+        except RingBroken as error:
+            self.void(error)
+        else:
+            seat.note_checked()
+
+    def _end_batch(self, samples: int | None) -> bool:
+        seat = self._seat
+        if samples is not None:
+            self._check_samples(samples)
+        seat.forget_stand_ins()
+        if seat.void is not None or not seat.generation:
+            return self._end_uncommitted_batch()
+        if weightless := seat.weightless:
+            self._rates.skip()
+        else:
+            self._rates.count()
+        seat.count.step += 1
+        seat.audit.committed(seat.generation, seat.step, self._framework.applied())
+        if seat.step >= seat.link.page.attention_step or seat.held:
+            old = seat.size
+            seat.attend(self._timeout_s)
+            self._tell_resized(old)
+        self._prepare_step()
+        if seat.step >= seat.even_until:
+            seat.weigh_if_known(seat.step + 1)
+        return not weightless
+
+    def _prepare_step(self) -> None:
+        """What the coming one needs before the script may begin it."""
+        try:
+            self._rates.tune()
+        except RingBroken as error:
+            self.void(error)
+        self._rates.follow()
+        self.begin_batch()
+
+    def _end_uncommitted_batch(self) -> bool:
+        seat, old, before, error = self._seat, self._seat.size, self._seat.step, self._seat.void
+        if seat.generation == 0:
+            seat.rehearsed = True
+            self._rates.rehearse()
+            seat.link.send(say.Rehearsed())
+        else:
+            logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
+            seat.say_broken(str(error))
+        seat.change_ring(self._timeout_s)
+        self._prepare_step()
+        rehearsed, self._rehearsing = self._rehearsing, False
+        self._tell_resized(old)
+        if rehearsed:
+            return False
+        if seat.step > before:
+            return True  # a peer had applied it: with that peer's state it is committed here too (I5)
+        if self._shards is not None and not self._shards.redeliver():  # before the script asks for the next batch
+            raise JobFailed(
+                f"step {before + 1} is void, and the input pipeline has read ahead of it, so its samples cannot come "
+                "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
+            )
+        return False
+
+    def _check_samples(self, samples: int) -> None:
+        shards, step = self._shards, self._seat.step + 1
+        if shards is None or self._rehearsing or not self._feed.covers(step):
+            return
+        if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
+            raise UsageError(
+                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {self._seat.rank}; "
+                f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"
+            )
+
+    def _tell_resized(self, old: int) -> None:
+        if old != self._seat.size:
+            for callback in self._callbacks:
+                callback(old, self._seat.size)
+
+    # -------------------------------------------------------------------------------------------------- small parts
+
+    @property
+    def _timeout_s(self) -> float:
+        return self._started().step_timeout_s
+
+    def _started(self) -> Settings:
+        if self._settings is None:
+            raise UsageError("edl is not initialized: call edl.init() first")
+        return self._settings
+
+
+def _first_line(error: BaseException | None) -> str:
+    return (str(error).splitlines() or [repr(error)])[0]

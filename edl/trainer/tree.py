@@ -1,0 +1,138 @@
+"""Nested Python values with arrays, tensors and modules in them: a tree that describes them, and contents beside it.
+
+Owns: the form in which registered values and optimizers' states travel, and the port to what has contents. Does not
+own: making trees and values of each other (`edl.trainer.packing`), nor moving them (each framework's `broadcast`).
+Never a pickle: what a peer sends can only ever become numbers, text, bytes, containers of these, arrays and tensors.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, Protocol
+
+import msgspec
+
+
+class Scalar(msgspec.Struct, frozen=True, array_like=True, tag=0):
+    """None, a truth value, a number or text."""
+
+    value: bool | int | float | str | None
+
+
+class Binary(msgspec.Struct, frozen=True, array_like=True, tag=1):
+    """Bytes."""
+
+    value: bytes
+
+
+class BigInteger(msgspec.Struct, frozen=True, array_like=True, tag=2):
+    """One of more than 64 bits, as states of random numbers have."""
+
+    digits: str
+
+
+class Item(msgspec.Struct, frozen=True, array_like=True, tag=3):
+    """A single number of numpy's."""
+
+    dtype: str
+    value: bytes
+
+
+class Form(msgspec.Struct, frozen=True, array_like=True, tag=4):
+    """An array, tensor or variable; its contents travel beside the tree, in the order of the forms."""
+
+    sort: str
+    dtype: str
+    shape: tuple[int, ...]
+    on_cpu: bool = True
+
+    def __str__(self) -> str:
+        return f"{self.dtype}{list(self.shape)}" + ("" if self.on_cpu else " on a device")
+
+
+class Parts(msgspec.Struct, frozen=True, array_like=True, tag=5):
+    """A module, a model, a layer: its tensors by name."""
+
+    parts: tuple[tuple[str, Form], ...]
+
+
+class Stateful(msgspec.Struct, frozen=True, array_like=True, tag=6):
+    """The `state_dict()` of a scheduler, an optimizer, a GradScaler and their like."""
+
+    state: Node
+
+
+class Elements(msgspec.Struct, frozen=True, array_like=True, tag=7):
+    """A list, or another of `CONTAINERS`."""
+
+    items: tuple[Node, ...]
+    container: str
+
+
+class Dictionary(msgspec.Struct, frozen=True, array_like=True, tag=8):
+    """A dict in its own order."""
+
+    items: tuple[tuple[Node, Node], ...]
+
+
+Node = Scalar | Binary | BigInteger | Item | Form | Parts | Stateful | Elements | Dictionary
+
+CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
+
+
+class Refused(Exception):
+    """A tensor's sort says why this one cannot travel, and what could."""
+
+
+class Differs(Exception):
+    """What is here cannot take over what comes."""
+
+
+class Part(NamedTuple):
+    """One tensor of a module."""
+
+    name: str
+    tensor: Any
+    is_statistic: bool = False  # what forward passes update by themselves, in each worker for itself (batch norm)
+    is_own: bool = False  # each worker's own in any case: what a metric has counted
+
+
+class Place(NamedTuple):
+    """Where contents go at the receiver."""
+
+    contents: Any
+    value: Callable[[], Any]  # what has become of it once they are there
+
+
+class Tensors(Protocol):
+    """One sort of what has contents: numpy's arrays, or a framework's tensors, variables and modules."""
+
+    def is_of(self, form: Form) -> bool:
+        """A peer's value was of this sort."""
+
+    def form(self, value: object) -> Form | None:
+        """None: it is not of this sort. Raises Refused."""
+
+    def contents(self, value: Any) -> Any:
+        """What travels of a value that has a form."""
+
+    def place(self, form: Form, mine: object) -> Place:
+        """`mine` itself where it fits, so that whoever refers to it sees the new contents. Raises Differs."""
+
+    def parts(self, value: object) -> Sequence[Part] | None:
+        """Of a module, a model, a layer; None: it is no such thing. Raises Refused."""
+
+
+class Content(NamedTuple):
+    """What travels beside the tree."""
+
+    path: str
+    sort: Tensors
+    tensor: Any
+    is_statistic: bool = False
+
+    @property
+    def contents(self) -> Any:
+        """As the framework's `broadcast` takes it."""
+        return self.sort.contents(self.tensor)
