@@ -69,6 +69,7 @@ class Sitting:
         self._marked = (0, 0)  # as the daemon was told
         self._kept = Kept(framework, extras)
         self._evenness = threading.Lock()  # guards `even_until`, which the link's thread may draw nearer
+        self._weighing = threading.Lock()  # between a pipeline's thread and the one that changes rings
 
     @property
     def link(self) -> DaemonLink:
@@ -244,14 +245,15 @@ class Sitting:
     def _sit(self, assignment: Assignment, step: int) -> None:
         place = assignment.place
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
-        self._entered_step = self.count.step = step
-        self.generation, self._failed_generation, self._broke = place.generation, 0, None
-        self.even_until, self.weightless = NEVER, False
+        with self._weighing:
+            self._entered_step = self.count.step = step
+            self.generation, self._failed_generation, self._broke = place.generation, 0, None
+            self.even_until, self.weightless = NEVER, False
+            self._framework.set_weight(1.0 / place.size)
         self.checking, self.equal_step = assignment.checking, 0
         # Before the first step there is nothing to compare yet: it begins from rank 0's model.
         at_once = step > 0 and place.size > 1
         self.check_at = step if at_once else next_check(step, self.checking.every, place.size)
-        self._framework.set_weight(1.0 / place.size)
         self.audit.sat(place, step)
 
     def _seat(self, waiting: bool = False) -> Seat:
@@ -331,12 +333,22 @@ class Sitting:
             self.link.send(say.Missed(generation))
 
     def weigh(self, step: int) -> None:
-        """Set this worker's weight for `step` and those like it: the averaged gradient is that of all samples."""
+        """Set this worker's weight for `step` and those like it: the averaged gradient is that of all samples.
+
+        On a pipeline's thread too. What that one finds for a ring that is left meanwhile says nothing of the next one,
+        whose steps are weighed by the thread that trains.
+        """
+        generation = self.generation
         while not self._feed.covers(step):
             if self._feed.ends_before(step):
                 return
             self.while_waiting()
             self.link.wait_news(self.link.orders)
+        with self._weighing:
+            if self.generation == generation and step > self.step:
+                self._weigh(step)
+
+    def _weigh(self, step: int) -> None:
         self.weightless = not self._feed.samples(step)
         self._framework.set_weight(self._feed.weight(step), weightless=self.weightless)
         if not self._feed.own(step):

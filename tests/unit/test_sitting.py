@@ -50,13 +50,15 @@ class FakeRing:
 
 
 class FakeFramework:
-    name = "fake"
+    weight = 0.0
 
     def __init__(self, members: Members, rank: int, model: str) -> None:
         self.ring, self.model = FakeRing(members, rank), model
 
     def discard(self) -> None: ...
-    def set_weight(self, weight: float) -> None: ...
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self.weight = weight
+
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None: ...
     def synchronize(self, root: int) -> None:
         if self.ring.rank == root:
@@ -125,3 +127,33 @@ def test_a_ring_in_which_somebody_would_have_to_boot_first_does_not_stand() -> N
 def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
     seats = enter((0, 2), (0, 0), after_step=None, booted=False)
     assert all(isinstance(sitting.link.sent[-1], Entered) for sitting in seats)  # type: ignore[attr-defined]
+
+
+class WhileAnotherRingIsEntered(LeaseFeed):
+    """Its data comes at the moment at which the training thread goes to another ring."""
+
+    def covers(self, step: int) -> bool:
+        assert self.sitting is not None
+        self.sitting, sitting = None, self.sitting
+        sitting._sit(Assignment(Place(4, 1, 2, "w"), None, 0, ("v", "w")), 70)
+        return True
+
+    def samples(self, step: int) -> int:
+        return 11
+
+    def weight(self, step: int) -> float:
+        return 5 / 11
+
+    def constant_until(self, step: int) -> int:
+        return 80
+
+    sitting: Sitting | None = None
+
+
+def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
+    feed = WhileAnotherRingIsEntered()
+    feed.sitting = sitting = seated(Members(1), 0, 70, 3)
+    sitting._feed = feed
+    sitting.weigh(71)
+    assert sitting._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    assert sitting.even_until > 80, "the training thread has not yet weighed step 71, and must"

@@ -37,8 +37,6 @@ class Scheduler:
 class Framework:
     """A model with statistics, an optimizer with a learning rate."""
 
-    name = "fake"
-
     def __init__(self) -> None:
         self.ring = SimpleNamespace(place=None)
         self.sort = Arrays()
