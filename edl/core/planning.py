@@ -122,8 +122,9 @@ def _nobody_would_come(now: Situation) -> bool:
 
 def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> set[str]:
     """A ring that comes to nothing for a newcomer's sake is made anew without it, and it is tried once more, alone,
-    when the others train again (I14). Where too few would be left without them, they are needed. So is whoever sat in
-    that ring: its pipeline has read by its leases, so that it could not come again after others were given these.
+    when the others train again (I14). Where too few would be left without them, as many are needed as make up the least
+    size, those first that have failed least. So is whoever sat in that ring: its pipeline has read by its leases, so
+    that it could not come again after others were given these.
     """
     record, trials = now.record, now.record.trials
     staying = staying - {trials.left_out} - condemned(trials)
@@ -132,8 +133,10 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     if trials.judged == newest and record.roster:
         doubted = staying.difference(record.roster)
     sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker)}
-    if len(sure) < record.limits.minimum:
-        return staying
+    if (needed := record.limits.minimum - len(sure)) > 0:
+        struck = suspects(trials, record.roster)
+        least = sorted(staying - sure, key=lambda worker: (struck.get(worker, 0), now.members[worker].number))
+        return sure.union(least[:needed])
     trains = now.seen.newest_step(record.roster)[0] > record.began_step
     if not forced and trains and sure.issubset(record.roster):
         order = sorted(staying & doubted, key=lambda worker: now.members[worker].number)
