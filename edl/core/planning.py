@@ -207,8 +207,8 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
     if plan is None or after_step is None:
         return None
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
-    if all(_is(now, worker, WorkerState.LEAVING) for worker in known):
-        return None  # of whom others need the model, and who would go before that
+    if len(known) < now.record.limits.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
+        return None  # too few; or others need the model of these, who would go before that
     return Follow(known, forced=False, after_step=after_step)
 
 

@@ -109,8 +109,8 @@ class World:
     async def join(self, worker: str) -> None:
         await self.say(worker, say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), *SIZE))
 
-    async def see(self, worker: str, phase: Phase, generation: int, step: int = 0) -> None:
-        seen = Observation(phase, generation, step, generation, 0.01, None, None, False, "")
+    async def see(self, worker: str, phase: Phase, generation: int, step: int = 0, met: int = 0) -> None:
+        seen = Observation(phase, generation, step, generation, 0.01, None, None, False, "", met=(met,))
         await self.say(worker, say.Report(seen))
 
     async def train(self) -> None:
@@ -251,6 +251,9 @@ async def test_waiting_shows_each_look_and_ends_with_the_size_or_the_time() -> N
         await world.start("w2")
         await world.join("w2")
         await world.see("w2", Phase.READY, 0)
+        for worker in ("w0", "w1"):
+            await world.see(worker, Phase.TRAINING, 1, met=1)
+        await world.see("w2", Phase.READY, 0, met=1)
         step = (await job.events())[1][-1].details["after_step"]
         for worker in ("w0", "w1", "w2"):
             await world.see(worker, Phase.TRAINING, 2, step)
