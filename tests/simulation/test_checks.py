@@ -174,10 +174,6 @@ def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(switching.Switching, "_plan", again)
 
 
-def lets_a_missed_switch_stand(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(sightings.Sightings, "misses", lambda _seen, _worker, _generation: False)
-
-
 def leaves_leased_what_nobody_can_have_begun(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ledger.Ledger, "_withdraw", lambda _self: None)
 
@@ -250,7 +246,6 @@ MUTANTS: dict[Mutant, set[str]] = {
     uses_a_generation_twice: {"I2"},
     leaves_nobody_out: {"I14", "I12"},
     blames_whoever_is_first: {"I14"},
-    lets_a_missed_switch_stand: {"I12"},
     leaves_leased_what_nobody_can_have_begun: {"I6"},
     cuts_what_somebody_has_read: {"I7"},
     cuts_before_all_have_told: {"I7"},
@@ -355,21 +350,12 @@ def other_jobs(seed: int) -> SimJob:
     return scenario(SEEDS + seed)
 
 
-def word_comes_late(seed: int) -> SimJob:
-    """At the end of an epoch, where the last samples are leased once all before them are trained."""
-    spec = DataSpec(total=61, epochs=8, batch=4, by_sample=True)
-    job = SimJob(spec, seed=seed, workers=1)
-    job.plan([Planned(Fault.JOIN, 0.01), Planned(Fault.CRASH_LEADER, 0.2)])
-    return job
-
-
 RARE = {  # what few seeds of `scenario` come across within a minute
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
     forgets_superseded_plans: survivor_dies,
     remembers_plans_that_are_no_more: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
-    lets_a_missed_switch_stand: word_comes_late,
     never_lifts_a_mark: leaves_at_a_mark,
     leaves_leased_what_nobody_can_have_begun: other_jobs,
     leaves_nobody_out: cut_off,
