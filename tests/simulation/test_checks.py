@@ -22,7 +22,6 @@ from edl.core import (
     recut,
     scaling,
     seat,
-    sightings,
     sizing,
     supply,
     switching,
