@@ -142,7 +142,8 @@ class Checks:
         instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
         if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:
             return
-        if away := [one for one in plan.roster if not called or self.job.workers[one].met != (called,)]:
+        members = [self.job.workers[one] for one in plan.roster]
+        if away := [one.id for one in members if not called or (called,) not in {one.met, one.met_before}]:
             self.violated("I14", f"generation {plan.generation} is announced, and {away} have not met the others")
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
@@ -161,7 +162,8 @@ class Checks:
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
         """Where two sound ones of the ring before are left. Of a pair nobody can tell, and its newcomer is doubted."""
-        ring = [self.job.workers[worker] for worker in record.roster]
+        left = {member.identity.id for member in record.members}
+        ring = [self.job.workers[worker] for worker in record.roster if worker in left]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
             return
         for one in record.trials.unfit:

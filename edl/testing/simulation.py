@@ -241,7 +241,7 @@ class SimJob:
             return
         worker.presented = True
         phase, worker.phase = worker.phase, Phase.BOOTING
-        worker.met = (0,)
+        worker.met, worker.met_before = (0,), worker.met
         recut, worker.recut = worker.recut, 0
         generation, worker.generation = worker.generation, 0
         failed, worker.failed_generation = worker.failed_generation, 0

@@ -56,6 +56,7 @@ class SimWorker:
         "leaving",
         "mark",
         "met",
+        "met_before",
         "missed",
         "model",
         "models_may_differ",
@@ -118,6 +119,7 @@ class SimWorker:
         self.leaving = False
         self.missed = 0  # the newest generation whose switch it has missed
         self.met: tuple[int, ...] = (0,)  # the newest call to a next ring, and whom it has not met there
+        self.met_before: tuple[int, ...] = (0,)  # the same of a daemon that died
         self.reason = ""
         self.sent: Observation | None = None
         self.report_due = False
