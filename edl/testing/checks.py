@@ -162,8 +162,8 @@ class Checks:
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
         """Where two sound ones of the ring before are left. Of a pair nobody can tell, and its newcomer is doubted."""
-        left = {member.identity.id for member in record.members}
-        ring = [self.job.workers[worker] for worker in record.roster if worker in left]
+        here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
+        ring = [self.job.workers[worker] for worker in record.roster if worker in here]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
             return
         for one in record.trials.unfit:
@@ -231,10 +231,14 @@ class Checks:
             self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and nobody of it is gone")
 
     def _works(self, ring: SimRing) -> bool:
-        """All of it are in it, can go on, and are members of the job; the word of a switch has reached them in time."""
+        """All of it are in it, stay, and can go on; the word of a switch has reached them in time."""
         known = {member.identity.id for member in self.job.durable.members}
         return known.issuperset(one.id for one in ring.members) and all(
-            one.alive and one.sits and one.generation == ring.generation >= one.missed and not one.is_odd
+            one.alive
+            and one.sits
+            and one.generation == ring.generation >= one.missed
+            and not one.is_odd
+            and not one.leaving
             for one in ring.members
         )
 
