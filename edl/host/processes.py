@@ -120,6 +120,16 @@ def watch_exit(pid: int, on_exit: Callable[[int], None], *, started: int | None 
     return watch
 
 
+async def wait_exit(pid: int) -> None:
+    """Until that process has ended. It need not be a child."""
+    ended = asyncio.Event()
+    watch = watch_exit(pid, lambda _: ended.set())
+    try:
+        await ended.wait()
+    finally:
+        watch.cancel()
+
+
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     """From now on this process gets the signal when its parent ends; at once if `parent` is gone by now.
 

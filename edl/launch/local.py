@@ -25,9 +25,10 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings, scrubbed
-from edl.errors import ConfigError, JobFailed
+from edl.errors import ConfigError, EdlError, JobFailed
 from edl.events import Event
 from edl.host.folders import sweep
+from edl.host.processes import wait_exit
 from edl.launch.coordinator import coordinator_of
 from edl.launch.guard import Guard
 from edl.launch.output import Printer, rank_folder
@@ -47,6 +48,7 @@ from edl.launch.supervision import (
     Looked,
     Phase,
     StartWorkers,
+    StopJob,
     Supervisor,
     TimePassed,
     Verdict,
@@ -92,10 +94,12 @@ class Launch:
         self._hurry = threading.Event()  # a second signal, or nothing to be patient for
         self._printer = Printer()
         self._workers: list[Worker] = []
+        self._job: JobClient | None = None
         self._watch: Watch | None = None
         self._following: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
+        self._ending_job: asyncio.Task[None] | None = None
         self._announced = False
         self._waited = False  # for the daemons to end
 
@@ -142,6 +146,7 @@ class Launch:
         for slot in range(self._settings.np):
             await self._unless_interrupted(asyncio.sleep(0))
             self._start_worker(slot)
+        self._job = job
         self._watch = Watch(job, self._folder, self._seen)
         self._following = asyncio.create_task(self._watch.run())
 
@@ -238,6 +243,8 @@ class Launch:
                     self._start_worker(slot=len(self._workers))
                     started = self._workers[-1]
                     self._inbox.put_nowait(WorkerStarted(started.slot, started.pid))
+            case StopJob(reason, others):
+                self._ending_job = asyncio.create_task(self._end_job(reason, others))
             case LookAtJob():
                 self._looking = asyncio.create_task(self._look())
             case AskForLastWord():
@@ -260,6 +267,19 @@ class Launch:
         self._waited = True
         await self._watch.look()
         self._inbox.put_nowait(JobSilent())
+
+    async def _end_job(self, reason: str, others: frozenset[int]) -> None:
+        """With the workers that others started: without our coordinator they would wait for it for ever."""
+        assert self._job is not None
+        limits = Limits.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+        try:
+            async with asyncio.timeout(limits.settle_s):
+                with contextlib.suppress(JobFailed):  # it is over already
+                    await self._job.stop(reason, timeout_s=limits.settle_s)
+                await asyncio.gather(*map(wait_exit, others))
+        except (TimeoutError, EdlError):
+            left = ", ".join(map(str, sorted(others)))
+            self._printer.say(f"workers that were started elsewhere may not have ended with the job: {left}")
 
     def _seen(self, job: JobSeen) -> None:
         self._inbox.put_nowait(job)
@@ -288,10 +308,12 @@ class Launch:
         left = await asyncio.to_thread(end_marked, self._record.mark, patience_s, self._hurry)
         if left:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
+        if self._ending_job is not None and not self._hurry.is_set():
+            await self._ending_job
         sweep()  # of a worker whose trainer and daemon were killed together
         for worker in self._workers:
             await worker.wait_printed(PRINT_TIMEOUT_S)
-        for task in (self._looking, self._last_word, self._following):
+        for task in (self._looking, self._last_word, self._following, self._ending_job):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

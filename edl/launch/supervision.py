@@ -100,11 +100,18 @@ class LookAtJob(msgspec.Struct, frozen=True):
     """Report the job as it is now, then `Looked`."""
 
 
+class StopJob(msgspec.Struct, frozen=True):
+    """Have the job's leader end it: others' workers are in it, and the coordinator that they need ends with us."""
+
+    reason: str
+    others: frozenset[int]  # pids of their trainers
+
+
 class AskForLastWord(msgspec.Struct, frozen=True):
     """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
 
 
-Command = EndWorkers | KillWorkers | StartWorkers | LookAtJob | AskForLastWord
+Command = EndWorkers | KillWorkers | StartWorkers | StopJob | LookAtJob | AskForLastWord
 
 
 class Verdict(msgspec.Struct, frozen=True):
@@ -243,8 +250,11 @@ class Supervisor:
 
     def _goes_on(self) -> bool:
         """Workers of ours are left, or of others who need the coordinator that we started."""
-        others = self._hosts and self._job.state in RUNNING and bool(self._job.pids - self._ours)
-        return bool(self._pids) or others
+        return bool(self._pids) or (self._job.state in RUNNING and bool(self._guests()))
+
+    def _guests(self) -> frozenset[int]:
+        """Trainers that others started, and that need our coordinator."""
+        return self._job.pids - self._ours if self._hosts else frozenset()
 
     def _looked(self, now: float) -> list[Command]:
         doubtful = self.phase is Phase.DOUBTING and self._job.state not in RUNNING
@@ -335,10 +345,12 @@ class Supervisor:
 
     def _fail(self, reason: str, now: float) -> list[Command]:
         self.verdict = Verdict(1, "failed", reason)
+        guests = self._guests()
+        stop: list[Command] = [StopJob(reason, guests)] if guests and self._job.state not in OVER else []
         if not self._pids:
-            return self._end()
+            return stop + self._end()
         self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
-        return [EndWorkers()]
+        return [*stop, EndWorkers()]
 
     def _kill(self, now: float) -> list[Command]:
         self.phase, self.deadline = Phase.KILLING, now + KILL_GRACE_S

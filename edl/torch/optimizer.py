@@ -48,7 +48,9 @@ class Elastic:
     step.hooked = True  # type: ignore[attr-defined] # torch must not run the step hooks twice; the inherited step runs them
 
     def synchronize(self) -> None:
-        """For scripts written for Horovod: backward has averaged the gradients already, unless in `no_sync()`."""
+        """Until gradients are averaged. backward() has waited for that already, unless in `no_sync()`, or where
+        `backward_passes_per_step` is more than one.
+        """
         if self._edl is not None:
             self._edl.average()
 

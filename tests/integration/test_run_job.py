@@ -95,6 +95,18 @@ def test_a_status_names_the_processes(edl, training):
     assert edl.json("status", "x")["reason"] == "interrupted"
 
 
+def test_a_worker_that_was_started_by_hand_ends_with_the_launcher_whose_coordinator_it_needs(edl, training):
+    launcher, _ = training
+    joined = edl.start_command(ENDLESS, EDL_JOB="x")
+    edl.wait(lambda: edl.status("x")["size"] == 3, "a third worker", timeout_s=120)
+    launcher.send_signal(signal.SIGINT)
+    assert ended(launcher)[1][1:] == ["edl: job x interrupted"]
+    _, err = joined.communicate(timeout=patient(60))
+    assert "interrupted" in err
+    edl.wait_nothing_left()
+    assert edl.json("status", "x")["reason"] == "interrupted"
+
+
 def test_a_second_interrupt_ends_it_at_once(edl, training):
     launcher, _ = training
     launcher.send_signal(signal.SIGTERM)

@@ -23,6 +23,7 @@ from edl.launch.supervision import (
     Looked,
     Phase,
     StartWorkers,
+    StopJob,
     Supervisor,
     TimePassed,
     Verdict,
@@ -50,6 +51,17 @@ def test_a_job_that_finishes():
     assert play(supervisor, WorkerExited(1, 0)) == [AskForLastWord()]
     play(supervisor, FINISHED)
     assert supervisor.verdict == Verdict(0, "finished")
+
+
+def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
+    """A worker that was started by hand would wait for that coordinator for ever."""
+    joined = msgspec.structs.replace(RUNNING, pids=frozenset({100, 101, 555}))
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
+    assert play(supervisor, joined, Interrupted()) == [StopJob("interrupted", frozenset({555})), EndWorkers()]
+    elsewhere = two_workers()
+    assert play(elsewhere, joined, Interrupted()) == [EndWorkers()], "the job goes on at its coordinator"
+    alone = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
+    assert play(alone, RUNNING, Interrupted()) == [EndWorkers()]
 
 
 def test_who_is_asked_for_before_the_job_runs_is_started():
