@@ -167,11 +167,13 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
     after_step: int | None
     size: int
     newcomers: int
+    why: str = ""
 
     def words(self) -> str:
         step = "at once" if self.after_step is None else f"after step {self.after_step}"
         new = f", {self.newcomers} of them new" if self.newcomers else ""
-        return f"generation {self.next_generation} {step}: {self.size} workers{new}"
+        why = f", as {self.why}" if self.why else ""
+        return f"generation {self.next_generation} {step}: {self.size} workers{new}{why}"
 
 
 class SwitchPutOff(Fact, frozen=True, kw_only=True):
@@ -219,9 +221,10 @@ class WorkerLeft(Fact, frozen=True, kw_only=True):
     kind = Kind.WORKER_LEFT
     worker: str
     leaving_ms: int | None
+    why: str = ""
 
     def words(self) -> str:
-        return _spent(self.worker, leaving=self.leaving_ms)
+        return _spent(self.worker, leaving=self.leaving_ms) + (f": {self.why}" if self.why else "")
 
 
 class TooFewWorkers(Fact, frozen=True, kw_only=True):
@@ -307,6 +310,10 @@ class JobFinished(Fact, frozen=True, kw_only=True):
     """The job has ended well."""
 
     kind = Kind.JOB_FINISHED
+    reason: str = ""
+
+    def words(self) -> str:
+        return self.reason
 
 
 FACTS: Mapping[Kind, type[Fact]] = {fact.kind: fact for fact in Fact.__subclasses__()}

@@ -44,6 +44,7 @@ class Draft:
         self.commands: list[Command] = []
         self.now = 0.0
         self.left_at = -math.inf  # when somebody ceased to be a member last
+        self.leaves_as: dict[str, str] = {}  # of whoever was told to leave: why. Told in events, not kept
         self.last_loss = ""  # who was lost last, to be said after why the job cannot go on
         self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
 
@@ -95,6 +96,7 @@ class Draft:
         self.change(members=members, gone=gone[-GONE_KEPT:], past=past, voided=voided)
         self.left_at = self.now
         self.seen.forget(worker)
+        self.leaves_as.pop(worker, None)
         self.spans.forget(worker)
 
     def end(self, state: JobState, reason: str) -> None:
@@ -102,7 +104,7 @@ class Draft:
         if self.record.state in OVER:
             return
         self.change(state=state, reason=reason, plan=None)
-        self.tell(JobFinished() if state is JobState.FINISHED else JobFailed(reason=reason))
+        self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobFailed(reason=reason))
 
     def tell(self, fact: Fact) -> None:
         """Write down an event with what has changed."""

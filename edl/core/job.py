@@ -321,7 +321,8 @@ class JobMachine:
         draft, worker = self._draft, member.identity.id
         leaving = member.state is WorkerState.LEAVING
         if leaving or not self._sat(worker):
-            draft.tell(facts.WorkerLeft(worker=worker, leaving_ms=draft.spent_ms(worker, WorkerState.LEAVING)))
+            leaving_ms, why = draft.spent_ms(worker, WorkerState.LEAVING), draft.leaves_as.get(worker, "")
+            draft.tell(facts.WorkerLeft(worker=worker, leaving_ms=leaving_ms, why=why))
             draft.remove(worker, "")
         else:
             draft.move(worker, Cause.ENDED)

@@ -8,14 +8,17 @@ One next generation at a time: what comes up while one is planned waits for the 
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping
-from dataclasses import dataclass
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
 
 from edl.core.hosts import grouped
 from edl.core.scaling import BOOTING, GOING
 from edl.core.sightings import Sightings
 from edl.core.unfit import condemned, suspects
 from edl.protocol.job import Member, Record, WorkerState
+
+NAMED: Final = 4  # of a thousand that a reason may be about
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,18 +31,20 @@ class Situation:
     torn: bool = False  # of a switch whose word came too late for some, the others wait for these
     spent: bool = False  # nothing is left to be trained
     unmet: frozenset[str] = frozenset()  # newcomers that the others do not reach
+    leaves_as: Mapping[str, str] = field(default_factory=dict)  # why whoever leaves was told to, if known
 
 
 @dataclass(frozen=True, slots=True)
 class Follow:
     """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be.
 
-    `after_step`: it takes the place of the planned one, after the same step.
+    `after_step`: it takes the place of the planned one, after the same step. `why`: for people.
     """
 
     roster: tuple[str, ...]
     forced: bool
     after_step: int | None = None
+    why: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +55,8 @@ class WaitAnew:
 @dataclass(frozen=True, slots=True)
 class PutOff:
     """The word of the switch came too late for all: the old ring goes on, and the same is planned anew later."""
+
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +81,7 @@ def decide(now: Situation) -> Decision:
     record, plan = now.record, now.record.plan
     forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster) or now.torn
     if plan is not None and not forced:
-        return PutOff() if missed_by_all(now) else None
+        return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
     roster = wanted_roster(now, forced)
     if _nobody_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
         return None
@@ -84,7 +91,7 @@ def decide(now: Situation) -> Decision:
         return GiveUp("nobody is left who has the model's state")
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
-    return _instead(now, roster) or Follow(roster, forced)
+    return _instead(now, roster) or Follow(roster, forced, why=why(now, roster))
 
 
 def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
@@ -209,7 +216,7 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
     if len(known) < now.record.limits.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
         return None  # too few; or others need the model of these, who would go before that
-    return Follow(known, forced=False, after_step=after_step)
+    return Follow(known, forced=False, after_step=after_step, why=why(now, known))
 
 
 def kept_step(now: Situation) -> int | None:
@@ -229,6 +236,46 @@ def kept_step(now: Situation) -> int | None:
     return None if stands or fails else plan.after_step
 
 
+def why(now: Situation, roster: tuple[str, ...]) -> str:
+    """What has changed since the ring of before, or since the plan that a ring of `roster` follows; for people."""
+    record, plan = now.record, now.record.plan
+    before = plan.roster if plan else record.roster
+    if not before:
+        return f"all {len(roster)} that were asked for are here" if len(roster) > 1 else "the first worker is here"
+    gone = [worker for worker in dict.fromkeys((*record.roster, *before)) if worker not in now.members]
+    had, has = set(before), set(roster)
+    out = [worker for worker in before if worker in now.members and worker not in has]
+    leaving = [worker for worker in out if _is(now, worker, WorkerState.LEAVING)]
+    parts = [f"{_are(gone)} gone"] if gone else _failures(now)
+    for reason in dict.fromkeys(now.leaves_as.get(worker, "") for worker in leaving):
+        named = [worker for worker in leaving if now.leaves_as.get(worker, "") == reason]
+        parts.append(f"{_names(named)} {'leaves' if len(named) == 1 else 'leave'}{f' ({reason})' if reason else ''}")
+    if others := [worker for worker in out if worker not in leaving]:
+        parts.append(f"{_are(others)} left out for now")
+    if new := [worker for worker in roster if worker not in had]:
+        parts.append(f"{_are(new)} ready")
+    return " and ".join(parts)
+
+
+def _failures(now: Situation) -> list[str]:
+    """Of a ring of which nobody is gone."""
+    plan = now.record.plan
+    generation = plan.generation if plan else now.record.generation
+    failed = [worker for worker in sorted(now.seen.broken) if now.seen.breaks(worker, generation)]
+    late = missing(now) if now.torn else ()
+    told = [f"the ring of generation {generation} has failed {_names(failed)}"] if failed else []
+    return [*told, f"the word of generation {generation} has come too late for {_names(late)}"] if late else told
+
+
+def _are(workers: Sequence[str]) -> str:
+    return f"{_names(workers)} {'is' if len(workers) == 1 else 'are'}"
+
+
+def _names(workers: Sequence[str]) -> str:
+    more = len(workers) - NAMED
+    return ", ".join(workers[:NAMED]) + (f" and {more} others" if more > 0 else "")
+
+
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
     """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
     return not all(map(now.members.__contains__, roster))
@@ -243,7 +290,8 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
     if len(roster) >= record.target:
         # Whoever has sat in a ring that came to nothing may have trained there, and keeps what it was leased.
         forced = record.plan is not None or record.begun
-        return Follow(grouped(roster[: record.target], now.members), forced)
+        roster = grouped(roster[: record.target], now.members)
+        return Follow(roster, forced, why=why(now, roster))
     return WaitAnew() if record.plan is not None else None
 
 

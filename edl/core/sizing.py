@@ -13,7 +13,7 @@ from msgspec import UNSET
 from edl import facts
 from edl.core import recount, replacing, scaling
 from edl.core.draft import Draft
-from edl.core.inputs import Acknowledge, Refuse, Ruled, ScaleAsked, Scaling
+from edl.core.inputs import Acknowledge, Refuse, Ruled, ScaleAsked, ScaleInAsked, ScaleOutAsked, Scaling
 from edl.core.members import Cause, may
 from edl.core.recut import lifted
 from edl.protocol.job import OVER, Taken
@@ -41,11 +41,11 @@ class Sizing:
         else:
             change = scaling.answer(asked, record)
             if isinstance(change, scaling.Change):
-                self._take(asked, change)
+                self._take(asked, change, _asked_for(asked))
             else:
                 draft.commands.append(change)
 
-    def _take(self, asked: Scaling, change: scaling.Change) -> None:
+    def _take(self, asked: Scaling, change: scaling.Change, why: str) -> None:
         draft, before = self._draft, self._draft.record
         if change.target != before.target or change.leavers:
             draft.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
@@ -56,7 +56,7 @@ class Sizing:
             taken = (*before.taken, Taken(asked.request, change.target))
             draft.change(taken=taken[-scaling.KEPT :])
         draft.commands.append(Acknowledge(change.target))
-        self._dismiss(change.leavers)
+        self._dismiss(change.leavers, why)
 
     def rule(self, ruled: Ruled) -> None:
         """What the job's own policy has decided is told in any case; it may be too late to be done."""
@@ -84,7 +84,7 @@ class Sizing:
             draft.supply.share_out(ruled.shares)
             draft.keep_ledger(shares=ruled.shares, recut=lifted(draft.record))
         elif act and not ruled.replace and isinstance(change, scaling.Change):
-            self._take(ScaleAsked(ruled.size), change)
+            self._take(ScaleAsked(ruled.size), change, f"the policy wants a size of {ruled.size}")
 
     # ----------------------------------------------------------------------------------------- of their own accord
 
@@ -95,7 +95,7 @@ class Sizing:
         if record.driven or not record.generation or present <= record.target:
             return
         if answering:  # the request that it was started for was taken back meanwhile
-            self._dismiss((worker,))
+            self._dismiss((worker,), "the request that it was started for was taken back")
         else:
             self._draft.change(target=present)
 
@@ -106,7 +106,7 @@ class Sizing:
 
     def release(self, worker: str) -> None:
         """A worker leaves of its own accord."""
-        self._dismiss((worker,))
+        self._dismiss((worker,), "it was stopped from outside")
         record = self._draft.record
         if record.generation and not record.driven:  # else another one is waited for in its place
             self._draft.change(target=max(1, record.target - 1))
@@ -128,7 +128,7 @@ class Sizing:
         match replacing.follows(draft.record):
             case replacing.Swap():
                 draft.change(target=under_way.size)
-                self._dismiss((under_way.worker,))
+                self._dismiss((under_way.worker,), "another one has come in its place")
             case replacing.Over():
                 draft.change(target=under_way.size, replacing=None)
             case None:
@@ -148,9 +148,10 @@ class Sizing:
                 number, wished = record.recounts, record.wished and size != target
                 draft.change(recounted=number, target=target, wished=wished, given_up=given_up, lost_slots=lost)
                 draft.tell(facts.DriverCounted(number=number, size=size, freed=freed, given_up=given_up))
-                self._dismiss(tuple(worker for worker in freed if may(draft.members[worker], Cause.TOLD_TO_LEAVE)))
+                able = tuple(worker for worker in freed if may(draft.members[worker], Cause.TOLD_TO_LEAVE))
+                self._dismiss(able, _FREED)
             case recount.Dismiss(workers):
-                self._dismiss(workers)
+                self._dismiss(workers, _FREED)
             case None:
                 pass
 
@@ -160,8 +161,23 @@ class Sizing:
         draft.change(replacing=under_way, target=begun.target, awaited=awaited)
         draft.spans.asked_at = draft.now
         if begun.leave:
-            self._dismiss((worker,))
+            self._dismiss((worker,), "another one comes in its place")
 
-    def _dismiss(self, leavers: tuple[str, ...]) -> None:
+    def _dismiss(self, leavers: tuple[str, ...], why: str) -> None:
         for worker in leavers:
+            self._draft.leaves_as[worker] = why
             self._draft.move(worker, Cause.TOLD_TO_LEAVE)
+
+
+def _asked_for(asked: Scaling) -> str:
+    """Why whoever leaves by that request does."""
+    match asked:
+        case ScaleAsked(size):
+            return f"a size of {size} was asked for"
+        case ScaleOutAsked(workers):
+            return f"{workers} more were asked for"
+        case ScaleInAsked(workers):
+            return f"{workers} fewer were asked for" if isinstance(workers, int) else "a request named it"
+
+
+_FREED = "horovodrun has freed its slot"

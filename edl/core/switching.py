@@ -123,7 +123,7 @@ class Switching:
     def follow(self) -> None:
         """Do what `edl.core.planning` decides."""
         draft, torn, unmet = self._draft, self._is_torn(), self._mustering.left_out
-        situation = Situation(draft.record, draft.members, draft.seen, torn, draft.supply.spent, unmet)
+        situation = Situation(draft.record, draft.members, draft.seen, torn, draft.supply.spent, unmet, draft.leaves_as)
         if self._may_hear_why(situation):
             return
         self._fitness.look(situation)
@@ -135,12 +135,12 @@ class Switching:
         if not isinstance(decision, Follow):
             self._mustering.drop()
         match decision:
-            case Follow(roster, forced, after_step):
-                self._follow(roster, forced, after_step)
+            case Follow():
+                self._follow(decision)
             case WaitAnew():
                 self._wait_anew()
-            case PutOff():
-                self._put_off()
+            case PutOff(reason):
+                self._put_off(reason)
             case TooFew(reason):
                 self._wait_for_more(reason)
             case GiveUp(reason):
@@ -148,19 +148,19 @@ class Switching:
             case None:
                 pass
 
-    def _follow(self, roster: tuple[str, ...], forced: bool, after_step: int | None) -> None:
+    def _follow(self, wanted: Follow) -> None:
         """At once, after a step that was told already, or as soon as the ring that trains can be left.
 
         What a ring that was to stand has read is not known beforehand, nor whether it did: so no data is planned.
         """
-        if forced or after_step is not None:
-            self._plan(roster, Crossing(after_step, None, recut.lifted(self._draft.record)))
+        if wanted.forced or wanted.after_step is not None:
+            self._plan(wanted, Crossing(wanted.after_step, None, recut.lifted(self._draft.record)))
         elif not self._draft.record.generation:
-            self._plan(roster, self._leasing.beginning(roster))
-        elif not self._mustering.stands(roster):
+            self._plan(wanted, self._leasing.beginning(wanted.roster))
+        elif not self._mustering.stands(wanted.roster):
             self._leasing.keep_mark()
-        elif (crossing := self._leasing.crossing(roster)) is not None:
-            self._plan(roster, crossing)
+        elif (crossing := self._leasing.crossing(wanted.roster)) is not None:
+            self._plan(wanted, crossing)
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """Whoever is gone from the ring, or says why it failed, will be known in a moment: a plan with that one in it
@@ -204,8 +204,8 @@ class Switching:
         if draft.now - self._short_at >= self._boot_s:
             draft.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{draft.last_loss}")
 
-    def _plan(self, roster: tuple[str, ...], crossing: Crossing) -> None:
-        draft = self._draft
+    def _plan(self, wanted: Follow, crossing: Crossing) -> None:
+        draft, roster = self._draft, wanted.roster
         generation = draft.record.planned + 1
         if draft.record.plan is not None:
             self._drop(draft.record.plan, roster)
@@ -221,16 +221,17 @@ class Switching:
                 after_step=crossing.after_step,
                 size=len(roster),
                 newcomers=newcomers(draft.record, plan),
+                why=wanted.why,
             )
         )
 
     # ----------------------------------------------------------------------------------------- it comes to nothing
 
-    def _put_off(self) -> None:
+    def _put_off(self, reason: str) -> None:
         """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
         draft, plan = self._draft, self._draft.record.plan
         assert plan is not None
-        draft.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step))
+        draft.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step, reason=reason))
         self._close(plan, draft.record.roster)
         draft.move_all(self._on_their_way(draft.record.roster), Cause.PUT_OFF)
         draft.change(plan=None, state=JobState.RUNNING, recut=None)

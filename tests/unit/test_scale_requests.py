@@ -428,7 +428,7 @@ def test_each_phase_of_a_scaling_tells_its_time() -> None:
     assert (scaled["from"], scaled["to"], scaled["switching_ms"], scaled["asked_ms"]) == (2, 3, 30, 3540)
     job.answer(ScaleInAsked(("w2",), "b"))
     job.switch()
-    assert job.details("worker_left") == {"worker": "w2", "leaving_ms": 30}
+    assert job.details("worker_left") == {"worker": "w2", "leaving_ms": 30, "why": "a request named it"}
 
 
 def test_what_began_under_another_leader_has_no_length() -> None:
