@@ -242,7 +242,7 @@ def why(now: Situation, roster: tuple[str, ...]) -> str:
     before = plan.roster if plan else record.roster
     if not before:
         return f"all {len(roster)} that were asked for are here" if len(roster) > 1 else "the first worker is here"
-    gone = [worker for worker in dict.fromkeys((*record.roster, *before)) if worker not in now.members]
+    gone = [worker for worker in before if worker not in now.members]
     had, has = set(before), set(roster)
     out = [worker for worker in before if worker in now.members and worker not in has]
     leaving = [worker for worker in out if _is(now, worker, WorkerState.LEAVING)]
@@ -254,7 +254,7 @@ def why(now: Situation, roster: tuple[str, ...]) -> str:
         parts.append(f"{_are(others)} left out for now")
     if new := [worker for worker in roster if worker not in had]:
         parts.append(f"{_are(new)} ready")
-    return " and ".join(parts)
+    return "; ".join(parts)
 
 
 def _failures(now: Situation) -> list[str]:

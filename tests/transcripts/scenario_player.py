@@ -1,0 +1,366 @@
+"""Plays a transcript: its commands go to the real machine of a job, on a clock that only they move.
+
+    job [np=2] [min=1] [max=0] [data=1000] [epochs=1] [batch=10] [step_time=S] [session=10] [step=60]
+                                how the job is started
+    training_job ... [at=5]     the same, and its first ring trains; how it comes to that is in the first transcripts
+    register W [host=H] [address=A] [daemon=N] [answering] [again]
+                                a daemon presents its worker; it is the N-th of this worker
+    report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
+           [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT]
+                                a daemon tells what its worker was seen doing. What is not said is as in its report
+                                before; a reason and a pause are said once. `opens`: its script has asked for data
+    meet [without=W[,W...]]     the daemons that are called, but these, tell that they have met the others
+    vanish W                    a daemon has no session any more
+    scale N, scale_out N, scale_in N or W[,W...] [request=ID]
+                                another size is asked for
+    rule N REASON, replace W REASON
+                                the job's own policy has decided: a size, or another worker for a slow one
+    stop REASON                 somebody ends the job
+    again                       the message before comes twice, as it was
+    train S                     time passes: who trains makes steps and tells of them each second
+    pass S                      time passes; the leader looks at it each second, and hears nothing
+    silence S                   time passes, and the leader takes no input: it waits for the coordinator
+    unwritten COMMAND           the leader decides, and dies before that is on record: nobody hears of it
+    untold COMMAND              the leader dies as soon as its decision is on record: nobody has heard of it yet
+    new_leader [without=W[,W...]]
+                                another takes over from what is on record; those have no session then
+
+Owns: what a command feeds the machine, and what is on record. Does not own: how it is said (`scenario_words`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+from scenario_text import NOTHING, Block, Command, command
+from scenario_words import Told, changes, ledger_lines, news, told
+
+from edl.core.horizon import Horizon
+from edl.core.inputs import (
+    Acknowledge,
+    Input,
+    Refuse,
+    Registered,
+    Reported,
+    Ruled,
+    ScaleAsked,
+    ScaleInAsked,
+    ScaleOutAsked,
+    StopAsked,
+    Tell,
+    TimePassed,
+    TookOver,
+    Vanished,
+)
+from edl.core.job import JobMachine, new_record
+from edl.core.patience import Patience
+from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
+from edl.protocol.job import Identity
+from edl.protocol.messages import Observation, Pause, Phase
+
+BETWEEN_S: Final = 0.01  # from one command to the next
+TICK_S: Final = 1.0  # a leader looks at the time so often
+NEW: Final = Observation(
+    phase=Phase.BOOTING,
+    generation=0,
+    step=0,
+    leases_of=0,
+    step_time_s=0.0,
+    data=None,
+    pause=None,
+    leaving=False,
+    reason="",
+)
+
+
+@dataclass
+class Settings:
+    """How the job is started."""
+
+    np: int = 2
+    minimum: int = 1
+    maximum: int = 0
+    session_s: float = 10.0
+    step_s: float = 60.0
+    step_time_s: float = 0.0
+    data: DataSpec = field(default_factory=lambda: DataSpec(total=1000, epochs=1, batch=10))
+
+
+class Player:
+    """One job."""
+
+    def __init__(self) -> None:
+        self._settings = Settings()
+        self.now = 0.0
+        self._durable = new_record("j", 0.0)
+        self._machine = self._led()
+        self._shown: dict[str, Told] = {}  # what each worker was told
+        self._reports: dict[str, Observation] = {}  # the newest of each that was taken
+        self._last: list[Input] = []
+        self._lines: list[str] = []
+        self._before = self._durable
+        self._written = self._told = True  # the leader lives
+        self._timed = False
+
+    def play(self, block: Block, name: str) -> list[str]:
+        """What follows from the commands of one block."""
+        self._before, self._lines = self._durable, []
+        for number, line in block.lines:
+            self._play(command(line, f"{name}:{number}"))
+        lines = [*self._lines]
+        record = self._durable if self._written else self._machine.record
+        lines += [f"record {line}" for line in changes(self._before, record)]
+        if self._written and self._told:
+            known = {*self._shown, *(member.identity.id for member in self._durable.members)}
+            now = told(self._durable, sorted(known))
+            lines += [f"orders {line}" for line in news(self._shown, now)]
+            self._shown = now
+        elif lines:
+            lines.insert(0, "(on record, and nobody has heard of it)" if self._written else "(not on record)")
+        return lines or [NOTHING]
+
+    # ---------------------------------------------------------------------------------------------------- commands
+
+    def _play(self, given: Command) -> None:
+        if given.name in {"unwritten", "untold"}:
+            written = given.name == "untold"
+            inner = Command(given.words[0], given.words[1:], given.options, given.where)
+            self._do(inner, written=written)
+            self._written, self._told = written, False
+        else:
+            self._do(given, written=True)
+
+    def _do(self, given: Command, *, written: bool) -> None:
+        if not self._told and given.name != "new_leader":
+            raise given.bad("the leader is dead: a new_leader comes first")
+        try:
+            match given.name:
+                case "job":
+                    self._begin(given)
+                case "training_job":
+                    self._begin_training(given)
+                case "pass" | "train":
+                    self._pass(float(given.word(0)), trains=given.name == "train")
+                    given.end(1)
+                case "silence":
+                    self.now += float(given.word(0))
+                    given.end(1)
+                case "new_leader":
+                    self._take_over(given)
+                case "again":
+                    given.end(0)
+                    self._feed(self._last, written=written)
+                case _:
+                    self._last = list(self._inputs(given))
+                    self._feed(self._last, written=written)
+        except (ValueError, KeyError, IndexError) as error:
+            raise given.bad(f"{given.name}: {error!r}") from error
+
+    def _begin(self, given: Command) -> None:
+        data = DataSpec(
+            total=given.option("data", int, 1000),
+            epochs=given.option("epochs", int, 1),
+            batch=given.option("batch", int, 10),
+            open_ended=given.flag("open_ended"),
+        )
+        self._settings = Settings(
+            np=given.option("np", int, 2),
+            minimum=given.option("min", int, 1),
+            maximum=given.option("max", int, 0),
+            session_s=given.option("session", float, 10.0),
+            step_s=given.option("step", float, 60.0),
+            step_time_s=given.option("step_time", float, 0.0),
+            data=data,
+        )
+        given.end(0)
+        self._machine = self._led()
+
+    def _begin_training(self, given: Command) -> None:
+        at = given.option("at", str, "5")
+        self._begin(given)
+        workers = [f"w{number}" for number in range(self._settings.np)]
+        start = [f"report {','.join(workers)} training generation=1 opens", f"report {','.join(workers)} step={at}"]
+        for line in [*(f"register {worker}" for worker in workers), *start]:
+            self._play(command(line, given.where))
+        self._before, self._shown = self._durable, told(self._durable, workers)
+        self._lines = ledger_lines(self._durable.ledger)
+        self._lines.insert(0, f"ring 1 trains: {' '.join(workers)}, at step {at}")
+
+    def _led(self) -> JobMachine:
+        return JobMachine(self._durable, Horizon.of(self._settings.session_s), Patience.of(self._settings.step_s))
+
+    def _take_over(self, given: Command) -> None:
+        without = given.option("without", _names, list[str]())
+        given.end(0)
+        self._written = self._told = True
+        self._machine = self._led()
+        alive = {member.identity.id for member in self._durable.members} - set(without)
+        self._feed([TookOver(frozenset(alive))], written=True)
+
+    def _pass(self, seconds: float, *, trains: bool) -> None:
+        until, self._timed = self.now + seconds, True
+        while self.now < until:
+            wake_at = self._machine.wake_at
+            due = min(self.now + TICK_S, until, *([wake_at] if wake_at > self.now else []))
+            steps = round((due - self.now) / self._settings.step_time_s) if trains else 0
+            self._feed([TimePassed()], written=True, after_s=due - self.now)
+            for worker, last in self._reports.items():
+                if steps and last.phase is Phase.TRAINING and last.generation == self._machine.record.generation:
+                    stepped = msgspec.structs.replace(last, step=last.step + steps)
+                    self._feed([Reported(worker, stepped)], written=True, after_s=0.0)
+        self._timed = False
+
+    def _inputs(self, given: Command) -> Iterable[Input]:
+        match given.name:
+            case "register":
+                yield self._registered(given)
+            case "report":
+                workers = _names(given.word(0))
+                options, words = dict(given.options), list(given.words)
+                for worker in workers:
+                    given.options, given.words = dict(options), list(words)
+                    yield Reported(worker, self._observation(worker, given))
+            case "meet":
+                yield from self._meetings(given)
+            case "vanish":
+                given.end(1)
+                yield Vanished(given.word(0), "its daemon's session ended")
+            case "scale" | "scale_out" | "scale_in":
+                yield _scaling(given)
+            case "rule":
+                given.end(2)
+                yield Ruled(int(given.word(0)), (), given.word(1), {}, act=True)
+            case "replace":
+                given.end(2)
+                size = len(self._machine.record.roster)
+                yield Ruled(size, (given.word(0),), given.word(1), {}, act=True)
+            case "stop":
+                given.end(1)
+                yield StopAsked(given.word(0))
+            case _:
+                raise given.bad(f"there is no command {given.name}")
+
+    def _registered(self, given: Command) -> Registered:
+        settings, worker = self._settings, given.word(0)
+        answering, again = given.flag("answering"), given.flag("again")
+        host = given.option("host", str, "h")
+        daemon = given.option("daemon", int, 1)  # the how many-th of this worker
+        identity = Identity(worker, host, given.option("address", str, host), 1, daemon, port=daemon)
+        given.end(1)
+        np, least, most = settings.np, settings.minimum, settings.maximum
+        return Registered(identity, np, least, most, answering=answering, again=again)
+
+    def _observation(self, worker: str, given: Command) -> Observation:
+        """What is not said is as before, but a reason and a pause are said once."""
+        last, settings = self._reports.get(worker, NEW), self._settings
+        opens, leaving = given.flag("opens"), given.flag("leaving")
+        phase = Phase(given.word(1, last.phase.value))
+        generation = given.option("generation", int, last.generation)
+        step = given.option("step", int, last.step)
+        trains = phase is Phase.TRAINING
+        seen = msgspec.structs.replace(
+            last,
+            phase=phase,
+            generation=generation,
+            step=step,
+            leases_of=given.option("leases_of", int, self._leases_of(last, phase, generation, step)),
+            step_time_s=settings.step_time_s if trains and step else last.step_time_s,
+            data=settings.data if opens else last.data,
+            pause=given.option("pause", _pause, None),
+            leaving=leaving or last.leaving,
+            reason=given.option("reason", str, ""),
+            missed=given.option("missed", int, last.missed),
+            marked=given.option("mark", _mark, last.marked),
+            diverged=given.option("diverged", lambda one: _diverged(one, generation, step), last.diverged),
+            booted=last.booted or trains or phase is Phase.READY,
+        )
+        if epochs := given.option("epochs", int, 0):
+            seen = msgspec.structs.replace(seen, data=msgspec.structs.replace(settings.data, epochs=epochs))
+        given.end(2)
+        return seen
+
+    def _leases_of(self, last: Observation, phase: Phase, generation: int, step: int) -> int:
+        """Where its ring has come to the step that was planned, the leases of that plan hold; else those of before."""
+        plan = self._machine.record.plan
+        if generation == last.generation or phase is not Phase.TRAINING:
+            return last.leases_of
+        if plan is not None and plan.generation == generation and plan.after_step == step:
+            return generation
+        return self._machine.record.generation
+
+    def _meetings(self, given: Command) -> Iterable[Input]:
+        away = given.option("without", _names, list[str]())
+        given.end(0)
+        muster = self._machine.record.muster
+        if muster is None:
+            raise given.bad("nobody is called")
+        ranks = [muster.roster.index(worker) for worker in away]
+        for worker in muster.roster:
+            if worker not in away:
+                last = self._reports[worker]
+                yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks)))
+
+    # ------------------------------------------------------------------------------------------------- the machine
+
+    def _feed(self, inputs: Iterable[Input], *, written: bool, after_s: float = BETWEEN_S) -> None:
+        for happened in inputs:
+            self.now += after_s
+            commands = self._machine.handle(happened, self.now)
+            whose = f"{happened.worker}: " if isinstance(happened, Reported) else ""
+            at = f"at {self.now:.2f} s: " if self._timed else ""
+            for one in commands:
+                match one:
+                    case Tell():
+                        self._lines.append(f"event  {at}{one.fact.kind.value}  {one.fact.words()}".rstrip())
+                    case Refuse():
+                        kind = " as stale" if one.stale else " for now" if one.retry else ""
+                        self._lines.append(f"answer {whose}refused{kind}: {one.reason}")
+                    case Acknowledge():
+                        self._lines.append(f"answer taken: size {one.target}")
+            if isinstance(happened, Reported) and not any(isinstance(one, Refuse) for one in commands):
+                self._reports[happened.worker] = happened.observation
+            if written:
+                self._durable = self._machine.record
+
+
+def _scaling(given: Command) -> Input:
+    request, how_many = given.option("request", str, ""), given.word(0)
+    given.end(1)
+    if given.name == "scale":
+        return ScaleAsked(int(how_many), request)
+    if given.name == "scale_out":
+        return ScaleOutAsked(int(how_many), request)
+    return ScaleInAsked(int(how_many) if how_many.isdigit() else tuple(_names(how_many)), request)
+
+
+def _names(text: str) -> list[str]:
+    return text.split(",")
+
+
+def _pause(text: str) -> Pause:
+    """In milliseconds."""
+    leave, enter, state = (float(part) for part in text.split("+"))
+    return Pause(leave, enter, state, leave + enter + state)
+
+
+def _mark(text: str) -> tuple[int, int]:
+    number, step = text.split(":")
+    return int(number), int(step)
+
+
+def _diverged(worker: str, generation: int, step: int) -> Divergence:
+    return Divergence(
+        generation=generation,
+        step=step,
+        equal_step=0,
+        first="weight",
+        differing=1,
+        compared=8,
+        workers=(worker,),
+        root="w0",
+        majority=True,
+    )

@@ -1,0 +1,248 @@
+"""What a job's machine did, in short: how its record changed, and what each worker is told otherwise than before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from edl.core.ledger import Ledger
+from edl.core.orders import OrderBook
+from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.job import Muster, Plan, Record, Trials
+from edl.protocol.ledger import LedgerSnapshot
+
+# --------------------------------------------------------------------------------------------------------- the record
+
+SILENT: Final = frozenset(
+    {
+        "version",  # grows with every change
+        *("arrivals", "planned", "musters", "recuts", "awaited"),  # counts of what is shown itself
+        *("roster", "began_step", "gone", "past"),  # told with the generation, and with whoever is gone
+    }
+)
+
+
+def changes(before: Record, after: Record) -> list[str]:
+    """Each change of the record in a line."""
+    lines = [*_members(before, after)]
+    for name in after.__struct_fields__:
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new and name not in SILENT and name != "members":
+            lines += _SHOWN.get(name, _plainly)(name, old, new, after)
+    return [line for line in lines if line]
+
+
+def _members(before: Record, after: Record) -> Iterable[str]:
+    was = {member.identity.id: member for member in before.members}
+    now = {member.identity.id: member for member in after.members}
+    moves: dict[str, list[str]] = {}
+    for worker, member in now.items():
+        if worker not in was:
+            moves.setdefault(f"new, {member.state.value}", []).append(worker)
+        elif was[worker].state is not member.state:
+            moves.setdefault(f"{was[worker].state.value} → {member.state.value}", []).append(worker)
+        if worker in was and was[worker].identity != member.identity:
+            moves.setdefault("has another daemon", []).append(worker)
+    for worker, member in was.items():
+        if worker not in now:
+            why = next((gone.reason for gone in after.gone if gone.worker == worker), "")
+            moves.setdefault(f"{member.state.value} → gone{f' ({why})' if why else ''}", []).append(worker)
+    for move, workers in moves.items():
+        yield f"{' '.join(workers)}: {move}"
+
+
+def _plainly(name: str, old: object, new: object, after: Record) -> list[str]:
+    return [f"{name}: {_short(old)} → {_short(new)}"]
+
+
+def _begun(name: str, old: object, new: object, after: Record) -> list[str]:
+    return ["somebody has sat in a ring: whoever comes from now on boots alone"]
+
+
+def _generation(name: str, old: int, new: int, after: Record) -> list[str]:
+    return [f"ring {new} stands after step {after.began_step}: {' '.join(after.roster)}"]
+
+
+def _plan(name: str, old: Plan | None, new: Plan | None, after: Record) -> list[str]:
+    if new is None:
+        return [] if old is None or old.generation == after.generation else [f"plan {old.generation} is dropped"]
+    step = "at once" if new.after_step is None else f"after step {new.after_step}"
+    data = "" if new.ledger is None else f", data leased up to step {Ledger.restore(new.ledger).covered_step}"
+    return [f"plan {new.generation} {step}: {' '.join(new.roster)}{data}"]
+
+
+def _superseded(name: str, old: object, new: tuple[Plan, ...], after: Record) -> list[str]:
+    return [f"superseded plans: {', '.join(str(plan.generation) for plan in new)}"] if new else []
+
+
+def _muster(name: str, old: Muster | None, new: Muster | None, after: Record) -> list[str]:
+    return [f"call {new.number}: {' '.join(new.roster)}"] if new else []
+
+
+def _ledger(name: str, old: object, new: LedgerSnapshot | None, after: Record) -> list[str]:
+    return ledger_lines(new)
+
+
+def ledger_lines(new: LedgerSnapshot | None) -> list[str]:
+    """How far the data is trained and leased."""
+    if new is None:
+        return []
+    ledger = Ledger.restore(new)
+    counts = ledger.counts()
+    held = f"{counts.trained} trained, {counts.leased} leased, {counts.unassigned} unassigned"
+    return [f"data: step {ledger.step} stable, leased up to step {ledger.covered_step}; epoch {counts.epoch}: {held}"]
+
+
+def _recut(name: str, old: Any, new: Any, after: Record) -> list[str]:
+    if new is None:
+        return [f"mark {old.number} is lifted"]
+    return [f"mark {new.number} at step {new.mark}{', which the plan rests on' if new.planned else ''}"]
+
+
+def _trials(name: str, old: Trials, new: Trials, after: Record) -> list[str]:
+    lines = []
+    for field in new.__struct_fields__:
+        was, now = getattr(old, field), getattr(new, field)
+        if was == now or field == "judged":
+            continue
+        if field == "strikes":
+            lines += [f"strike {one.times} for {one.worker}: {one.reason}" for one in now if one not in was]
+            now = [one.worker for one in now]
+            lines += [f"no strike for {one.worker}" for one in was if one.worker not in now]
+        elif field == "proven":
+            lines.append(f"proven to form a ring: {_short(now)}")
+        elif field == "left_out":
+            lines.append(f"left out to see whether a ring stands without it: {_short(now)}")
+        elif field == "failed":
+            lines.append(f"rings in a row that came to nothing: {now}")
+        elif field == "tried":
+            lines.append(f"tried without: {_short(now)}")
+        elif field == "unfit":
+            lines += [f"unfit: {one.worker} of {one.host}" for one in now if one not in was]
+        else:
+            lines.append(f"trials.{field}: {_short(was)} → {_short(now)}")
+    return lines
+
+
+def _limits(name: str, old: object, new: Any, after: Record) -> list[str]:
+    return [f"size from {new.minimum} to {new.maximum or 'any'}"]
+
+
+def _target(name: str, old: int, new: int, after: Record) -> list[str]:
+    return [f"wanted size: {old} → {new}"]
+
+
+def _state(name: str, old: Any, new: Any, after: Record) -> list[str]:
+    return [f"job: {old.value} → {new.value}"]
+
+
+def _unended(name: str, old: str, new: str, after: Record) -> list[str]:
+    return [f"unended: {new}"] if new else ["unended: nobody"]
+
+
+def _taken(name: str, old: object, new: Any, after: Record) -> list[str]:
+    return [f"request {new[-1].request} is taken, with size {new[-1].target}"]
+
+
+_Shown = Callable[[str, Any, Any, Record], list[str]]
+_SHOWN: Final[Mapping[str, _Shown]] = {
+    "begun": _begun,
+    "generation": _generation,
+    "plan": _plan,
+    "superseded": _superseded,
+    "muster": _muster,
+    "ledger": _ledger,
+    "recut": _recut,
+    "trials": _trials,
+    "limits": _limits,
+    "target": _target,
+    "state": _state,
+    "unended": _unended,
+    "taken": _taken,
+}
+
+
+def _short(value: object) -> str:
+    if isinstance(value, msgspec.Struct):
+        return ", ".join(f"{name}={_short(getattr(value, name))}" for name in value.__struct_fields__)
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {_short(one)}" for key, one in value.items()) or "none"
+    if isinstance(value, tuple):
+        return " ".join(map(_short, value)) or "none"
+    return "none" if value in {None, ""} else str(value)
+
+
+# --------------------------------------------------------------------------------------------------------- the orders
+
+Told = dict[str, str]  # by topic
+
+
+def told(record: Record, workers: Iterable[str]) -> dict[str, Told]:
+    """What the orders of each worker say."""
+    book = OrderBook(record, term=1)
+    return {worker: _topics(book.orders(worker)) for worker in workers}
+
+
+def news(before: Mapping[str, Told], now: Mapping[str, Told]) -> list[str]:
+    """What is told otherwise, in a line for all who are told the same."""
+    lines: dict[str, list[str]] = {}
+    for worker, topics in now.items():
+        was = before.get(worker, {})
+        said = [text for topic, text in topics.items() if was.get(topic) != text and _is_news(topic, was, topics)]
+        ends = topics.get("verdict", "").startswith(("stop", "leave at once"))
+        said += [_GONE[topic] for topic in was if topic not in topics and topic in _GONE and not ends]
+        if said:
+            lines.setdefault("; ".join(said), []).append(worker)
+    return [f"{' '.join(workers)}: {said}" for said, workers in lines.items()]
+
+
+def _is_news(topic: str, was: Told, topics: Told) -> bool:
+    """With each seat come the addresses of its neighbours: worth a word where they are others than before. How to boot
+    is of use to whoever has just come.
+    """
+    if topic == "boot":
+        return not was
+    return topic != "peers" or ("peers" in was and was.get("seat") == topics.get("seat"))
+
+
+_GONE: Final = {"seat": "no ring to enter any more", "call": "the call is over", "verdict": "stay"}
+
+
+def _topics(orders: Orders) -> Told:
+    topics: Told = {}
+    match orders.verdict:
+        case Verdict.STOP:
+            return {"verdict": f"stop ({orders.reason})" if orders.reason else "stop"}
+        case Verdict.LEAVE if not orders.leave_after_step:
+            return {"verdict": "leave at once"}
+        case Verdict.LEAVE:
+            topics["verdict"] = f"leave after step {orders.leave_after_step}"
+        case Verdict.STAY:
+            pass
+    if orders.wanted:
+        topics["wait"] = f"wait, {orders.present} of {orders.wanted} are here"
+    if orders.boot_alone:
+        topics["boot"] = "boot alone"
+    if orders.summons is not None:
+        topics["call"] = f"meet the others of call {orders.summons.number}"
+    if orders.assignment is not None:
+        topics["seat"] = _seat(orders)
+        topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"
+    for share in orders.shares:
+        if not share.leases:
+            topics[f"leases {share.generation}"] = f"no leases of ring {share.generation}"
+            continue
+        until = max(lease.until_step for lease in share.leases)
+        mark = f", read no further than step {share.mark} (mark {share.recut})" if share.recut else ""
+        topics[f"leases {share.generation}"] = f"leases of ring {share.generation} up to step {until}{mark}"
+    return topics
+
+
+def _seat(orders: Orders) -> str:
+    seat = orders.assignment
+    assert seat is not None
+    when = "at once" if seat.after_step is None else f"after step {seat.after_step}"
+    new = f", {seat.newcomers} of them new" if seat.newcomers else ""
+    return f"enter ring {seat.place.generation} of {seat.place.size}{new}, {when}"
