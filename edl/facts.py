@@ -299,7 +299,7 @@ class EpochEnded(Fact, frozen=True, kw_only=True):
     epoch: int
 
 
-class JobFailed(Fact, frozen=True, kw_only=True):
+class JobHasFailed(Fact, frozen=True, kw_only=True):
     """The job has ended, and not well."""
 
     kind = Kind.JOB_FAILED

@@ -18,7 +18,7 @@ from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import AccessDenied, NotEmpty, Store
 from edl.daemon import remains
-from edl.daemon.remains import Remains, Verdict
+from edl.daemon.remains import Remains, Standing
 from edl.errors import ConfigError, NoSuchJob
 from edl.host.credentials import coordinator_of, with_secret
 from edl.launch.records import find
@@ -87,10 +87,10 @@ async def _clean(place: _Place, older_s: float) -> None:
                 found = await remains.look(store, name)
                 if found is None:
                     continue
-                if found.verdict is Verdict.OVER and SystemClock().wall() - found.newest >= older_s:
+                if found.verdict is Standing.OVER and SystemClock().wall() - found.newest >= older_s:
                     await _remove(store, found)
                     removed += 1
-                elif found.verdict is not Verdict.LIVING:
+                elif found.verdict is not Standing.LIVING:
                     kept.append(name)
         except AccessDenied:
             closed.append(name)
@@ -112,11 +112,11 @@ async def _clean_one(place: _Place, job: str, older_s: float) -> None:
     """Raises NoSuchJob, ConfigError."""
     async with place.opened(job) as store:
         found = await _look(store, place, job)
-        if found.verdict is Verdict.DESERTED:
+        if found.verdict is Standing.DESERTED:
             show.say(f"job {job} is {found.state}, and no worker of it is there; looking again in {LOOK_AGAIN_S:g} s")
             await asyncio.sleep(LOOK_AGAIN_S)
             found = await _look(store, place, job)
-        if found.verdict is Verdict.LIVING:
+        if found.verdict is Standing.LIVING:
             raise ConfigError(f"job {job} is {found.state}: end it first, by `edl stop {job}`")
         age_s = SystemClock().wall() - found.newest
         if age_s < older_s:

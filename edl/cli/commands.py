@@ -14,7 +14,7 @@ from edl.cli import show
 from edl.config import Settings
 from edl.errors import ConfigError
 from edl.launch import stopping
-from edl.launch.records import Record, records
+from edl.launch.records import LaunchRecord, records
 from edl.launch.story import story
 from edl.launch.whereabouts import Whereabouts, locate, read_status
 
@@ -41,7 +41,7 @@ def located(arguments: argparse.Namespace) -> Whereabouts:
     return locate(msgspec.structs.replace(settings, job=arguments.job or settings.job))
 
 
-def _list(known: list[Record], json: bool) -> int:
+def _list(known: list[LaunchRecord], json: bool) -> int:
     if json:
         jobs = [{"job": record.job, "state": record.shown_state, "started": record.started} for record in known]
         sys.stdout.buffer.write(msgspec.json.encode({"jobs": jobs}) + b"\n")

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edl.cli import show
-from edl.core.audit import Account, EpochAccount, Offender, Taken, account
+from edl.core.audit import Account, EpochAccount, Offender, Portion, account
 from edl.trainer.data.audit import read
 
 UNCLEAN = 1
@@ -81,7 +81,7 @@ def _kinds(epoch: EpochAccount) -> tuple[tuple[str, int, Sequence[Offender]], ..
     return ("lost", epoch.lost, epoch.first_lost), ("repeated", epoch.repeated, epoch.first_repeated)
 
 
-def _list(steps: Sequence[Taken]) -> str:
+def _list(steps: Sequence[Portion]) -> str:
     return ", ".join(f"{taken.worker} in step {taken.step}" for taken in steps)
 
 

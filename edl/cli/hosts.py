@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from edl.config import Given, Settings
 from edl.errors import ConfigError
 from edl.launch import hosts
-from edl.launch.hosts import Host, Kept, Wanted
+from edl.launch.hosts import Host, LastLook, Wanted
 from edl.launch.records import Folder
 
 
@@ -58,4 +58,4 @@ def _warn(settings: Settings, wanted: Wanted, text: str) -> None:
     if text and (text != before.said or sys.stderr.isatty()):
         sys.stderr.write(f"edl: {' '.join(text.split())}\n")
     size = before.size if wanted.doubt else wanted.size
-    hosts.remember(settings, before, Kept(coordinator, size, text))
+    hosts.remember(settings, before, LastLook(coordinator, size, text))

@@ -11,7 +11,7 @@ from typing import Any, TextIO
 
 from edl.events import details_of
 from edl.facts import told
-from edl.launch.records import Record
+from edl.launch.records import LaunchRecord
 from edl.protocol.job import JobState, Status, WorkerState
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
@@ -60,7 +60,7 @@ def show_status(status: Status) -> None:
         table(("worker", "rank", "host", "pid", "daemon", "state", "step"), rows)
 
 
-def show_records(records: Sequence[Record]) -> None:
+def show_records(records: Sequence[LaunchRecord]) -> None:
     if not records:
         say("no job was started on this machine")
         return

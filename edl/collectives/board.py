@@ -39,7 +39,7 @@ class Refusal(StrEnum):
     SLOW = "slow"
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """Ends the handling of a request; never leaves the rendezvous."""
 
     def __init__(self, refusal: Refusal) -> None:
@@ -47,7 +47,7 @@ class Refused(Exception):
         self.refusal = refusal
 
 
-class Request(NamedTuple):
+class BoardRequest(NamedTuple):
     """One request, its form checked and its meaning not."""
 
     method: str
@@ -105,14 +105,14 @@ class Board:
     def put(self, scope: str, key: str, value: bytes) -> None:
         """Once for each key: what was read by others cannot become something else. The same again does no harm."""
         if len(value) > self.max_value:
-            raise Refused(Refusal.OVERSIZED)
+            raise RequestRefused(Refusal.OVERSIZED)
         mesh, rank = self._find(scope, key)
         if mesh is None:
             mesh = self._begin(scope)
         if rank != mesh.rank:
-            raise Refused(Refusal.UNKNOWN)
+            raise RequestRefused(Refusal.UNKNOWN)
         if mesh.finished or mesh.written.setdefault(key, value) != value:
-            raise Refused(Refusal.CONFLICT)
+            raise RequestRefused(Refusal.CONFLICT)
 
     def parcels(self, scope: str) -> Sequence[bytes] | None:
         """What this member has for each rank of a mesh, once it has written that. Raises Refused."""
@@ -123,7 +123,7 @@ class Board:
         try:
             return split(row, mesh.rank, mesh.size)
         except ValueError as error:
-            raise Refused(Refusal.MALFORMED) from error
+            raise RequestRefused(Refusal.MALFORMED) from error
 
     def deliver(self, scope: str, parcels: Mapping[int, bytes]) -> None:
         """What others have for this member, by their ranks."""
@@ -135,7 +135,7 @@ class Board:
         """This member is done with a mesh. It says so after a barrier, when nobody needs addresses any more."""
         mesh, rank = self._find(scope, key)
         if mesh is None or rank != mesh.rank:
-            raise Refused(Refusal.UNKNOWN)
+            raise RequestRefused(Refusal.UNKNOWN)
         mesh.finished = True
         mesh.written.clear()
         mesh.parcels.clear()
@@ -144,12 +144,12 @@ class Board:
         """The mesh, if anything was written there, and the rank that `key` is of. Raises Refused."""
         known_key = _KEY.fullmatch(key)
         if known_key is None or int(known_key[2]) >= self._size_of(scope):
-            raise Refused(Refusal.UNKNOWN)
+            raise RequestRefused(Refusal.UNKNOWN)
         return self._scopes.get(scope), int(known_key[2])
 
     def _begin(self, scope: str) -> _Scope:
         if len(self._scopes) >= SCOPES:
-            raise Refused(Refusal.FULL)
+            raise RequestRefused(Refusal.FULL)
         size = self._size_of(scope)
         mesh = self._scopes[scope] = _Scope(self._rank if size > 1 else 0, size)
         return mesh
@@ -162,25 +162,25 @@ class Board:
         return 1 if trivial is not None and trivial[1] in (f"local_{self._worker}", "cross_0") else 0
 
 
-def parse(received: bytearray, max_body: int) -> Request | None:
+def parse(received: bytearray, max_body: int) -> BoardRequest | None:
     """The request once it is complete. Raises Refused."""
     end = received.find(b"\r\n\r\n")
     if end < 0:
         if len(received) > HEAD_BYTES:
-            raise Refused(Refusal.OVERSIZED)
+            raise RequestRefused(Refusal.OVERSIZED)
         return None
     line, *headers = bytes(received[:end]).split(b"\r\n")
     parsed = _REQUEST_LINE.fullmatch(line)
     if parsed is None:
-        raise Refused(Refusal.MALFORMED)
+        raise RequestRefused(Refusal.MALFORMED)
     length = _content_length(headers)
     if length > max_body:
-        raise Refused(Refusal.OVERSIZED)
+        raise RequestRefused(Refusal.OVERSIZED)
     body = bytes(received[end + 4 : end + 4 + length])
     if len(body) < length:
         return None
     method, token, scope, key = (part.decode("ascii") for part in parsed.groups())
-    return Request(method, token, scope, key, body)
+    return BoardRequest(method, token, scope, key, body)
 
 
 def _content_length(headers: Sequence[bytes]) -> int:
@@ -188,6 +188,6 @@ def _content_length(headers: Sequence[bytes]) -> int:
         name, _, value = header.partition(b":")
         if name.strip().lower() == b"content-length":
             if not re.fullmatch(rb"[0-9]{1,9}", value.strip()):
-                raise Refused(Refusal.MALFORMED)
+                raise RequestRefused(Refusal.MALFORMED)
             return int(value)
     return 0

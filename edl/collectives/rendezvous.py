@@ -33,7 +33,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, cast
 
-from edl.collectives.board import RANK_AND_SIZE, Board, Refusal, Refused, Request, parse
+from edl.collectives.board import RANK_AND_SIZE, Board, BoardRequest, Refusal, RequestRefused, parse
 from edl.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
@@ -155,16 +155,16 @@ class Rendezvous:
         self._refused[refusal.value] += 1
         self._on_refused(refusal)
 
-    def _handle(self, connection: _Connection, request: Request) -> None:
+    def _handle(self, connection: _Connection, request: BoardRequest) -> None:
         try:
             if not hmac.compare_digest(request.token, f"{self._token}:{HOROVODS_PORT}"):
-                raise Refused(Refusal.STRANGER)
+                raise RequestRefused(Refusal.STRANGER)
             connection.proven = True
             self._dispatch(connection, request)
-        except Refused as error:
+        except RequestRefused as error:
             connection.refuse(error.refusal)
 
-    def _dispatch(self, connection: _Connection, request: Request) -> None:
+    def _dispatch(self, connection: _Connection, request: BoardRequest) -> None:
         method, _, scope, key, body = request
         if method == "GET" and scope == RANK_AND_SIZE:
             connection.answer(200, self._board.place(key))
@@ -298,7 +298,7 @@ class _Connection(asyncio.Protocol):
         self._received += data
         try:
             request = parse(self._received, self._rendezvous._board.max_value)
-        except Refused as error:
+        except RequestRefused as error:
             self.refuse(error.refusal)
             return
         if request is not None:

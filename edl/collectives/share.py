@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 
-class Share:
+class Weight:
     """weight = own samples / samples of all workers. Even until it is said otherwise."""
 
     def __init__(self) -> None:

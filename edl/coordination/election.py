@@ -26,7 +26,7 @@ import uuid
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Op, Refused, Store, Watch, Write
+from edl.coordination.store import Create, Delete, Link, NodeExists, NoNode, Op, Store, StoreRefused, Watch, Write
 from edl.errors import EdlError, Fenced, StoreUnavailable
 
 logger = logging.getLogger("edl")
@@ -49,7 +49,7 @@ class Reign:
 
 
 @dataclass(frozen=True, slots=True)
-class Leader:
+class Elected:
     """Who began the newest term. It may be gone by now: only its own fence knows."""
 
     ident: str
@@ -60,7 +60,7 @@ class Leader:
 
 
 @dataclass(frozen=True, slots=True)
-class Enter:
+class Stand:
     """I have no node: create one."""
 
 
@@ -72,7 +72,7 @@ class Withdraw:
 
 
 @dataclass(frozen=True, slots=True)
-class Follow:
+class WaitBehind:
     """Somebody stands before me: wait for the nearest of them."""
 
     name: str
@@ -86,7 +86,7 @@ class Lead:
     name: str
 
 
-Action = Enter | Withdraw | Follow | Lead
+Action = Stand | Withdraw | WaitBehind | Lead
 
 
 def decide(candidates: Iterable[str], mine: Mapping[str, int], session: int) -> Action:
@@ -100,10 +100,10 @@ def decide(candidates: Iterable[str], mine: Mapping[str, int], session: int) -> 
     if surplus:
         return Withdraw(surplus)
     if not ours:
-        return Enter()
+        return Stand()
     (name,) = ours
     before = [other for other in candidates if _NAME.fullmatch(other) and _seq(other) < _seq(name)]
-    return Follow(name, max(before, key=_seq)) if before else Lead(name)
+    return WaitBehind(name, max(before, key=_seq)) if before else Lead(name)
 
 
 def _seq(name: str) -> int:
@@ -237,7 +237,7 @@ class Candidate:
             self._wake.clear()
             try:
                 await self._step()
-            except (StoreUnavailable, Refused):
+            except (StoreUnavailable, StoreRefused):
                 # Carried out or not, the next look at the nodes tells; without a connection that look costs nothing.
                 asyncio.get_running_loop().call_later(self._retry_s, self._wake.set)
 
@@ -261,12 +261,12 @@ class Candidate:
         if not (isinstance(action, Lead) and self._reign and self._path(action.name) == self._reign.fence):
             self._step_down()
         match action:
-            case Enter():
+            case Stand():
                 await self._enter()
             case Withdraw(surplus):
                 await self._withdraw(surplus)
                 self._wake.set()
-            case Follow(_, predecessor):
+            case WaitBehind(_, predecessor):
                 await self._look_after(predecessor)
             case Lead(name):
                 if self._reign is None:
@@ -333,10 +333,10 @@ def leader_path(root: str) -> str:
     return f"{root}/leader"
 
 
-async def read_leader(store: Store, root: str) -> Leader | None:
+async def read_leader(store: Store, root: str) -> Elected | None:
     """Who began the newest term below `root`; None before the first. Raises as `Store.read` does."""
     node = await store.read(leader_path(root))
     if node is None or not node.value:
         return None
     record = json.loads(node.value)
-    return Leader(ident=record["ident"], term=record["term"])
+    return Elected(ident=record["ident"], term=record["term"])

@@ -32,7 +32,7 @@ from edl.coordination.store import (
     NoNode,
     NotEmpty,
     Op,
-    Refused,
+    StoreRefused,
     VersionConflict,
     parent_of,
 )
@@ -41,7 +41,7 @@ from edl.errors import EdlError, PeerError, StoreUnavailable, UsageError
 KAZOO_ERRORS = (KazooException, KazooTimeoutError)
 """All that a request of kazoo's can end with."""
 
-_REFUSALS: dict[type[KazooException], type[Refused]] = {
+_REFUSALS: dict[type[KazooException], type[StoreRefused]] = {
     NodeExistsError: NodeExists,
     NoNodeError: NoNode,
     BadVersionError: VersionConflict,

@@ -80,7 +80,7 @@ class Check:
 Op = Create | Write | Delete | Check
 
 
-class Refused(EdlError):
+class StoreRefused(EdlError):
     """The store answered, and the answer is no; nothing was changed. `op` is the culprit in a transaction."""
 
     because = "refused"
@@ -91,25 +91,25 @@ class Refused(EdlError):
         self.op = op
 
 
-class NodeExists(Refused):
+class NodeExists(StoreRefused):
     """A node to be created is there already."""
 
     because = "the node exists already"
 
 
-class NoNode(Refused):
+class NoNode(StoreRefused):
     """The node, or the parent of a node to be created, is not there."""
 
     because = "no such node"
 
 
-class VersionConflict(Refused):
+class VersionConflict(StoreRefused):
     """Somebody else wrote first: read again."""
 
     because = "the node has another version"
 
 
-class NotEmpty(Refused):
+class NotEmpty(StoreRefused):
     """A node to be deleted has children."""
 
     because = "the node has children"

@@ -23,14 +23,14 @@ from numpy.typing import NDArray
 from edl.core.lineage import Span, WorkerAudit, lineage
 from edl.core.permutation import samples_at
 from edl.errors import UsageError
-from edl.protocol.audit import Committed, Ended, Given, Opened
+from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened
 from edl.protocol.data import DataSpec, Range
 
 FIRST = 5  # offenders of a kind that are named
 NEAR = 1e-6  # weights are rounded on their way through a framework
 
 
-class Taken(msgspec.Struct, frozen=True):
+class Portion(msgspec.Struct, frozen=True):
     """A worker was given something in a step."""
 
     step: int
@@ -41,7 +41,7 @@ class Offender(msgspec.Struct, frozen=True):
     """A sample that was lost or repeated."""
 
     sample: int
-    steps: tuple[Taken, ...]  # repeated: those that trained it. Lost: those that were to, and do not count
+    steps: tuple[Portion, ...]  # repeated: those that trained it. Lost: those that were to, and do not count
 
 
 class EpochAccount(msgspec.Struct, frozen=True):
@@ -76,7 +76,7 @@ class Account(msgspec.Struct, frozen=True):
     epochs: tuple[EpochAccount, ...]
     epochs_wanted: int
     wrong: int  # steps of workers whose samples were not those of their positions
-    first_wrong: tuple[Taken, ...]
+    first_wrong: tuple[Portion, ...]
     updates: int | None  # steps that have changed the model; None: not all steps have a worker that says so
     weightless: int  # steps in which nobody had samples (I13)
     misweighed: int  # shares of workers in updates
@@ -91,8 +91,8 @@ class Account(msgspec.Struct, frozen=True):
 class _Hand(msgspec.Struct, frozen=True):
     """What one worker was given for one step, and whether that step trained it."""
 
-    taken: Taken
-    line: Given
+    taken: Portion
+    line: BatchGiven
     counts: bool
 
     def has(self, epoch: int, position: int) -> bool:
@@ -154,7 +154,7 @@ def _job_of(audits: Sequence[WorkerAudit]) -> str:
 
 
 def _spec_of(audits: Sequence[WorkerAudit]) -> DataSpec:
-    specs = [line.spec for audit in audits for line in audit.lines if isinstance(line, Opened)]
+    specs = [line.spec for audit in audits for line in audit.lines if isinstance(line, DataOpened)]
     if not specs:
         raise UsageError("there is nothing to verify: no worker has asked for data")
     if differences := next(filter(None, (spec.differences(specs[0]) for spec in specs)), None):
@@ -170,9 +170,9 @@ def _hands(audits: Sequence[WorkerAudit], spans: Sequence[Span]) -> Iterator[_Ha
         for worker in span.members
     }
     for audit in audits:
-        newest = {line.step: line for line in audit.lines if isinstance(line, Given)}
+        newest = {line.step: line for line in audit.lines if isinstance(line, BatchGiven)}
         for step, line in newest.items():
-            yield _Hand(Taken(step, audit.worker), line, (audit.worker, step) in counted)
+            yield _Hand(Portion(step, audit.worker), line, (audit.worker, step) in counted)
 
 
 def _weighings(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
@@ -207,7 +207,7 @@ def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_
 def _epochs_over(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Sequence[_Hand]) -> int:
     """Epochs before this one are."""
     step = spans[-1].until_step if spans else 0
-    told = (line for audit in audits for line in audit.lines if isinstance(line, Ended) and line.step == step)
+    told = (line for audit in audits for line in audit.lines if isinstance(line, DataEnded) and line.step == step)
     newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
     return max(newest_pass - 1, 0, *(line.epochs for line in told))
 

@@ -22,7 +22,7 @@ from edl.core.members import Cause, moved
 from edl.core.sightings import Sightings
 from edl.core.spans import Spans
 from edl.core.supply import Supply
-from edl.facts import Fact, JobFailed, JobFinished
+from edl.facts import Fact, JobFinished, JobHasFailed
 from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
@@ -104,7 +104,7 @@ class Draft:
         if self.record.state in OVER:
             return
         self.change(state=state, reason=reason, plan=None)
-        self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobFailed(reason=reason))
+        self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobHasFailed(reason=reason))
 
     def tell(self, fact: Fact) -> None:
         """Write down an event with what has changed."""

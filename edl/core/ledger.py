@@ -48,7 +48,7 @@ SPECULATIVE = 64  # epochs beyond those wanted: each costs everybody a lease, ho
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
 
-class _Member:
+class _Holder:
     """What one worker of the roster holds."""
 
     __slots__ = ("batch", "leases", "number")
@@ -68,7 +68,7 @@ class Ledger:
         _check(spec)
         self._spec = spec
         self._pool = Unassigned(spec.total, _leasable(spec))
-        self._members = {worker: _Member(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
+        self._members = {worker: _Holder(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
         self._step = step
         self._covered = step
         self._epoch = 0  # of the newest round
@@ -192,7 +192,7 @@ class Ledger:
         """
         self._history.append(("enter", len(roster), step))
         sizes = _by_worker(roster, batches, self._spec)
-        members = {worker: self._members.get(worker) or _Member(0) for worker in sizes}
+        members = {worker: self._members.get(worker) or _Holder(0) for worker in sizes}
         self._advance(step)
         for worker, member in members.items():
             member.batch = sizes[worker]
@@ -287,7 +287,7 @@ class Ledger:
         """The ledger of which `snapshot` was taken."""
         ledger = cls(snapshot.spec, step=snapshot.step)
         ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
-        ledger._members = {one.worker: _Member(one.batch, one.number, one.leases) for one in snapshot.members}
+        ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
         ledger._recount()
         return ledger
@@ -451,7 +451,7 @@ class Ledger:
         return min(steps, (available - 1) // a_step)
 
     def _give(
-        self, members: Sequence[_Member], counts: Sequence[int], form: Lease, *, batch: int | None = None
+        self, members: Sequence[_Holder], counts: Sequence[int], form: Lease, *, batch: int | None = None
     ) -> None:
         self._totals = None
         hands = deal(self._pool.take(sum(counts)), counts)
@@ -474,7 +474,7 @@ class Ledger:
             for piece in lease.left(self._step):
                 yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
 
-    def _validate_member(self, worker: str, member: _Member) -> None:
+    def _validate_member(self, worker: str, member: _Holder) -> None:
         at, number = self._step, member.number - len(member.leases)
         for lease in member.leases:
             number += 1
@@ -508,7 +508,7 @@ def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataS
     return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
 
 
-def _batches(members: Iterable[_Member]) -> list[int]:
+def _batches(members: Iterable[_Holder]) -> list[int]:
     return [member.batch for member in members]
 
 

@@ -25,7 +25,7 @@ class Mustering:
         self._horizon = horizon
         self._since = (0, 0.0)  # the newest roll that this leader knows of, and since when
         self._again_at: dict[str, float] = {}  # newcomers that are left out until then
-        self._told: set[str] = set()  # of whom there is an event
+        self._told: set[str] = set()  # of the members: of whom there is an event
 
     @property
     def left_out(self) -> frozenset[str]:
@@ -71,7 +71,7 @@ class Mustering:
         self._again_at |= dict.fromkeys(out, draft.now + self._horizon.lease_s)
         self._since = (muster.number, draft.now)
         if not self._told.issuperset(missed):
-            self._told.update(missed)
+            self._told = {*missed, *(worker for worker in self._told if worker in draft.members)}
             reason = f"the daemons of the others did not reach {', '.join(missed)}"
             draft.tell(SwitchPutOff(next_generation=draft.record.planned + 1, after_step=None, reason=reason))
 

@@ -29,7 +29,7 @@ BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest step
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
 LONGEST_MOMENTS_S: Final = 5.0
 AWAY_S: Final = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
-NEVER: Final = float("inf")
+END_OF_TIME: Final = float("inf")  # when nothing is due
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Patience:
 
 
 @dataclass(frozen=True, slots=True)
-class Wait:
+class Awaited:
     """For whom, for what, until when; `seen`: the newest ring it was seen at, as whoever goes on does not hang."""
 
     worker: str
@@ -80,9 +80,9 @@ class Waits:
 
     def __init__(self, patience: Patience) -> None:
         self.patience = patience
-        self.until = NEVER  # the first moment at which somebody is overdue
+        self.until = END_OF_TIME  # the first moment at which somebody is overdue
         self._now = 0.0
-        self._waits: dict[str, Wait] = {}
+        self._waits: dict[str, Awaited] = {}
 
     def pass_time(self, now: float) -> None:
         """Called before each input. A leader that was away itself, say because nothing could be written, heard nobody.
@@ -105,11 +105,11 @@ class Waits:
         for worker, what, bound_s in self._awaited(record, members, seen, saving):
             wait, generation = before.get(worker), seen.generation(worker)
             if wait is None or (wait.what, wait.seen) != (what, generation):
-                wait = Wait(worker, what, generation, bound_s, now + bound_s)
+                wait = Awaited(worker, what, generation, bound_s, now + bound_s)
             self._waits[worker] = wait
-        self.until = min((wait.until for wait in self._waits.values()), default=NEVER)
+        self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
 
-    def overdue(self, now: float) -> list[Wait]:
+    def overdue(self, now: float) -> list[Awaited]:
         """Who has been waited for long enough."""
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 

@@ -13,7 +13,7 @@ from edl.protocol.job import Record, WorkerState
 
 
 @dataclass(frozen=True, slots=True)
-class Begin:
+class BeginReplacing:
     """Have `target` workers meanwhile; `leave`: the slow one goes at once."""
 
     target: int
@@ -30,7 +30,7 @@ class Over:
     """The slow one is gone: the job has its size again, or waits for the last one to come."""
 
 
-def begin(record: Record, worker: str) -> Begin | None:
+def begin(record: Record, worker: str) -> BeginReplacing | None:
     """How to replace `worker`; None: not now, or not at all."""
     states = {member.identity.id: member.state for member in record.members}
     if record.replacing is not None or record.driven or states.get(worker) is not WorkerState.TRAINING:
@@ -38,10 +38,10 @@ def begin(record: Record, worker: str) -> Begin | None:
     if len(record.roster) < 2 or record.plan is not None:
         return None
     if not record.limits.maximum or record.target < record.limits.maximum:
-        return Begin(record.target + 1, leave=False)
+        return BeginReplacing(record.target + 1, leave=False)
     if record.target - 1 < max(record.limits.minimum, 1):
         return None
-    return Begin(record.target - 1, leave=True)
+    return BeginReplacing(record.target - 1, leave=True)
 
 
 def follows(record: Record) -> Swap | Over | None:

@@ -155,7 +155,7 @@ class Sizing:
             case None:
                 pass
 
-    def _replace(self, worker: str, begun: replacing.Begin) -> None:
+    def _replace(self, worker: str, begun: replacing.BeginReplacing) -> None:
         draft, record = self._draft, self._draft.record
         under_way, awaited = replacing.replacing(worker, record), record.arrivals + 1
         draft.change(replacing=under_way, target=begun.target, awaited=awaited)

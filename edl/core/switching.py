@@ -21,7 +21,7 @@ from edl.core.leasing import Crossing, Leasing
 from edl.core.members import Cause
 from edl.core.mustering import Mustering
 from edl.core.orders import newcomers
-from edl.core.patience import NEVER
+from edl.core.patience import END_OF_TIME
 from edl.core.planning import Follow, GiveUp, PutOff, Situation, TooFew, WaitAnew, decide, fails_unexplained, missing
 from edl.core.sizing import Sizing
 from edl.core.spans import since_ms
@@ -43,7 +43,7 @@ class Switching:
         self._mustering = Mustering(draft, horizon)
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
-        self.wake_at = NEVER  # something is to be decided then, though nothing else happens
+        self.wake_at = END_OF_TIME  # something is to be decided then, though nothing else happens
         self._broken_at: float | None = None  # when the present ring was first seen to have failed
         self._missed_at: float | None = None  # when the first was seen to miss the planned switch
 
@@ -171,11 +171,11 @@ class Switching:
             self.wake_at = due
             return True
         if not fails_unexplained(situation):
-            self._broken_at, self.wake_at = None, NEVER
+            self._broken_at, self.wake_at = None, END_OF_TIME
             return False
         self._broken_at = now if self._broken_at is None else self._broken_at
         due = self._broken_at + self._horizon.loss_s
-        self.wake_at = due if now < due else NEVER
+        self.wake_at = due if now < due else END_OF_TIME
         return now < due
 
     def _is_too_early(self) -> bool:

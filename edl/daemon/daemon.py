@@ -30,19 +30,18 @@ from edl.coordination import zookeeper
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import Create, Delete, Link, NodeExists, Store
-from edl.coordination.store import Refused as StoreRefused
+from edl.coordination.store import Create, Delete, Link, NodeExists, Store, StoreRefused
 from edl.core.horizon import Horizon
-from edl.core.seat import attention_step
+from edl.core.seat import NEVER, attention_step
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.introductions import Introductions
 from edl.daemon.leader import Leader, Reigning
 from edl.daemon.membership import Candidacy, Membership
-from edl.daemon.mustering import Mustering
+from edl.daemon.mustering import Neighbours
 from edl.daemon.observer import Observer
 from edl.daemon.office import Office
 from edl.daemon.policies import Code, governing, own_code
-from edl.daemon.stand_in import StandIn
+from edl.daemon.stand_in import StandInLink
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
@@ -54,7 +53,7 @@ from edl.protocol.driver import Word
 from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
 from edl.transport.errors import Reason, Refused
-from edl.transport.page import NEVER, Page
+from edl.transport.page import Page
 from edl.transport.pipe import Connection, PipeServer
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Client, Server
@@ -92,8 +91,8 @@ class Daemon:
         self._office: Office | None = None
         self._membership: Membership | None = None
         self._introductions: Introductions | None = None
-        self._mustering: Mustering | None = None
-        self._stand_in: StandIn | None = None
+        self._mustering: Neighbours | None = None
+        self._stand_in: StandInLink | None = None
         self._interface, self._address_here = "lo", LOOPBACK
         self._clock = SystemClock()
         self._restored_at = float("-inf")  # the connection to the coordinator: since when it is there
@@ -105,7 +104,7 @@ class Daemon:
         collecting = asyncio.ensure_future(collect_regularly())
         await self._pipe.start()
         if self._settings.stand_in is not None:
-            self._stand_in = StandIn(self._settings.stand_in, self._on_driver_word)
+            self._stand_in = StandInLink(self._settings.stand_in, self._on_driver_word)
         try:
             await self._live()
         except StoreUnavailable:
@@ -175,7 +174,7 @@ class Daemon:
         port = await server.start(address)
         office = self._office = self._opened(store, server, address, port)
         self._introductions = introductions = self._introducing(secret)
-        self._mustering = mustering = Mustering(
+        self._mustering = mustering = Neighbours(
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
         )
         presence = store.watch_link(lambda link: self._on_link(link, store))

@@ -38,7 +38,7 @@ from edl.core.inputs import (
 )
 from edl.core.job import JobMachine
 from edl.core.orders import OrderBook
-from edl.core.patience import NEVER, Patience
+from edl.core.patience import END_OF_TIME, Patience
 from edl.core.report import status_of
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
@@ -165,7 +165,7 @@ class Leader:
 
     async def _next_input(self, wake_at: float) -> Pending:
         try:
-            async with asyncio.timeout(max(0.0, wake_at - self._clock.now()) if wake_at < NEVER else None):
+            async with asyncio.timeout(max(0.0, wake_at - self._clock.now()) if wake_at < END_OF_TIME else None):
                 return await self._queue.get()
         except TimeoutError:
             return TimePassed(), None

@@ -18,7 +18,7 @@ from edl.protocol.messages import AskPresence, Presence
 from edl.protocol.ring import Peer
 
 
-class Mustering:
+class Neighbours:
     """All of one daemon's, one after the other."""
 
     def __init__(self, introductions: Introductions, hold_s: float, answer_s: float, tell: Callable[[], None]) -> None:

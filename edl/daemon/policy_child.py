@@ -104,7 +104,7 @@ class Child:
             case wire.Load():
                 self._code = load(question)
                 return wire.Loaded()
-            case wire.Ask(view):
+            case wire.AskPolicy(view):
                 return wire.Decided(_call(lambda: self._code.decide(view), "it"))
             case wire.Tabulate(most):
                 return wire.Tabulated(tabulate(self._code, most))

@@ -100,7 +100,7 @@ class PolicyProcess:
 
     def decide(self, view: View) -> Decision | None:
         """As any policy does. Raises PolicyFailed."""
-        answer = self._ask(wire.Ask(view), DECIDE_S, wire.Decided)
+        answer = self._ask(wire.AskPolicy(view), DECIDE_S, wire.Decided)
         return None if answer.decision is None else _checked(answer.decision)
 
     def table(self, most: int) -> tuple[tuple[int, int], ...]:

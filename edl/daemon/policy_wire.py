@@ -22,7 +22,7 @@ class Load(msgspec.Struct, frozen=True, tag="load"):
     is_class: bool
 
 
-class Ask(msgspec.Struct, frozen=True, tag="ask"):
+class AskPolicy(msgspec.Struct, frozen=True, tag="ask"):
     """What would you do?"""
 
     view: View
@@ -56,7 +56,7 @@ class Tabulated(msgspec.Struct, frozen=True, tag="tabulated"):
     table: tuple[tuple[int, int], ...]
 
 
-Question = Load | Ask | Tabulate
+Question = Load | AskPolicy | Tabulate
 Answer = Loaded | Failed | Decided | Tabulated
 
 

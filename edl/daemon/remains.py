@@ -17,14 +17,14 @@ from enum import Enum, auto
 
 import msgspec
 
-from edl.coordination.store import AccessDenied, Delete, NoNode, Refused, Store
+from edl.coordination.store import AccessDenied, Delete, NoNode, Store, StoreRefused
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER
 
 AT_ONCE = 100  # nodes that are deleted in one transaction
 
 
-class Verdict(Enum):
+class Standing(Enum):
     """What a job's nodes are."""
 
     LIVING = auto()  # some worker has a session, or the job has only begun
@@ -42,14 +42,14 @@ class Remains(msgspec.Struct, frozen=True):
     """One job's nodes."""
 
     job: str
-    verdict: Verdict
+    verdict: Standing
     state: str
     newest: float  # when its newest event was; when the job began, where it has none
     keep_s: float  # how long after its end the job's nodes are to stay
 
     def is_due(self, now: float) -> bool:
         """By the time that the job itself was started with."""
-        return self.verdict is Verdict.OVER and now - self.newest >= self.keep_s
+        return self.verdict is Standing.OVER and now - self.newest >= self.keep_s
 
 
 async def jobs(store: Store) -> tuple[str, ...]:
@@ -69,7 +69,7 @@ async def look(store: Store, job: str) -> Remains | None:
         return None
     return Remains(
         job=job,
-        verdict=Verdict.OVER if record.state in OVER else await _verdict(store, job),
+        verdict=Standing.OVER if record.state in OVER else await _verdict(store, job),
         state=record.state.value,
         newest=record.started if newest is None else newest,
         keep_s=record.keep_s,
@@ -104,7 +104,7 @@ async def sweep(store: Store, now: float, besides: str) -> list[str]:
     for job in await jobs(store):
         if job == besides:
             continue
-        with contextlib.suppress(AccessDenied, Refused):  # closed to us, or another leader does the same just now
+        with contextlib.suppress(AccessDenied, StoreRefused):  # closed to us, or another leader does the same just now
             remains = await look(store, job)
             if remains is not None and remains.is_due(now):
                 await remove(store, job)
@@ -112,9 +112,9 @@ async def sweep(store: Store, now: float, besides: str) -> list[str]:
     return gone
 
 
-async def _verdict(store: Store, job: str) -> Verdict:
+async def _verdict(store: Store, job: str) -> Standing:
     sessions = [await store.children(folder) for folder in (tree.workers(job), tree.candidates(job))]
-    return Verdict.LIVING if any(sessions) else Verdict.DESERTED
+    return Standing.LIVING if any(sessions) else Standing.DESERTED
 
 
 async def _newest_event(store: Store, job: str) -> float | None:

@@ -22,7 +22,7 @@ from edl.core import resigning
 from edl.core.inputs import Tell
 from edl.daemon.chronicle import event_node
 from edl.errors import InvalidTransition
-from edl.facts import Fact, JobFailed, LeaderResigned
+from edl.facts import Fact, JobHasFailed, LeaderResigned
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER, Record
 from edl.protocol.resignation import Resignation, decode, encode
@@ -58,7 +58,7 @@ class LastWords:
         daemons = len(await self._store.children(tree.workers(self._job)))
         if reason := resigning.verdict(row, daemons):
             ops.append(_put(tree.record(self._job), kept, self._end(record, reason)))
-            ops += [] if self.job_was_over else [self._event(record, JobFailed(reason=reason))]
+            ops += [] if self.job_was_over else [self._event(record, JobHasFailed(reason=reason))]
         self.ends_job = bool(reason)
         return ops
 

@@ -20,7 +20,7 @@ logger = logging.getLogger("edl")
 CONNECT_S = 5.0  # it listens before it lets its trainer begin
 
 
-class StandIn:
+class StandInLink:
     """The daemon's end. A stand-in that is gone is not come by again: its slot takes part in no recount any more."""
 
     def __init__(self, path: Path, hear: Callable[[Word], object]) -> None:

@@ -17,7 +17,7 @@ LONGEST = 65_536
 ANSWER_S = 5.0
 
 
-class Count(msgspec.Struct, frozen=True):
+class SlotCount(msgspec.Struct, frozen=True):
     """What the driver has for one slot: `rank` -1 when it is not one of its workers any more."""
 
     rank: int
@@ -31,14 +31,14 @@ class Driver:
     def __init__(self, host: str, port: int) -> None:
         self._host, self._port = host, port
 
-    async def ask(self, slot: str) -> Count:
+    async def ask(self, slot: str) -> SlotCount:
         """The slot's rank after the next recount. Raises PeerError when the driver is gone."""
         body = await self._request("GET", f"/rank_and_size/{slot}", b"", None)
         try:
             rank, size, _, slots = (int(number) for number in (body or b"").split(b",")[:4])
         except ValueError:
             raise PeerError(f"horovodrun's driver answers {body!r} instead of a rank") from None
-        return Count(rank, size, slots)
+        return SlotCount(rank, size, slots)
 
     async def is_there(self) -> bool:
         """False: its process has ended. Raises PeerError when its host is not reached, which says nothing of it."""

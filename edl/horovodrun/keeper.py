@@ -30,9 +30,9 @@ from edl.errors import ConfigError, EdlError
 from edl.host.network import address_of
 from edl.host.processes import process_start_time, spawn_daemon
 from edl.launch.coordinator import coordinator_of
-from edl.launch.records import OVER, Folder, Record, claim, launch_record
+from edl.launch.records import OVER, Folder, LaunchRecord, claim, launch_record
 from edl.launch.supervision import JobSeen
-from edl.launch.watch import Watch
+from edl.launch.watch import JobWatch
 from edl.outside.client import JobClient
 from edl.protocol import tree
 
@@ -77,7 +77,7 @@ def _log(settings: Settings) -> Path:
 class Keeper:
     """One job's coordinator and record."""
 
-    def __init__(self, settings: Settings, record: Record) -> None:
+    def __init__(self, settings: Settings, record: LaunchRecord) -> None:
         self._settings = settings
         self._record = record
         self._folder = Folder(settings.job_home)
@@ -105,7 +105,7 @@ class Keeper:
         store = await zookeeper.connect(coordinator, self._settings.session_timeout_s)
         try:
             async with JobClient(coordinator, self._record.job, self._settings.secret()) as client:
-                watch = Watch(client, self._folder, self._seen)
+                watch = JobWatch(client, self._folder, self._seen)
                 watching = asyncio.create_task(watch.run())
                 try:
                     return await self._until_over(store, watch)
@@ -115,7 +115,7 @@ class Keeper:
         finally:
             await store.close()
 
-    async def _until_over(self, store: Store, watch: Watch) -> tuple[str, str]:
+    async def _until_over(self, store: Store, watch: JobWatch) -> tuple[str, str]:
         seen, patience_s = self._clock.now(), FIRST_S
         while not watch.over:
             if await self._is_stopped(PERIOD_S):

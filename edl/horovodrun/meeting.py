@@ -34,7 +34,7 @@ NOTE_S = 10.0
 LOOK_S = 0.2
 
 
-class Place(msgspec.Struct, frozen=True):
+class MeetingPlace(msgspec.Struct, frozen=True):
     """Where to meet."""
 
     job: str
@@ -44,7 +44,7 @@ class Place(msgspec.Struct, frozen=True):
     recounts: int = 0  # of the driver, so far: whoever it starts takes part in each one after that
 
 
-class Meeting:
+class WayToMeeting:
     """One stand-in's way to the meeting place."""
 
     def __init__(self, about: Surroundings, settings: Settings, driver: Driver, folder: Path) -> None:
@@ -53,7 +53,7 @@ class Meeting:
         self._settings = settings
         self._driver = driver
         self._folder = folder
-        self._place: Place | None = None
+        self._place: MeetingPlace | None = None
         self._come = 0  # ranks that are known to have come, and not at the driver
 
     async def attend(self, command: list[str], say: Callable[[str], object]) -> Settings:
@@ -82,14 +82,14 @@ class Meeting:
             place = msgspec.structs.replace(self._place, recounts=largest)
             await self._driver.put(SCOPE, KEY, msgspec.json.encode(place))
 
-    async def _read(self) -> Place | None:
+    async def _read(self) -> MeetingPlace | None:
         value = await self._driver.get(SCOPE, KEY)
         try:
-            return None if value is None else msgspec.json.decode(value, type=Place)
+            return None if value is None else msgspec.json.decode(value, type=MeetingPlace)
         except msgspec.MsgspecError as error:
             raise PeerError(f"horovodrun's driver has something odd under /{SCOPE}/{KEY}: {error}") from None
 
-    async def _wait(self, command: list[str], say: Callable[[str], object]) -> Place:
+    async def _wait(self, command: list[str], say: Callable[[str], object]) -> MeetingPlace:
         clock = asyncio.get_running_loop().time
         began, noted = clock(), False
         while (place := await self._read()) is None:
@@ -121,22 +121,22 @@ class Meeting:
             self._come += 1
         return True
 
-    async def _found(self, command: list[str]) -> Place:
+    async def _found(self, command: list[str]) -> MeetingPlace:
         """By one of the first workers."""
         settings, host = self._settings, socket.gethostname()
         job = settings.job or new_name(settings.home)
         if settings.coordinator is not None:
-            return Place(job, settings.coordinator, host)
+            return MeetingPlace(job, settings.coordinator, host)
         settings = msgspec.structs.replace(settings, job=job, np=self._about.size)
         coordinator = await start_keeper(settings, self._about.interface, command)
-        return Place(job, coordinator, host, self._shown_secret(Folder(settings.job_home)))
+        return MeetingPlace(job, coordinator, host, self._shown_secret(Folder(settings.job_home)))
 
     def _shown_secret(self, folder: Folder) -> str:
         if self._about.one_host or self._settings.secret_file is not None:
             return ""
         return folder.secret.read_text()
 
-    def _completed(self, place: Place) -> Settings:
+    def _completed(self, place: MeetingPlace) -> Settings:
         """What the trainer is told."""
         settings = msgspec.structs.replace(self._settings, job=place.job, coordinator=place.coordinator)
         if settings.secret_file is not None or self._settings.coordinator is not None:

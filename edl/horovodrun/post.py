@@ -21,7 +21,7 @@ class TrainerEnded:
 
 
 @dataclass(frozen=True, slots=True)
-class JobSeen:
+class JobAtEnd:
     """Asked for after the trainer's end."""
 
     over: bool
@@ -51,7 +51,7 @@ class DriverGone:
     """horovodrun was killed; the workers finish the job."""
 
 
-Happening = TrainerEnded | JobSeen | JobUnknown | Freed | EndAsked | DriverGone
+Happening = TrainerEnded | JobAtEnd | JobUnknown | Freed | EndAsked | DriverGone
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +100,7 @@ class Post:
                     self.status = 0
                 elif self._told_to_end:
                     self.status = _code(status) or TERMINATED
-            case JobSeen() if self.looks:
+            case JobAtEnd() if self.looks:
                 self._unknown_since = None
                 return self._on_job(happened)
             case JobUnknown() if self.looks:
@@ -120,7 +120,7 @@ class Post:
                 pass
         return []
 
-    def _on_job(self, job: JobSeen) -> list[Command]:
+    def _on_job(self, job: JobAtEnd) -> list[Command]:
         ended = self._ended or 0
         if job.over and not job.finished:
             self.status = _code(ended) or 1

@@ -30,7 +30,7 @@ from edl.errors import EdlError, PeerError
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.hearing import Hearing
 from edl.horovodrun.launcher import Launcher
-from edl.horovodrun.meeting import Meeting
+from edl.horovodrun.meeting import WayToMeeting
 from edl.horovodrun.notices import Notices
 from edl.horovodrun.outlet import Outlet
 from edl.horovodrun.post import (
@@ -39,7 +39,7 @@ from edl.horovodrun.post import (
     EndTrainer,
     Freed,
     Happening,
-    JobSeen,
+    JobAtEnd,
     JobUnknown,
     Post,
     Say,
@@ -89,7 +89,7 @@ class StandIn:
         asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, self._on_sigterm, launcher)
         self._outlets = [Outlet(1), Outlet(2)]
         self._adopt(trainer, outputs, lambda: os.waitstatus_to_exitcode(os.waitpid(trainer, 0)[1]))
-        meeting = Meeting(self._about, self._settings, self._driver, folder)
+        meeting = WayToMeeting(self._about, self._settings, self._driver, folder)
         server = PipeServer(folder / "socket", Ask, self._on_message, self._on_gone)
         hearing: Hearing | None = None
         try:
@@ -114,7 +114,7 @@ class StandIn:
 
     # ---------------------------------------------------------------------------------------------------- beginning
 
-    async def _prepare(self, meeting: Meeting, server: PipeServer, folder: Path) -> dict[str, str]:
+    async def _prepare(self, meeting: WayToMeeting, server: PipeServer, folder: Path) -> dict[str, str]:
         """What the trainer needs in its environment. Raises EdlError."""
         # Where the job has a coordinator of its own, credentials in the environment belong to another one.
         own = self._settings.coordinator is None
@@ -220,10 +220,10 @@ class StandIn:
                 self._inbox.put_nowait(JobUnknown())
                 await asyncio.sleep(LOOK_S)
 
-    def _seen(self, status: Status) -> JobSeen:
+    def _seen(self, status: Status) -> JobAtEnd:
         state, ours = status.state.value, (socket.gethostname(), self._trainer)
         done = any((one.host, one.pid) == ours and one.state is WorkerState.DONE for one in status.workers)
-        return JobSeen(state in OVER, state == "finished", status.reason, done, status.spent)
+        return JobAtEnd(state in OVER, state == "finished", status.reason, done, status.spent)
 
     def _spawn(self, action: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(action)

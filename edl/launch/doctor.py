@@ -29,7 +29,7 @@ from edl.coordination.java import find_jars, find_java
 from edl.core.horizon import Horizon
 from edl.core.patience import Patience
 from edl.errors import ConfigError
-from edl.launch.supervision import Limits
+from edl.launch.supervision import Bounds
 
 PYTHON = (3, 11)
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
@@ -37,7 +37,7 @@ PROBE_TIMEOUT_S = 60
 REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
 
 
-class Outcome(StrEnum):
+class Health(StrEnum):
     """`warn` is what works here and may bite elsewhere or later."""
 
     OK = "ok"
@@ -45,11 +45,11 @@ class Outcome(StrEnum):
     FAIL = "fail"
 
 
-class Check(msgspec.Struct, frozen=True):
+class Checked(msgspec.Struct, frozen=True):
     """One thing that was looked at."""
 
     name: str
-    outcome: Outcome
+    outcome: Health
     found: str
     remedy: str = ""  # one line; there whenever the outcome is not OK
 
@@ -57,27 +57,27 @@ class Check(msgspec.Struct, frozen=True):
 # ----------------------------------------------------------------------------------------------- Python and packages
 
 
-def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: str = sys.executable) -> Check:
+def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: str = sys.executable) -> Checked:
     found = f"{'.'.join(map(str, version))} ({executable})"
     if version[:2] == PYTHON:
-        return Check("Python", Outcome.OK, found)
+        return Checked("Python", Health.OK, found)
     remedy = f"use Python {PYTHON[0]}.{PYTHON[1]}: EDL_PYTHON=/path/to/python3.11 scripts/setup makes a .venv with it"
-    return Check("Python", Outcome.FAIL, found, remedy)
+    return Checked("Python", Health.FAIL, found, remedy)
 
 
-def check_edl_package() -> Check:
+def check_edl_package() -> Checked:
     """Whether `import edl` means us, and will go on to: distribution `edl`, a parser, has such a package too."""
     complaint = horovod_edl.foreign_package()
     if complaint:
         found, _, remedy = complaint.partition(" Remedy: ")
-        return Check("package edl", Outcome.FAIL, found, remedy)
+        return Checked("package edl", Health.FAIL, found, remedy)
     place = str(Path(__file__).parents[1])
     others = list(importlib.metadata.distributions(name="edl"))
     if not others:
-        return Check("package edl", Outcome.OK, place)
-    return Check(
+        return Checked("package edl", Health.OK, place)
+    return Checked(
         "package edl",
-        Outcome.FAIL,
+        Health.FAIL,
         f"{place}, but distribution edl {others[0].version} is installed too and has such a package",
         "`pip uninstall edl`, then install horovod-edl again with --force-reinstall: each overwrites the other's files",
     )
@@ -100,38 +100,38 @@ print(*(name for name in ("gloo", "nccl", "mpi") if getattr(horovod, f"horovod_{
 """
 
 
-def check_horovod_for(framework: str) -> Check:
+def check_horovod_for(framework: str) -> Checked:
     """Whether Horovod's library for the framework was built against the version that is installed, and loads."""
     title = f"Horovod for {framework}"
     folder, horovod = _package_folder(framework), _package_folder("horovod")
     if folder is None:
         remedy = f"needed only by scripts that import edl.{framework}: `pip install horovod-edl[{framework}]`"
-        return Check(title, Outcome.WARN, f"{framework} is not installed", remedy)
+        return Checked(title, Health.WARN, f"{framework} is not installed", remedy)
     if horovod is None:
-        return Check(title, Outcome.FAIL, "horovod is not installed", REBUILD)
+        return Checked(title, Health.FAIL, "horovod is not installed", REBUILD)
     installed, built = _framework_version(framework, folder), _built_for(horovod).get(framework)
     library = next(iter(sorted((horovod / framework).glob("mpi_lib*.so"))), None)
     if library is None or built is None:
-        return Check(title, Outcome.FAIL, f"Horovod was built without {framework}", REBUILD)
+        return Checked(title, Health.FAIL, f"Horovod was built without {framework}", REBUILD)
     if built != installed:
-        return Check(title, Outcome.FAIL, f"built for {framework} {built}, but {installed} is installed", REBUILD)
+        return Checked(title, Health.FAIL, f"built for {framework} {built}, but {installed} is installed", REBUILD)
     return _try_library(title, framework, installed, [str(folder), str(library)])
 
 
-def _try_library(title: str, framework: str, version: str, arguments: list[str]) -> Check:
+def _try_library(title: str, framework: str, version: str, arguments: list[str]) -> Checked:
     command = [sys.executable, "-c", PROBE, framework, *arguments]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
-        return Check(title, Outcome.FAIL, f"its library did not load within {PROBE_TIMEOUT_S} s", REBUILD)
+        return Checked(title, Health.FAIL, f"its library did not load within {PROBE_TIMEOUT_S} s", REBUILD)
     if probe.returncode:
         reason = (probe.stderr.strip().splitlines() or [f"ended with {probe.returncode}"])[-1]
-        return Check(title, Outcome.FAIL, f"its library does not load: {reason}", REBUILD)
+        return Checked(title, Health.FAIL, f"its library does not load: {reason}", REBUILD)
     operations = probe.stdout.split()
     found = f"{framework} {version}, {' '.join(operations)}"
     if "gloo" not in operations:
-        return Check(title, Outcome.FAIL, f"{found}; gloo is missing", REBUILD)
-    return Check(title, Outcome.OK, found)
+        return Checked(title, Health.FAIL, f"{found}; gloo is missing", REBUILD)
+    return Checked(title, Health.OK, found)
 
 
 def _package_folder(name: str) -> Path | None:
@@ -163,45 +163,45 @@ def _built_for(horovod: Path) -> dict[str, str]:
 # ------------------------------------------------------------------------------------------------- the coordinator
 
 
-def check_java(environ: Mapping[str, str]) -> Check:
+def check_java(environ: Mapping[str, str]) -> Checked:
     try:
         java = find_java(environ)
     except ConfigError as error:
-        return Check("Java", Outcome.FAIL, "none found", str(error))
+        return Checked("Java", Health.FAIL, "none found", str(error))
     try:
         probe = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
         remedy = "install a Java runtime (Debian: openjdk-17-jre-headless), or set JAVA_HOME to one"
-        return Check("Java", Outcome.FAIL, f"{java} does not run: {error}", remedy)
+        return Checked("Java", Health.FAIL, f"{java} does not run: {error}", remedy)
     version = re.search(r'version "([^"]+)"', probe.stderr + probe.stdout)
-    return Check("Java", Outcome.OK, f"{version[1] if version else 'unknown version'} ({java})")
+    return Checked("Java", Health.OK, f"{version[1] if version else 'unknown version'} ({java})")
 
 
-def check_zookeeper(environ: Mapping[str, str]) -> Check:
+def check_zookeeper(environ: Mapping[str, str]) -> Checked:
     try:
         jars = find_jars(environ)
     except ConfigError as error:
-        return Check("ZooKeeper", Outcome.FAIL, "its jars were not found", str(error))
-    return Check("ZooKeeper", Outcome.OK, f"{jars[0]} and {len(jars) - 1} more")
+        return Checked("ZooKeeper", Health.FAIL, "its jars were not found", str(error))
+    return Checked("ZooKeeper", Health.OK, f"{jars[0]} and {len(jars) - 1} more")
 
 
-def check_pdeathsig() -> Check:
+def check_pdeathsig() -> Checked:
     found = shutil.which("setpriv")
     if found:
-        return Check("setpriv", Outcome.OK, found)
+        return Checked("setpriv", Health.OK, found)
     remedy = "install util-linux: without it a local ZooKeeper outlives an `edl run` that is killed outright"
-    return Check("setpriv", Outcome.WARN, "not found", remedy)
+    return Checked("setpriv", Health.WARN, "not found", remedy)
 
 
 # ------------------------------------------------------------------------------------------------------ this machine
 
 
-def check_ports(environ: Mapping[str, str]) -> Check:
+def check_ports(environ: Mapping[str, str]) -> Checked:
     """Whether a port on the loopback interface can be had: any, and the one that the local ZooKeeper is to use."""
     try:
         port = Settings.from_given({}, environ).zookeeper_port or 0
     except ConfigError as error:
-        return Check("ports", Outcome.FAIL, "a setting is wrong", str(error))
+        return Checked("ports", Health.FAIL, "a setting is wrong", str(error))
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the server does
         try:
@@ -210,28 +210,28 @@ def check_ports(environ: Mapping[str, str]) -> Check:
         except OSError as error:
             where = f"EDL_ZOOKEEPER_PORT={port}" if port else "any port of 127.0.0.1"
             remedy = "end what uses it, or unset EDL_ZOOKEEPER_PORT and a free one is chosen"
-            return Check("ports", Outcome.FAIL, f"{where}: {error.strerror}", remedy)
-    return Check("ports", Outcome.OK, f"127.0.0.1:{port} is free" if port else "127.0.0.1 can be listened on")
+            return Checked("ports", Health.FAIL, f"{where}: {error.strerror}", remedy)
+    return Checked("ports", Health.OK, f"127.0.0.1:{port} is free" if port else "127.0.0.1 can be listened on")
 
 
-def check_timeouts(environ: Mapping[str, str]) -> Check:
+def check_timeouts(environ: Mapping[str, str]) -> Checked:
     """The two numbers of all waits, and what follows from them (I12)."""
     try:
         settings = Settings.from_given({}, environ)
     except ConfigError as error:
-        return Check("time-outs", Outcome.FAIL, "a setting is wrong", str(error))
+        return Checked("time-outs", Health.FAIL, "a setting is wrong", str(error))
     session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
     horizon, patience = Horizon.of(session_s), Patience.of(step_s)
     found = (
         f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {horizon.more_at_s:g} s are left, "
-        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {Limits.of(session_s, step_s).doubt_s:g} s; "
+        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {Bounds.of(session_s, step_s).doubt_s:g} s; "
         f"step {step_s:g} s: whoever holds it up has {patience.moments_s:g} s more, "
         f"a seat in a ring {patience.seat_s:g} s, a boot {patience.boot_s:g} s"
     )
-    return Check("time-outs", Outcome.OK, found)
+    return Checked("time-outs", Health.OK, found)
 
 
-def check_open_files(limits: tuple[int, int] | None = None) -> Check:
+def check_open_files(limits: tuple[int, int] | None = None) -> Checked:
     """Soft and hard: `edl run` and daemons raise the one to the other."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE) if limits is None else limits
     unlimited = resource.RLIM_INFINITY
@@ -239,34 +239,34 @@ def check_open_files(limits: tuple[int, int] | None = None) -> Check:
     if soft != hard:
         found += f" ({soft} at first; `edl run` and daemons raise it)"
     if hard == unlimited or hard >= ENOUGH_FILES:
-        return Check("open files", Outcome.OK, found)
+        return Checked("open files", Health.OK, found)
     remedy = f"`ulimit -Hn {ENOUGH_FILES}` or more for larger jobs; ask the machine's administrator"
-    return Check("open files", Outcome.WARN, f"at most {found}", remedy)
+    return Checked("open files", Health.WARN, f"at most {found}", remedy)
 
 
-def check_home(environ: Mapping[str, str]) -> Check:
+def check_home(environ: Mapping[str, str]) -> Checked:
     """Whether the records of jobs, which hold their secrets, can be kept, and by this user alone."""
     home = Path(environ.get("EDL_HOME") or "~/.edl").expanduser()
     there = next(folder for folder in (home, *home.absolute().parents) if folder.exists())
     if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        return Check("EDL_HOME", Outcome.FAIL, f"{there} cannot be written to", "set EDL_HOME to a folder of your own")
+        return Checked("EDL_HOME", Health.FAIL, f"{there} cannot be written to", "set EDL_HOME to a folder of your own")
     if there != home:
-        return Check("EDL_HOME", Outcome.OK, f"{home}, to be made")
+        return Checked("EDL_HOME", Health.OK, f"{home}, to be made")
     status = home.stat()
     if status.st_uid != os.geteuid():
         remedy = "set EDL_HOME to a folder of your own"
-        return Check("EDL_HOME", Outcome.FAIL, f"{home} belongs to another user ({status.st_uid})", remedy)
+        return Checked("EDL_HOME", Health.FAIL, f"{home} belongs to another user ({status.st_uid})", remedy)
     if status.st_mode & 0o077:
-        return Check("EDL_HOME", Outcome.WARN, f"{home} is open to other users", f"`chmod 700 {home}`")
-    return Check("EDL_HOME", Outcome.OK, str(home))
+        return Checked("EDL_HOME", Health.WARN, f"{home} is open to other users", f"`chmod 700 {home}`")
+    return Checked("EDL_HOME", Health.OK, str(home))
 
 
 # ------------------------------------------------------------------------------------------------------------ all
 
 
-def look(environ: Mapping[str, str]) -> list[Check]:
+def look(environ: Mapping[str, str]) -> list[Checked]:
     """All checks, in the order in which they are shown; side by side, for some start a process."""
-    checks: tuple[Callable[[], Check], ...] = (
+    checks: tuple[Callable[[], Checked], ...] = (
         check_python,
         check_edl_package,
         lambda: check_horovod_for("torch"),
@@ -283,7 +283,7 @@ def look(environ: Mapping[str, str]) -> list[Check]:
         return [future.result() for future in [pool.submit(check) for check in checks]]
 
 
-def table(checks: Iterable[Check]) -> str:
+def table(checks: Iterable[Checked]) -> str:
     """One line per check, and one more with the remedy where one is needed."""
     lines = []
     for check in checks:
@@ -297,4 +297,4 @@ def run(json: bool) -> int:
     """What `edl doctor` does. Returns its exit code."""
     checks = look(os.environ)
     print(msgspec.json.encode(checks).decode() if json else table(checks))
-    return int(any(check.outcome is Outcome.FAIL for check in checks))
+    return int(any(check.outcome is Health.FAIL for check in checks))

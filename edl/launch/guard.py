@@ -23,7 +23,7 @@ from edl.launch.records import Folder
 PATIENCE_S = 3.0  # for daemons to notice that their trainers are gone, and to say so to the leader
 
 
-class Guard:
+class LauncherGuard:
     """The launcher's side."""
 
     def __init__(self, folder: Folder, mark: str) -> None:

@@ -18,7 +18,7 @@ from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import EdlError
 from edl.host.credentials import coordinator_of
-from edl.launch.records import Folder, Record, keep
+from edl.launch.records import Folder, LaunchRecord, keep
 from edl.protocol import keeping, tree
 
 PATIENCE_S = 3.0  # horovodrun's driver waits meanwhile
@@ -42,7 +42,7 @@ class Wanted(msgspec.Struct, frozen=True):
     doubt: str = ""
 
 
-class Kept(msgspec.Struct, frozen=True):
+class LastLook(msgspec.Struct, frozen=True):
     """What the last look has left for the next one."""
 
     coordinator: str  # it holds for the job there
@@ -112,23 +112,23 @@ def wanted(settings: Settings, *, again: bool = False) -> Wanted:
     return Wanted(begins) if coordinator is None else _asked(coordinator, folder, begins)
 
 
-def remembered(folder: Folder, coordinator: str) -> Kept:
+def remembered(folder: Folder, coordinator: str) -> LastLook:
     """What the last look has left."""
     try:
-        kept = msgspec.json.decode(folder.wanted.read_bytes(), type=Kept)
+        kept = msgspec.json.decode(folder.wanted.read_bytes(), type=LastLook)
     except (OSError, msgspec.MsgspecError):
-        return Kept(coordinator)
-    return kept if kept.coordinator == coordinator else Kept(coordinator)
+        return LastLook(coordinator)
+    return kept if kept.coordinator == coordinator else LastLook(coordinator)
 
 
-def remember(settings: Settings, before: Kept, now: Kept) -> None:
+def remember(settings: Settings, before: LastLook, now: LastLook) -> None:
     """For the next look. Where nothing can be written, the next one does without."""
     if now != before and (now.coordinator or now.said or before.said):
         with contextlib.suppress(EdlError, OSError):
             keep(settings.home, Folder(settings.job_home).wanted, msgspec.json.encode(now))
 
 
-def _is_gone(record: Record) -> bool:
+def _is_gone(record: LaunchRecord) -> bool:
     """A coordinator of the launcher's own, with it."""
     return record.own_coordinator and not (record.alive and record.coordinator)
 

@@ -30,32 +30,32 @@ from edl.events import Event
 from edl.host.folders import sweep
 from edl.host.processes import wait_exit
 from edl.launch.coordinator import coordinator_of
-from edl.launch.guard import Guard
+from edl.launch.guard import LauncherGuard
 from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
-from edl.launch.records import OVER, Folder, Record, claim
+from edl.launch.records import OVER, Folder, LaunchRecord, claim
 from edl.launch.supervision import (
     AskForLastWord,
+    Bounds,
     Command,
+    DeadlineReached,
     EndWorkers,
     Happening,
     Interrupted,
     JobSeen,
     JobSilent,
     KillWorkers,
-    Limits,
+    LaunchVerdict,
     LookAtJob,
     Looked,
-    Phase,
+    Stage,
     StartWorkers,
     StopJob,
     Supervisor,
-    TimePassed,
-    Verdict,
     WorkerExited,
     WorkerStarted,
 )
-from edl.launch.watch import Watch
+from edl.launch.watch import JobWatch
 from edl.launch.workers import Worker, search_path, start_worker
 from edl.outside.client import JobClient
 
@@ -63,7 +63,7 @@ PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
 LAST_LOOK_S = 2.0
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INTERRUPTED = Verdict(1, "failed", "interrupted")
+INTERRUPTED = LaunchVerdict(1, "failed", "interrupted")
 
 T = TypeVar("T")
 
@@ -75,14 +75,14 @@ class InterruptedStart(Exception):
 class Outcome(msgspec.Struct, frozen=True):
     """What is left of a launch."""
 
-    verdict: Verdict
+    verdict: LaunchVerdict
     last_events: tuple[Event, ...]
 
 
 class Launch:
     """One run of one command. Use it once, in a running event loop of the main thread."""
 
-    def __init__(self, settings: Settings, record: Record, policy: bytes | None = None) -> None:
+    def __init__(self, settings: Settings, record: LaunchRecord, policy: bytes | None = None) -> None:
         """`policy`: the code that the job's size is chosen by, where that is a file of the user's."""
         self._policy = policy
         self._settings = settings
@@ -95,7 +95,7 @@ class Launch:
         self._printer = Printer()
         self._workers: list[Worker] = []
         self._job: JobClient | None = None
-        self._watch: Watch | None = None
+        self._watch: JobWatch | None = None
         self._following: asyncio.Task[None] | None = None
         self._looking: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
@@ -110,7 +110,7 @@ class Launch:
                 asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
-        guard = Guard(self._folder, self._record.mark)
+        guard = LauncherGuard(self._folder, self._record.mark)
         logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
         try:
             async with AsyncExitStack() as stack:
@@ -122,7 +122,7 @@ class Launch:
         except InterruptedStart:
             pass
         except Exception as error:
-            verdict = Verdict(1, "failed", str(error))
+            verdict = LaunchVerdict(1, "failed", str(error))
             raise
         finally:
             self._write_record(state=verdict.state, reason=verdict.reason, ended=self._clock.wall())
@@ -147,7 +147,7 @@ class Launch:
             await self._unless_interrupted(asyncio.sleep(0))
             self._start_worker(slot)
         self._job = job
-        self._watch = Watch(job, self._folder, self._seen)
+        self._watch = JobWatch(job, self._folder, self._seen)
         self._following = asyncio.create_task(self._watch.run())
 
     async def _check_joinable(self, job: JobClient) -> None:
@@ -211,12 +211,12 @@ class Launch:
 
     # ---------------------------------------------------------------------------------------------- supervising
 
-    async def _supervise(self) -> Verdict:
-        limits = Limits.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+    async def _supervise(self) -> LaunchVerdict:
+        limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self._record.own_coordinator, self._settings.max_restarts
         supervisor = Supervisor(started, limits, hosts=own, restarts=restarts)
-        while supervisor.phase is not Phase.ENDED:
+        while supervisor.phase is not Stage.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
                 self._carry_out(command)
@@ -228,7 +228,7 @@ class Launch:
             async with asyncio.timeout(None if deadline is None else deadline - self._clock.now()):
                 return await self._inbox.get()
         except TimeoutError:
-            return TimePassed()
+            return DeadlineReached()
 
     def _carry_out(self, command: Command) -> None:
         match command:
@@ -271,7 +271,7 @@ class Launch:
     async def _end_job(self, reason: str, others: frozenset[int]) -> None:
         """With the workers that others started: without our coordinator they would wait for it for ever."""
         assert self._job is not None
-        limits = Limits.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+        limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         try:
             async with asyncio.timeout(limits.settle_s):
                 with contextlib.suppress(JobFailed):  # it is over already

@@ -28,7 +28,7 @@ KEEP = 20  # records of jobs that are over
 OVER = frozenset({"finished", "failed"})
 
 
-class Record(msgspec.Struct, frozen=True, kw_only=True):
+class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     """One launch of a job on this machine."""
 
     job: str
@@ -70,14 +70,14 @@ class Folder:
         self.status = path / "status.json"
         self.wanted = path / "wanted.json"
 
-    def read(self) -> Record | None:
+    def read(self) -> LaunchRecord | None:
         """The record, None if there is none or it is not readable as one."""
         try:
-            return msgspec.json.decode((self.path / "record.json").read_bytes(), type=Record)
+            return msgspec.json.decode((self.path / "record.json").read_bytes(), type=LaunchRecord)
         except (OSError, msgspec.MsgspecError):
             return None
 
-    def write(self, record: Record) -> None:
+    def write(self, record: LaunchRecord) -> None:
         self._replace(self.path / "record.json", msgspec.json.encode(record))
 
     def write_secret(self, secret: bytes) -> None:
@@ -103,7 +103,7 @@ class Folder:
         draft.replace(path)
 
 
-def claim(home: Path, record: Record) -> Folder:
+def claim(home: Path, record: LaunchRecord) -> Folder:
     """A fresh folder for a job that starts now. Raises ConfigError while a job of that name lives here."""
     folder = Folder(home / "jobs" / record.job)
     with _lock(home):
@@ -121,11 +121,11 @@ def claim(home: Path, record: Record) -> Folder:
     return folder
 
 
-def launch_record(settings: Settings, command: Sequence[str]) -> Record:
+def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:
     """Of a launch by this process."""
     started = process_start_time(os.getpid())
     assert started is not None
-    return Record(
+    return LaunchRecord(
         job=settings.job_home.name,
         launcher_pid=os.getpid(),
         launcher_start=started,
@@ -160,7 +160,7 @@ def find(home: Path, job: str) -> Folder | None:
     return None if folder.read() is None else folder
 
 
-def records(home: Path) -> list[tuple[Folder, Record]]:
+def records(home: Path) -> list[tuple[Folder, LaunchRecord]]:
     """All records of this machine, the latest started first."""
     jobs = home / "jobs"
     folders = [Folder(path) for path in jobs.iterdir() if path.is_dir()] if jobs.is_dir() else []

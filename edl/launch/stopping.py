@@ -8,7 +8,7 @@ import signal
 
 from edl.errors import EdlError, PeerError
 from edl.host.processes import watch_exit
-from edl.launch.records import OVER, Record
+from edl.launch.records import OVER, LaunchRecord
 from edl.launch.whereabouts import Whereabouts
 
 POLL_S = 0.25
@@ -31,7 +31,7 @@ async def stop(where: Whereabouts, reason: str) -> str:
         raise PeerError(f"job {where.job} was told to stop, and has not within {TIMEOUT_S:g} s{who}") from None
 
 
-async def _stop_here(where: Whereabouts, launcher: Record, reason: str) -> str:
+async def _stop_here(where: Whereabouts, launcher: LaunchRecord, reason: str) -> str:
     try:
         async with where.client() as job:
             await job.stop(reason, timeout_s=ANSWER_S)

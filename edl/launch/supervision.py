@@ -71,11 +71,11 @@ class Interrupted(msgspec.Struct, frozen=True):
     """Ctrl-C, or a request to end."""
 
 
-class TimePassed(msgspec.Struct, frozen=True):
+class DeadlineReached(msgspec.Struct, frozen=True):
     """The deadline of the machine is reached."""
 
 
-Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | TimePassed
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | DeadlineReached
 
 
 # ---------------------------------------------------------------------------------------------------- what to do
@@ -114,7 +114,7 @@ class AskForLastWord(msgspec.Struct, frozen=True):
 Command = EndWorkers | KillWorkers | StartWorkers | StopJob | LookAtJob | AskForLastWord
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class LaunchVerdict(msgspec.Struct, frozen=True):
     """How the launch ended."""
 
     code: int
@@ -123,7 +123,7 @@ class Verdict(msgspec.Struct, frozen=True):
     note: str = ""  # worth a line although nothing failed
 
 
-class Phase(Enum):
+class Stage(Enum):
     """Where a launch stands."""
 
     WATCHING = "all workers run, or have finished"
@@ -138,14 +138,14 @@ RUNNING = frozenset({"running", "scaling"})
 OVER = frozenset({"finished", "failed"})
 
 
-class Limits(msgspec.Struct, frozen=True):
+class Bounds(msgspec.Struct, frozen=True):
     """How long what may take."""
 
     doubt_s: float  # for a leader to notice that a worker is gone, and for the others to go on without it
     settle_s: float  # for daemons to end after their trainers, and for workers to end after their job
 
     @classmethod
-    def of(cls, session_timeout_s: float, step_timeout_s: float) -> Limits:
+    def of(cls, session_timeout_s: float, step_timeout_s: float) -> Bounds:
         """It may have been the leader's: the next one comes after a whole session time-out, and only then finds that
         the worker is gone. A ring may take two step time-outs to form without it.
         """
@@ -156,16 +156,16 @@ class Limits(msgspec.Struct, frozen=True):
 
 
 class Supervisor:
-    """One launch. `handle` is the only way in; `deadline` says when it wants to hear `TimePassed`."""
+    """One launch. `handle` is the only way in; `deadline` says when it wants to hear `DeadlineReached`."""
 
-    def __init__(self, workers: dict[int, int], limits: Limits, *, hosts: bool = False, restarts: int = 0) -> None:
+    def __init__(self, workers: dict[int, int], limits: Bounds, *, hosts: bool = False, restarts: int = 0) -> None:
         """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
 
         `restarts`: so many crashed workers are replaced in all.
         """
-        self.phase = Phase.WATCHING
+        self.phase = Stage.WATCHING
         self.deadline: float | None = None
-        self.verdict: Verdict | None = None
+        self.verdict: LaunchVerdict | None = None
         self._pids = dict(workers)  # slot -> pid of the trainers that are running
         self._ours = set(workers.values())  # pids of all that were ever started
         self._hosts = hosts
@@ -183,7 +183,7 @@ class Supervisor:
         self._history.append(happening)
         del self._history[:-20]
         commands: list[Command] = []
-        if self.phase is Phase.ENDED:
+        if self.phase is Stage.ENDED:
             return commands
         match happening:
             case WorkerExited():
@@ -199,7 +199,7 @@ class Supervisor:
                 commands = self._looked(now)
             case Interrupted():
                 commands = self._interrupted(now)
-            case TimePassed():
+            case DeadlineReached():
                 commands = self._timed_out(now)
         return commands
 
@@ -209,7 +209,7 @@ class Supervisor:
         if exit_.slot not in self._pids:
             raise InvalidTransition(self.phase, exit_, self._history)
         pid = self._pids.pop(exit_.slot)
-        if self.phase in {Phase.ENDING, Phase.KILLING}:
+        if self.phase in {Stage.ENDING, Stage.KILLING}:
             return [] if self._pids else self._end()
         if exit_.code == 0 or self._came_too_late(pid):
             if self._only_latecomers():
@@ -227,7 +227,7 @@ class Supervisor:
 
     def _end_latecomers(self, now: float) -> list[Command]:
         self.verdict = self._finished()
-        self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
+        self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
         return [EndWorkers()]
 
     def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
@@ -243,9 +243,9 @@ class Supervisor:
             return self._settle(now)
         if self._job.state == "finished":
             return []
-        if self.phase is Phase.DOUBTING:  # the first crash is the reason, and its deadline stands
+        if self.phase is Stage.DOUBTING:  # the first crash is the reason, and its deadline stands
             return []
-        self.phase, self.deadline, self._doubt = Phase.DOUBTING, now + self._limits.doubt_s, reason
+        self.phase, self.deadline, self._doubt = Stage.DOUBTING, now + self._limits.doubt_s, reason
         return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
 
     def _goes_on(self) -> bool:
@@ -257,28 +257,28 @@ class Supervisor:
         return self._job.pids - self._ours if self._hosts else frozenset()
 
     def _looked(self, now: float) -> list[Command]:
-        doubtful = self.phase is Phase.DOUBTING and self._job.state not in RUNNING
+        doubtful = self.phase is Stage.DOUBTING and self._job.state not in RUNNING
         return self._fail(self._doubt, now) if doubtful else []
 
     def _seen(self, job: JobSeen, now: float) -> list[Command]:
         before, self._job = self._job, job
         self._arrived |= job.pids
-        if self.phase in {Phase.ENDING, Phase.KILLING}:
+        if self.phase in {Stage.ENDING, Stage.KILLING}:
             return []
         if job.state == "failed":
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
-        if self.phase is Phase.SETTLING:
+        if self.phase is Stage.SETTLING:
             return self._end(self._finished()) if job.state == "finished" else []
         goes_on = job.state in RUNNING and job.size and (job.pids - job.done).isdisjoint(self._gone)
-        if self.phase is Phase.DOUBTING and goes_on:
-            self.phase, self.deadline, self._doubt = Phase.WATCHING, None, ""
+        if self.phase is Stage.DOUBTING and goes_on:
+            self.phase, self.deadline, self._doubt = Stage.WATCHING, None, ""
         elif not self._goes_on():
             return self._settle(now)
         elif job.state == "finished" and before.state != "finished":
-            self.phase, self.deadline = Phase.WATCHING, now + self._limits.settle_s
+            self.phase, self.deadline = Stage.WATCHING, now + self._limits.settle_s
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
         larger = job.state == "starting" and self._hosts and job.target > self._target
-        due = (job.state in RUNNING or larger) and self.phase is Phase.WATCHING
+        due = (job.state in RUNNING or larger) and self.phase is Stage.WATCHING
         return self._replenish(job, now) if due else []
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
@@ -296,68 +296,68 @@ class Supervisor:
         return self._fail(job.short, now) if job.short and nobody_comes else []
 
     def _silent(self) -> list[Command]:
-        return self._end(self._last_word()) if self.phase is Phase.SETTLING else []
+        return self._end(self._last_word()) if self.phase is Stage.SETTLING else []
 
     def _interrupted(self, now: float) -> list[Command]:
-        if self.phase in {Phase.ENDING, Phase.KILLING}:
+        if self.phase in {Stage.ENDING, Stage.KILLING}:
             return self._kill(now)
         return self._fail("interrupted", now)
 
     def _timed_out(self, now: float) -> list[Command]:
         if self.deadline is None or now < self.deadline:
             return []
-        if self.phase is Phase.WATCHING and self._only_latecomers():
+        if self.phase is Stage.WATCHING and self._only_latecomers():
             return self._end_latecomers(now)
-        if self.phase is Phase.WATCHING:
+        if self.phase is Stage.WATCHING:
             slow = " and ".join(f"worker {slot}" for slot in sorted(self._pids))
             return self._fail(f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished", now)
-        if self.phase is Phase.DOUBTING:
+        if self.phase is Stage.DOUBTING:
             return self._fail(self._doubt, now)
-        if self.phase is Phase.ENDING:
+        if self.phase is Stage.ENDING:
             return self._kill(now)
-        return self._end(self._last_word() if self.phase is Phase.SETTLING else None)
+        return self._end(self._last_word() if self.phase is Stage.SETTLING else None)
 
     # --------------------------------------------------------------------------------------------------- moves
 
     def _settle(self, now: float) -> list[Command]:
-        self.phase, self.deadline = Phase.SETTLING, now + self._limits.settle_s
+        self.phase, self.deadline = Stage.SETTLING, now + self._limits.settle_s
         return [AskForLastWord()]
 
-    def _last_word(self) -> Verdict:
+    def _last_word(self) -> LaunchVerdict:
         """What to make of a job whose workers here all exited, and which says no more."""
         job = self._job
         if job.state == "finished":
             return self._finished()
         if self._doubt:
-            return Verdict(1, "failed", self._doubt)
+            return LaunchVerdict(1, "failed", self._doubt)
         if job.state == "starting":
-            return Verdict(0, "finished", note="its workers ended without calling edl.init()")
+            return LaunchVerdict(0, "finished", note="its workers ended without calling edl.init()")
         if job.size and not job.ranks:
-            return Verdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
-        return Verdict(1, "failed", f"all workers exited, but the job was still {job.state}")
+            return LaunchVerdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
+        return LaunchVerdict(1, "failed", f"all workers exited, but the job was still {job.state}")
 
-    def _finished(self) -> Verdict:
+    def _finished(self) -> LaunchVerdict:
         """The job is; so is this launch, unless a worker ended badly after it had told the job of a good end."""
         bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
         if bad is None:
-            return Verdict(0, "finished")
-        return Verdict(1, "failed", f"{bad}, after it had told the job of a good end")
+            return LaunchVerdict(0, "finished")
+        return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end")
 
     def _fail(self, reason: str, now: float) -> list[Command]:
-        self.verdict = Verdict(1, "failed", reason)
+        self.verdict = LaunchVerdict(1, "failed", reason)
         guests = self._guests()
         stop: list[Command] = [StopJob(reason, guests)] if guests and self._job.state not in OVER else []
         if not self._pids:
             return stop + self._end()
-        self.phase, self.deadline = Phase.ENDING, now + END_GRACE_S
+        self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
         return [*stop, EndWorkers()]
 
     def _kill(self, now: float) -> list[Command]:
-        self.phase, self.deadline = Phase.KILLING, now + KILL_GRACE_S
+        self.phase, self.deadline = Stage.KILLING, now + KILL_GRACE_S
         return [KillWorkers()]
 
-    def _end(self, verdict: Verdict | None = None) -> list[Command]:
-        self.phase, self.deadline = Phase.ENDED, None
+    def _end(self, verdict: LaunchVerdict | None = None) -> list[Command]:
+        self.phase, self.deadline = Stage.ENDED, None
         self.verdict = verdict or self.verdict
         return []
 

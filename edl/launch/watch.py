@@ -20,7 +20,7 @@ GOING = frozenset({WorkerState.LEAVING, WorkerState.DONE})
 START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 
 
-class Job(Protocol):
+class WatchedJob(Protocol):
     """What is asked of a job's leader, or of what it has left in the coordinator. `edl.outside.client` answers."""
 
     async def status(self) -> Status:
@@ -30,10 +30,10 @@ class Job(Protocol):
         """Those after the first `after` ones, and the number to ask with next time. Raises EdlError."""
 
 
-class Watch:
+class JobWatch:
     """Polls one job and keeps the last of it."""
 
-    def __init__(self, job: Job, folder: Folder, seen: Callable[[JobSeen], None]) -> None:
+    def __init__(self, job: WatchedJob, folder: Folder, seen: Callable[[JobSeen], None]) -> None:
         self._job = job
         self._folder = folder
         self._seen = seen

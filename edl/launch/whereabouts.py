@@ -14,7 +14,7 @@ from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.host.credentials import coordinator_of, with_secret
-from edl.launch.records import OVER, Folder, Record, find, records
+from edl.launch.records import OVER, Folder, LaunchRecord, find, records
 from edl.outside.client import JobClient
 from edl.protocol.job import JobState, Status
 
@@ -24,7 +24,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
     job: str
     folder: Folder | None  # with its record, if it was started on this machine
-    record: Record | None
+    record: LaunchRecord | None
     coordinator: Coordinator | None  # where to ask; None when all that is left of it is the record
     secret: bytes
 
@@ -58,7 +58,7 @@ def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
     return Whereabouts(job, None, None, _named(settings, secret), secret)
 
 
-def only_living(known: Iterable[tuple[Folder, Record]]) -> str:
+def only_living(known: Iterable[tuple[Folder, LaunchRecord]]) -> str:
     living = [record.job for _, record in known if record.alive]
     if len(living) == 1:
         return living[0]
@@ -67,7 +67,7 @@ def only_living(known: Iterable[tuple[Folder, Record]]) -> str:
     raise UsageError("no job runs here: name one, or see `edl status` for those that ran")
 
 
-def _coordinator(settings: Settings, record: Record, secret: bytes) -> Coordinator | None:
+def _coordinator(settings: Settings, record: LaunchRecord, secret: bytes) -> Coordinator | None:
     """A coordinator of the launcher's own is gone with it; another can be asked after the job's end, too."""
     if not record.own_coordinator:
         return _named(settings, secret)
@@ -92,7 +92,7 @@ async def read_status(where: Whereabouts) -> Status:
         return recorded_status(where.folder, where.record)
 
 
-def recorded_status(folder: Folder, record: Record) -> Status:
+def recorded_status(folder: Folder, record: LaunchRecord) -> Status:
     """What the launcher has kept. How the launch ended counts more than what the last leader made of its end."""
     try:
         status = msgspec.json.decode(folder.status.read_bytes(), type=Status)
@@ -106,7 +106,7 @@ def recorded_status(folder: Folder, record: Record) -> Status:
     return msgspec.structs.replace(status, state=JobState(state), reason=reason)
 
 
-def _blank(record: Record) -> Status:
+def _blank(record: LaunchRecord) -> Status:
     """A job of which no leader was ever heard."""
     return Status(
         job=record.job,

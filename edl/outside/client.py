@@ -20,7 +20,7 @@ import msgspec
 
 from edl import events
 from edl.coordination import zookeeper
-from edl.coordination.election import Leader, read_leader
+from edl.coordination.election import Elected, read_leader
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.core.horizon import Horizon
@@ -249,7 +249,7 @@ class JobClient:
         reply: say.Reply = await caller.call(body, say.Reply, term=leader.term, deadline_s=deadline_s)
         return reply
 
-    async def _connected(self, leader: Leader) -> Caller:
+    async def _connected(self, leader: Elected) -> Caller:
         address = leader.ident.rpartition(" ")[2]
         if self._caller is None or self._caller[0] != address:
             if self._caller is not None:

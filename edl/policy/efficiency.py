@@ -13,7 +13,7 @@ from edl.protocol.figures import Rate
 
 
 @dataclass(frozen=True, slots=True)
-class Verdict:
+class Finding:
     """Of one condition, for a pair of sizes."""
 
     passes: bool
@@ -38,10 +38,10 @@ class Efficiency:
     def passes(self, _view: View, smaller: Rate, larger: Rate, /) -> bool:
         return scaling_efficiency(smaller, larger) > self.least
 
-    def judge(self, _view: View, smaller: Rate, larger: Rate, /) -> Verdict:
+    def judge(self, _view: View, smaller: Rate, larger: Rate, /) -> Finding:
         found = scaling_efficiency(smaller, larger)
         passes = found > self.least
-        return Verdict(
+        return Finding(
             passes,
             f"from {smaller.size} to {larger.size} workers, each further one adds {found:.2f} of a worker, "
             f"{'more' if passes else 'not more'} than {self.least:g}",
@@ -58,15 +58,15 @@ class Worth:
     def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool:
         return self.judge(view, smaller, larger).passes
 
-    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Verdict:
+    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Finding:
         if view.samples_left is None:
-            return Verdict(False, "nobody knows how many samples are left, so no end can be told", {})
+            return Finding(False, "nobody knows how many samples are left, so no end can be told", {})
         ends = [_end_s(view, rate) for rate in (smaller, larger)]
         costs = [self._cost(view, rate) for rate in (smaller, larger)]
         gain = self.utility.at(ends[1]) - self.utility.at(ends[0])
         more = costs[1] - costs[0]
         passes = gain > more
-        return Verdict(
+        return Finding(
             passes,
             f"with {larger.size} workers instead of {smaller.size} the job ends after {ends[1]:.0f} s instead of "
             f"{ends[0]:.0f} s, which is worth {gain:.4g} and costs {more:.4g} more",

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Protocol
 
-from edl.policy.efficiency import Verdict
+from edl.policy.efficiency import Finding
 from edl.policy.view import Decision, View
 from edl.protocol.figures import Rate
 
@@ -29,7 +29,7 @@ class Condition(Protocol):
 
     def passes(self, view: View, smaller: Rate, larger: Rate, /) -> bool: ...
 
-    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Verdict: ...
+    def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Finding: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +67,7 @@ class Search:
             return Decision(below, f"no other size than {view.size}, the largest, is measured: what would {below} do?")
         return self._stay(view, f"no other size than {view.size} is allowed")
 
-    def _beyond(self, view: View, largest: Rate, verdict: Verdict) -> Decision:
+    def _beyond(self, view: View, largest: Rate, verdict: Finding) -> Decision:
         above = view.bounded(largest.size + self.stride)
         if above > largest.size:
             return _decision(above, verdict, f"what would {above} do?")
@@ -78,5 +78,5 @@ class Search:
         return Decision(view.size, reason)
 
 
-def _decision(size: int, verdict: Verdict, so: str) -> Decision:
+def _decision(size: int, verdict: Finding, so: str) -> Decision:
     return Decision(size, f"{verdict.reason}: {so}", numbers=verdict.numbers)

@@ -23,7 +23,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
     worker: str
 
 
-class Opened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
+class DataOpened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):
     """What the worker trains on; again with more epochs."""
 
     spec: DataSpec
@@ -38,7 +38,7 @@ class Sat(msgspec.Struct, frozen=True, array_like=True, tag="sat"):
     size: int
 
 
-class Given(msgspec.Struct, frozen=True, array_like=True, tag="given"):
+class BatchGiven(msgspec.Struct, frozen=True, array_like=True, tag="given"):
     """The script is handed what it computes `step` on, maybe some steps ahead. A later line for a step replaces it."""
 
     step: int
@@ -55,14 +55,14 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="committed"):
     weight: float | None = None  # with which its samples went into the update; 0.0: no update; None: nobody could see
 
 
-class Ended(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
+class DataEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):
     """The script was told that there is no more data: of so many epochs, whose last step is `step`."""
 
     epochs: int
     step: int
 
 
-Line = Began | Opened | Sat | Given | Committed | Ended
+Line = Began | DataOpened | Sat | BatchGiven | Committed | DataEnded
 
 _encoder: Final = msgspec.json.Encoder()
 _decoder: Final = msgspec.json.Decoder(Line)

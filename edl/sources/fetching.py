@@ -13,7 +13,7 @@ from edl.sources.listing import DataFile
 
 
 @dataclass(frozen=True, slots=True)
-class Span:
+class RecordSpan:
     """Whole records that follow each other in one file."""
 
     file: DataFile
@@ -23,7 +23,7 @@ class Span:
     stop: int
 
 
-def fetch(spans: Iterable[Span]) -> Iterator[tuple[Span, bytes]]:
+def fetch(spans: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]:
     """The bytes of each span. Raises DataError."""
     for fs, some in groupby(spans, lambda span: span.file.fs):
         theirs = list(some)
@@ -34,7 +34,7 @@ def fetch(spans: Iterable[Span]) -> Iterator[tuple[Span, bytes]]:
             yield span, data
 
 
-def _read(spans: Sequence[Span]) -> Iterator[bytes]:
+def _read(spans: Sequence[RecordSpan]) -> Iterator[bytes]:
     """Many spans of few files: a tenth of what opening the file for each would cost."""
     for file, theirs in groupby(spans, lambda span: span.file):
         place = 0
@@ -47,7 +47,7 @@ def _read(spans: Sequence[Span]) -> Iterator[bytes]:
             raise unreadable(file.name, f"byte {place}", error) from error
 
 
-def _fetched(fs: Any, spans: Sequence[Span]) -> Iterator[bytes]:
+def _fetched(fs: Any, spans: Sequence[RecordSpan]) -> Iterator[bytes]:
     """In one call, which some file systems carry out side by side."""
     paths, starts, stops = zip(*((span.file.path, span.start, span.stop) for span in spans), strict=True)
     for span, data in zip(spans, fs.cat_ranges(list(paths), list(starts), list(stops)), strict=True):

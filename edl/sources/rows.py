@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from edl.sources.faults import BadRecord, changed, corrupt
-from edl.sources.fetching import Span, fetch
+from edl.sources.fetching import RecordSpan, fetch
 from edl.sources.listing import DataFile
 from edl.sources.places import BEGIN, FILE, Placed, Table, columns_of
 from edl.sources.port import Numbers
@@ -38,20 +38,20 @@ class RowSource(Placed):
                 found[place] = self._record(span, data, ends, number - span.number, head)
         return found
 
-    def _spans(self, columns: Numbers) -> Iterator[Span]:
+    def _spans(self, columns: Numbers) -> Iterator[RecordSpan]:
         """Neighbours of one file become one span."""
         kind = self._table[FILE, columns], self._table[BEGIN, columns] // SPAN_BYTES
         apart = (np.diff(columns) != 1) | np.logical_or(*(np.diff(one) != 0 for one in kind))
         for run in np.split(columns, np.flatnonzero(apart) + 1) if columns.size else ():
             yield self._span(int(run[0]), int(run[-1]))
 
-    def _span(self, first: int, last: int) -> Span:
+    def _span(self, first: int, last: int) -> RecordSpan:
         number, file_number, start = self._table[:, first].tolist()
         next_number, next_file, stop = self._table[:, last + 1].tolist()
         file = self._files[file_number]
-        return Span(file, number, next_number - number, start, stop if next_file == file_number else file.size)
+        return RecordSpan(file, number, next_number - number, start, stop if next_file == file_number else file.size)
 
-    def _ends(self, span: Span, data: bytes) -> Numbers:
+    def _ends(self, span: RecordSpan, data: bytes) -> Numbers:
         try:
             ends = self._layout.ends(data, True)
         except BadRecord as error:
@@ -60,7 +60,7 @@ class RowSource(Placed):
             raise changed(span.file.name, f"bytes {span.start} to {span.stop}")
         return ends
 
-    def _record(self, span: Span, data: bytes, ends: Numbers, index: int, head: bytes) -> Any:
+    def _record(self, span: RecordSpan, data: bytes, ends: Numbers, index: int, head: bytes) -> Any:
         start = int(ends[index - 1]) if index else 0
         try:
             return self._layout.record(data[start : ends[index]], head)
@@ -72,6 +72,6 @@ class RowSource(Placed):
         """The head of the first file that has records: all have the same. It ends where the records begin."""
         if self._head is None:
             _, file, begin = self._table[:, 0].tolist()
-            heads = [Span(self._files[file], 0, 0, 0, begin)] if self._layout.headed else []
+            heads = [RecordSpan(self._files[file], 0, 0, 0, begin)] if self._layout.headed else []
             self._head = next((data for _, data in fetch(heads)), b"")
         return self._head

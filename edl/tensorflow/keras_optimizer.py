@@ -21,7 +21,7 @@ from edl.tensorflow.rate import PacedKeras, TensorRate
 from edl.tensorflow.reducer import Reducer
 
 
-class Ordered:
+class GradientsFirst:
     """Mixed into the class of an optimizer, in front of it: an update counts only if it is made.
 
     Keras counts its iterations without regard to the gradients. So where these fail with the ring, or at the end of the
@@ -35,7 +35,7 @@ class Ordered:
             super().apply(gradients, trainable_variables)  # type: ignore[misc]
 
 
-class Elastic(Ordered):
+class Elastic(GradientsFirst):
     """Mixed into the class of a wrapped optimizer, in front of it."""
 
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
@@ -55,8 +55,8 @@ class Elastic(Ordered):
 
 def order(optimizer: Any) -> None:
     """Makes the updates of an optimizer that is not wrapped count only if they are made."""
-    if not isinstance(optimizer, Ordered):
-        _mix(optimizer, Ordered)
+    if not isinstance(optimizer, GradientsFirst):
+        _mix(optimizer, GradientsFirst)
 
 
 def attach(optimizer: Any, reducer: Reducer, rate: TensorRate) -> None:

@@ -12,10 +12,10 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.collectives.share import Share
+from edl.collectives.share import Weight
 
 
-class TensorShare(Share):
+class TensorShare(Weight):
     """A share that traced functions and graphs read anew in each step."""
 
     def __init__(self) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 import tensorflow as tf
 
 from edl.trainer.arrays import as_bytes
-from edl.trainer.tree import Differs, Form, Part, Place, Refused
+from edl.trainer.tree import CannotTravel, Destination, Differs, Form, TensorPart
 
 VARIABLE, TENSOR = "tf.Variable", "tf.Tensor"
 KERAS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
@@ -29,10 +29,12 @@ class TensorFlowTensors:
         if not isinstance(value, (tf.Variable, keras.Variable, tf.Tensor)):
             return None
         if not tf.executing_eagerly():
-            raise Refused("what is in a graph reaches newcomers with its session; leave it away")
+            raise CannotTravel("what is in a graph reaches newcomers with its session; leave it away")
         kind, shape = tf.as_dtype(value.dtype).base_dtype, tf.TensorShape(value.shape)
         if not shape.is_fully_defined() or kind in {tf.string, tf.resource, tf.variant}:
-            raise Refused(f"a {kind.name}{shape} of TensorFlow cannot travel to a newcomer; register numpy's arrays")
+            raise CannotTravel(
+                f"a {kind.name}{shape} of TensorFlow cannot travel to a newcomer; register numpy's arrays"
+            )
         sort = TENSOR if isinstance(value, tf.Tensor) else VARIABLE
         return Form(sort, kind.name, tuple(shape.as_list()))
 
@@ -41,25 +43,25 @@ class TensorFlowTensors:
             return as_bytes(np.ascontiguousarray(value.numpy()))
         return value.value if isinstance(value, keras.Variable) else value
 
-    def place(self, form: Form, mine: object) -> Place:
+    def place(self, form: Form, mine: object) -> Destination:
         if form.sort == TENSOR:
             array = np.empty(form.shape, tf.as_dtype(form.dtype).as_numpy_dtype)
-            return Place(as_bytes(array), lambda: tf.constant(array))
+            return Destination(as_bytes(array), lambda: tf.constant(array))
         if not isinstance(mine, (tf.Variable, keras.Variable)) or self.form(mine) != form:
             here = "nothing" if mine is None else self.form(mine) or f"a {type(mine).__qualname__}"
             raise Differs(f"{here} here, {form} there")
-        return Place(self.contents(mine), lambda: mine)
+        return Destination(self.contents(mine), lambda: mine)
 
-    def parts(self, value: object) -> Sequence[Part] | None:
+    def parts(self, value: object) -> Sequence[TensorPart] | None:
         if not isinstance(value, (*KERAS, tf.Module)) or isinstance(value, (tf.Variable, keras.Variable)):
             return None
         if not getattr(value, "built", True):
-            raise Refused(
+            raise CannotTravel(
                 f"a {type(value).__qualname__} that is not built yet has no variables; call its build() first"
             )
         statistics = {id(variable) for variable in statistics_of(value)}
         is_own = isinstance(value, keras.metrics.Metric)
-        return [Part(_name(one), one, id(one) in statistics, is_own) for one in _variables(value)]
+        return [TensorPart(_name(one), one, id(one) in statistics, is_own) for one in _variables(value)]
 
 
 def statistics_of(value: object) -> Iterable[Any]:

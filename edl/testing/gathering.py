@@ -17,7 +17,7 @@ from edl.protocol import messages
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring import Peer, Place
 from edl.transport.errors import Reason, Refused
-from edl.transport.memory import MemoryNetwork, MemoryServer
+from edl.transport.memory import MemoryListener, MemoryNetwork
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -35,7 +35,7 @@ class Gathering:
         self.network = MemoryNetwork()
         self.refusals = Refusals()
         self.daemons: list[Introductions] = []
-        self._servers: list[MemoryServer] = []
+        self._servers: list[MemoryListener] = []
         self._addresses: list[str] = []
 
     async def open(self) -> list[Place]:

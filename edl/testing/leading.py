@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.inputs import Command, Input, Refuse, Tell, TimePassed
 from edl.core.orders import OrderBook
-from edl.core.patience import NEVER
+from edl.core.patience import END_OF_TIME
 from edl.protocol.job import Record
 
 if TYPE_CHECKING:
@@ -104,7 +104,7 @@ class SimLeader:
         for answer, taken in answers:
             answer(taken)
         self._busy = False
-        if (wake_at := self.machine.wake_at) < NEVER:
+        if (wake_at := self.machine.wake_at) < END_OF_TIME:
             self.job.after(max(0.0, wake_at - self.job.now), self._wake, wake_at)
         if self._inbox:
             self._busy = True

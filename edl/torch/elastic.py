@@ -71,7 +71,7 @@ class TorchState(State):
         super().__init__(_run, values, parts)
 
 
-class _Place:
+class _PassPlace:
     """Which of the job's passes over the data a sampler is at; a script that resumes counts epochs from elsewhere."""
 
     def __init__(self) -> None:
@@ -112,7 +112,7 @@ class ElasticSampler(data.Sampler[int]):
         self.shuffle = shuffle
         self.seed = seed
         self.epoch = 0
-        self._place = _Place()
+        self._place = _PassPlace()
         self._shards: ShardGenerator | None = None
 
     def set_epoch(self, epoch: int) -> None:

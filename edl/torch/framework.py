@@ -17,7 +17,7 @@ import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
-from edl.collectives.share import Share
+from edl.collectives.share import Weight
 from edl.core.digest import Fingerprint, leaves
 from edl.errors import UsageError
 from edl.torch.backward import Backward
@@ -54,7 +54,7 @@ class TorchFramework:
         prepare_environment()
         self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
         self.sort = TorchTensors()
-        self._share = Share()
+        self._share = Weight()
         self._backward = Backward()
         self._rate = 1.0
         self._models: list[torch.nn.Module] = []

@@ -28,7 +28,7 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
-from edl.collectives.share import Share
+from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
 from edl.torch.backward import Backward, finish, task_id
 from edl.trainer.framework import StepPort
@@ -41,7 +41,7 @@ class Reducer:
         self,
         trainer: StepPort,
         ring: HorovodRing,
-        share: Share,
+        share: Weight,
         backward: Backward,
         names: dict[torch.Tensor, str],
         passes: int = 1,

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.trainer.tree import Differs, Form, Part, Place, Refused
+from edl.trainer.tree import CannotTravel, Destination, Differs, Form, TensorPart
 
 SORT = "torch.Tensor"
 
@@ -29,27 +29,27 @@ class TorchTensors:
         if not isinstance(value, torch.Tensor):
             return None
         if is_lazy(value):
-            raise Refused("a lazy module has no parameters yet; run a batch through it first")
+            raise CannotTravel("a lazy module has no parameters yet; run a batch through it first")
         if value.layout != torch.strided or value.is_quantized or value.is_meta:
-            raise Refused("a sparse, quantized or meta tensor cannot travel to a newcomer; register a dense one")
+            raise CannotTravel("a sparse, quantized or meta tensor cannot travel to a newcomer; register a dense one")
         return form(value)
 
     def contents(self, value: torch.Tensor) -> torch.Tensor:
         return value
 
-    def place(self, form: Form, mine: object) -> Place:
+    def place(self, form: Form, mine: object) -> Destination:
         if isinstance(mine, torch.Tensor) and self.form(mine) == form and not _overlaps(mine):
-            return Place(mine, lambda: mine)
+            return Destination(mine, lambda: mine)
         if isinstance(mine, torch.Tensor) and mine.requires_grad:  # whoever trains it would go on with the old one
             raise Differs(f"{self.form(mine)} here, {form} there")
         tensor = torch.empty(form.shape, dtype=_dtype(form.dtype), device=self._device_for(form, mine))
-        return Place(tensor, lambda: tensor)
+        return Destination(tensor, lambda: tensor)
 
-    def parts(self, value: object) -> Sequence[Part] | None:
+    def parts(self, value: object) -> Sequence[TensorPart] | None:
         if not isinstance(value, torch.nn.Module):
             return None
-        parameters = [Part(name, parameter) for name, parameter in value.named_parameters()]
-        return [*parameters, *(Part(name, buffer, is_statistic=True) for name, buffer in value.named_buffers())]
+        parameters = [TensorPart(name, parameter) for name, parameter in value.named_parameters()]
+        return [*parameters, *(TensorPart(name, buffer, is_statistic=True) for name, buffer in value.named_buffers())]
 
     def _device_for(self, form: Form, mine: object) -> torch.device:
         if form.on_cpu:

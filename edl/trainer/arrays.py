@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from edl.trainer.tree import Form, Part, Place, Refused
+from edl.trainer.tree import CannotTravel, Destination, Form, TensorPart
 
 SORT = "array"
 
@@ -28,29 +28,31 @@ class Arrays:
         if not isinstance(value, np.ndarray):
             return None
         if value.dtype.hasobject:
-            raise Refused("an array of dtype object cannot travel to a newcomer; give it a dtype of numbers or text")
+            raise CannotTravel(
+                "an array of dtype object cannot travel to a newcomer; give it a dtype of numbers or text"
+            )
         if isinstance(value, np.ma.MaskedArray):
-            raise Refused("a masked array cannot travel to a newcomer; register its .data and its .mask")
+            raise CannotTravel("a masked array cannot travel to a newcomer; register its .data and its .mask")
         return Form(SORT, dtype_text(value.dtype), value.shape)
 
     def contents(self, value: AnyArray) -> AnyArray:
         return as_bytes(np.ascontiguousarray(value))
 
-    def place(self, form: Form, mine: object) -> Place:
+    def place(self, form: Form, mine: object) -> Destination:
         if not isinstance(mine, np.ndarray) or not mine.flags.writeable or self.form(mine) != form:
             whole = np.empty(form.shape, dtype_of(form.dtype))
-            return Place(as_bytes(whole), lambda: whole)
+            return Destination(as_bytes(whole), lambda: whole)
         if mine.flags.c_contiguous:
-            return Place(as_bytes(mine), lambda: mine)
+            return Destination(as_bytes(mine), lambda: mine)
         packed = np.empty(form.shape, mine.dtype)
 
         def unpacked() -> object:
             mine[...] = packed
             return mine
 
-        return Place(as_bytes(packed), unpacked)
+        return Destination(as_bytes(packed), unpacked)
 
-    def parts(self, value: object) -> Sequence[Part] | None:  # noqa: ARG002 - the port's
+    def parts(self, value: object) -> Sequence[TensorPart] | None:  # noqa: ARG002 - the port's
         return None
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from edl.trainer.packing import has_state
-from edl.trainer.tree import Refused, Tensors
+from edl.trainer.tree import CannotTravel, Tensors
 
 Leaf = tuple[str, Any]
 
@@ -23,7 +23,7 @@ def compared(value: Any, path: str, sorts: Sequence[Tensors], *, within: bool = 
     """Its tensors and plain values, under names that are the same on all workers. `within` a state, all count."""
     try:
         tensors = _tensors(value, path, sorts)
-    except Refused:  # said where it was registered, and again where it is to travel
+    except CannotTravel:  # said where it was registered, and again where it is to travel
         return
     if tensors is not None:
         yield from (leaf for leaf in tensors if within or type(leaf[1]) is not np.ndarray)

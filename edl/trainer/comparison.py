@@ -26,7 +26,7 @@ from edl.trainer.sitting import Sitting
 logger = logging.getLogger("edl")
 
 
-class _Member(msgspec.Struct, frozen=True):
+class _Teller(msgspec.Struct, frozen=True):
     """One of the ring, as it tells the others of itself where they differ."""
 
     worker: str
@@ -68,8 +68,8 @@ class Comparison:
         seat.link.page.add_waited(time.perf_counter_ns() - began)
         if same:
             return None
-        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Member(seat.link.worker, list(mine))))
-        members = [msgspec.msgpack.decode(one, type=_Member) for one in everybodys]
+        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Teller(seat.link.worker, list(mine))))
+        members = [msgspec.msgpack.decode(one, type=_Teller) for one in everybodys]
         self._names = [member.worker for member in members]
         found = difference([member.fingerprints for member in members])
         if found is None:

@@ -13,7 +13,7 @@ PERIOD_S: Final = 0.5
 MOST: Final = 32  # names
 
 
-class Figures:
+class FigureSender:
     """The newest value of each name. Sent twice a second at most, however often the script reports."""
 
     def __init__(self, send: Callable[[dict[str, float]], object], clock: Callable[[], float] = time.monotonic) -> None:

@@ -21,6 +21,7 @@ from edl.trainer.tree import (
     CONTAINERS,
     BigInteger,
     Binary,
+    CannotTravel,
     Content,
     Dictionary,
     Differs,
@@ -28,11 +29,10 @@ from edl.trainer.tree import (
     Form,
     Item,
     Node,
-    Part,
     Parts,
-    Refused,
     Scalar,
     Stateful,
+    TensorPart,
     Tensors,
 )
 
@@ -57,7 +57,7 @@ class Packing:
         """Raises UsageError, with `path` for the name of what cannot travel."""
         try:
             return _plain(value) or self._with_contents(value, path) or self._nested(value, path)
-        except Refused as error:
+        except CannotTravel as error:
             raise UsageError(f"{path}: {error}") from None
 
     def _with_contents(self, value: Any, path: str) -> Node | None:
@@ -71,10 +71,10 @@ class Packing:
                 return form
         return None
 
-    def _part(self, sort: Tensors, part: Part, path: str) -> Form:
+    def _part(self, sort: Tensors, part: TensorPart, path: str) -> Form:
         form = sort.form(part.tensor)
         if form is None:
-            raise Refused(f"{part.name} is a {type(part.tensor).__name__}, which cannot travel")
+            raise CannotTravel(f"{part.name} is a {type(part.tensor).__name__}, which cannot travel")
         self.contents.append(Content(f"{path}.{part.name}", sort, part.tensor, part.is_statistic))
         return form
 
@@ -89,14 +89,16 @@ class Packing:
                 return Elements(tuple(self.of(item, f"{path}[{place}]") for place, item in enumerate(value)), name)
         if has_state(value):
             return Stateful(self.of(value.state_dict(), f"{path}.state_dict()"))
-        raise Refused(f"a {type(value).__qualname__} cannot travel to a newcomer; {CAN_TRAVEL}")
+        raise CannotTravel(f"a {type(value).__qualname__} cannot travel to a newcomer; {CAN_TRAVEL}")
 
     def _key(self, key: Any, path: str) -> Node:
         if isinstance(key, tuple):
             return Elements(tuple(self._key(item, path) for item in key), "tuple")
         plain = _plain(key)
         if plain is None:
-            raise Refused(f"a dict with a {type(key).__qualname__} as a key cannot travel; keys are numbers and text")
+            raise CannotTravel(
+                f"a dict with a {type(key).__qualname__} as a key cannot travel; keys are numbers and text"
+            )
         return plain
 
 

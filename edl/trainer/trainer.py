@@ -35,7 +35,7 @@ from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.source import files_of
 from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
 from edl.trainer.extras import Extras
-from edl.trainer.figures import Figures
+from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
@@ -70,7 +70,7 @@ class Trainer:
         self._callbacks: list[Callable[[int, int], object]] = []
         self._rates = Rates(framework, self._seat, self._feed, self._extras)
         self._comparison = Comparison(framework, self._seat, self._extras)
-        self._figures = Figures(lambda values: self._seat.link.send(say.Figures(values)))
+        self._figures = FigureSender(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
         self._rehearsing = False
         self._left = False

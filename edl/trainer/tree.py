@@ -81,7 +81,7 @@ Node = Scalar | Binary | BigInteger | Item | Form | Parts | Stateful | Elements 
 CONTAINERS: dict[str, type] = {"list": list, "tuple": tuple, "set": set, "frozenset": frozenset, "deque": deque}
 
 
-class Refused(Exception):
+class CannotTravel(Exception):
     """A tensor's sort says why this one cannot travel, and what could."""
 
 
@@ -89,7 +89,7 @@ class Differs(Exception):
     """What is here cannot take over what comes."""
 
 
-class Part(NamedTuple):
+class TensorPart(NamedTuple):
     """One tensor of a module."""
 
     name: str
@@ -98,7 +98,7 @@ class Part(NamedTuple):
     is_own: bool = False  # each worker's own in any case: what a metric has counted
 
 
-class Place(NamedTuple):
+class Destination(NamedTuple):
     """Where contents go at the receiver."""
 
     contents: Any
@@ -117,10 +117,10 @@ class Tensors(Protocol):
     def contents(self, value: Any) -> Any:
         """What travels of a value that has a form."""
 
-    def place(self, form: Form, mine: object) -> Place:
+    def place(self, form: Form, mine: object) -> Destination:
         """`mine` itself where it fits, so that whoever refers to it sees the new contents. Raises Differs."""
 
-    def parts(self, value: object) -> Sequence[Part] | None:
+    def parts(self, value: object) -> Sequence[TensorPart] | None:
         """Of a module, a model, a layer; None: it is no such thing. Raises Refused."""
 
 

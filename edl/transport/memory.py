@@ -51,7 +51,7 @@ class MemoryNetwork:
         self.held: deque[tuple[Parcel, asyncio.Future[None]]] = deque()
         self._holding = asyncio.Event()
         self._cut_off: set[str] = set()
-        self._servers: dict[str, MemoryServer] = {}
+        self._servers: dict[str, MemoryListener] = {}
         self._ports = count(1)
 
     def server(
@@ -63,9 +63,9 @@ class MemoryNetwork:
         request_types: Any,
         refusals: Refusals,
         termless: tuple[type, ...] = (),
-    ) -> MemoryServer:
+    ) -> MemoryListener:
         service = Service(secret, job, handler, request_types=request_types, refusals=refusals, termless=termless)
-        return MemoryServer(self, service)
+        return MemoryListener(self, service)
 
     def client(self, secret: bytes, job: str, sender: str, address: str) -> MemoryClient:
         return MemoryClient(self, Speaker(secret, job, sender, address), sender, address)
@@ -122,7 +122,7 @@ class MemoryNetwork:
         return fate is Fate.DOUBLE
 
 
-class MemoryServer:
+class MemoryListener:
     """See `edl.transport.port.Listener`."""
 
     def __init__(self, network: MemoryNetwork, service: Service) -> None:

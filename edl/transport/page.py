@@ -20,6 +20,7 @@ import stat
 from pathlib import Path
 from typing import Final
 
+from edl.core.seat import NEVER
 from edl.errors import ConfigError
 
 try:
@@ -27,7 +28,6 @@ try:
 except ImportError:
     from edl.transport.count import Count
 
-NEVER: Final = 2**63 - 1  # attention_step: nothing is going to happen
 
 _MAGIC: Final = int.from_bytes(b"edl page", "little")
 _VERSION: Final = 2

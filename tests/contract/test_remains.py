@@ -11,7 +11,7 @@ from edl import events
 from edl.coordination.store import NotEmpty
 from edl.core.job import new_record
 from edl.daemon import remains
-from edl.daemon.remains import Verdict
+from edl.daemon.remains import Standing
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.events import Event, Kind
 from edl.host.credentials import known_secret, shared_secret
@@ -71,7 +71,7 @@ async def test_the_secret_goes_first_and_the_record_last(store: Any, name: str) 
     assert await store.read(tree.secret(name)) is None
     found = await remains.look(store, name)
     assert found is not None
-    assert found.verdict is Verdict.OVER
+    assert found.verdict is Standing.OVER
     store.commit = real
     await remains.remove(store, name)
     assert await store.read(tree.root(name)) is None
@@ -109,11 +109,11 @@ async def test_a_job_that_is_not_over_never_goes_by_itself(store: Any, name: str
     assert name not in await remains.sweep(store, ENDED + 1e9, besides="another")
     found = await remains.look(store, name)
     assert found is not None
-    assert found.verdict is Verdict.DESERTED
+    assert found.verdict is Standing.DESERTED
     await store.create(tree.worker(name, "w1"), ephemeral=True)
     found = await remains.look(store, name)
     assert found is not None
-    assert found.verdict is Verdict.LIVING
+    assert found.verdict is Standing.LIVING
 
 
 async def test_a_leader_leaves_its_own_job_alone(store: Any, name: str) -> None:

@@ -10,7 +10,7 @@ import pytest
 from edl.coordination import zookeeper
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import ANY, Check, Create, Delete, Refused, Store, Write
+from edl.coordination.store import ANY, Check, Create, Delete, Store, StoreRefused, Write
 from edl.errors import EdlError
 
 PATHS = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e/f")
@@ -34,7 +34,7 @@ async def outcome(store: Store, rng: random.Random):
         if len(ops) > 1:
             return await store.commit(ops, fence=fence)
         return await call(store, ops[0], parents=parents)
-    except Refused as error:
+    except StoreRefused as error:
         return (type(error).__name__, error.path, error.op if len(ops) > 1 else None)
     except EdlError as error:
         return type(error).__name__

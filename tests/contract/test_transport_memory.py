@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from edl.transport.errors import DeadlineExceeded, Unreachable
-from edl.transport.memory import Fate, MemoryClient, MemoryNetwork, MemoryServer, Parcel
+from edl.transport.memory import Fate, MemoryClient, MemoryListener, MemoryNetwork, Parcel
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
 
@@ -28,7 +28,7 @@ class Hall:
         self.network = MemoryNetwork()
         self.refusals = Refusals()
         self.taken: list[int] = []
-        self.server: MemoryServer = self.network.server(
+        self.server: MemoryListener = self.network.server(
             SECRET, "job", self.take, request_types=Count, refusals=self.refusals
         )
 

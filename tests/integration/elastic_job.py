@@ -11,7 +11,7 @@ from pathlib import Path
 from pace import patient
 
 from edl.core.audit import account
-from edl.protocol.audit import Given
+from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
 
 JOBS = Path(__file__).parent / "jobs"
@@ -85,7 +85,7 @@ class Job:
             # Nobody may have begun the last one when the word comes, so they pause for as long as it takes. Who leads,
             # if anybody does, may not know all.
             hold.touch()
-            begun = [line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, Given)]
+            begun = [line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, BatchGiven)]
             self.epochs = max([self.status().get("epoch", 0), *begun]) + 3
         draft = self.until.with_suffix(".new")
         draft.write_text(str(self.epochs))
@@ -115,7 +115,7 @@ class Job:
         Of scripts that came to their end. Rehearsals and stand-ins, which are nobody's samples, are left out, and so is
         the second time of a void mini-batch.
         """
-        given = [{line.step: line for line in one.lines if isinstance(line, Given)} for one in read(self.audit)]
+        given = [{line.step: line for line in one.lines if isinstance(line, BatchGiven)} for one in read(self.audit)]
         handed_out = [[line.check for _, line in sorted(lines.items()) if line.ranges] for lines in given]
         for result in self.results():
             once = dict.fromkeys(result["checks"])

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pace import patient
 
-from edl.protocol.audit import Given
+from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -132,7 +132,7 @@ def test_a_straggler_takes_fewer_samples(edl, tmp_path):
         audit.worker: sum(map(len, line.ranges))
         for audit in read(edl.cwd / "audit")
         for line in audit.lines
-        if isinstance(line, Given) and line.step == enough - 5
+        if isinstance(line, BatchGiven) and line.step == enough - 5
     }
     assert sum(taken.values()) == 24
     assert 6 <= taken[min(told["shares"], key=told["shares"].__getitem__)] <= 10

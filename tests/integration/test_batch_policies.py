@@ -11,7 +11,7 @@ import pytest
 from elastic_job import Job
 
 from edl.core.lineage import lineage
-from edl.protocol.audit import Given, Sat
+from edl.protocol.audit import BatchGiven, Sat
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
@@ -26,7 +26,7 @@ def batches(job: Job) -> dict[int, int]:
     for span in lineage(audits):
         for audit in audits:
             if audit.worker in span.members:
-                given = {line.step: line for line in audit.lines if isinstance(line, Given)}
+                given = {line.step: line for line in audit.lines if isinstance(line, BatchGiven)}
                 for step in range(span.after_step + 1, span.until_step + 1):
                     found[step] += sum(map(len, given[step].ranges)) if step in given else 0
     return dict(found)
@@ -42,7 +42,7 @@ def final_steps(job: Job) -> set[int]:
     last: dict[int, int] = {}
     for audit in read(job.audit):
         for line in audit.lines:
-            if isinstance(line, Given):
+            if isinstance(line, BatchGiven):
                 last[line.epoch] = max(line.step, last.get(line.epoch, 0))
     return set(last.values())
 

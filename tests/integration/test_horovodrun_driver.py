@@ -21,7 +21,7 @@ from horovod.runner.http.http_server import RendezvousServer
 
 from edl.errors import PeerError
 from edl.horovodrun import pickles
-from edl.horovodrun.driver import Count, Driver
+from edl.horovodrun.driver import Driver, SlotCount
 from edl.horovodrun.notices import Notices
 
 HOST = "127.0.0.1"
@@ -89,8 +89,8 @@ async def test_a_recount_starts_newcomers_frees_slots_and_empties_the_store(real
     first = asyncio.create_task(driver.ask("localhost:0"))
     await asyncio.sleep(0.2)
     assert not first.done()  # it waits for the other one
-    assert await driver.ask("localhost:1") == Count(1, 3, 3)
-    assert await first == Count(0, 3, 3)
+    assert await driver.ask("localhost:1") == SlotCount(1, 3, 3)
+    assert await first == SlotCount(0, 3, 3)
     await until(lambda: "localhost:2" in real.started, "the newcomer")
     assert await driver.get("edl", "job") is None
 

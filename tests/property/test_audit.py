@@ -18,7 +18,7 @@ from edl.core.audit import account
 from edl.core.ledger import Ledger
 from edl.core.lineage import WorkerAudit
 from edl.core.permutation import samples_at
-from edl.protocol.audit import Committed, Ended, Given, Line, Opened, Sat, decoded, encoded
+from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Range
 
 HORIZON = 5
@@ -49,7 +49,7 @@ class Job:
 
     def newcomer(self) -> str:
         name = f"w{len(self.lines)}"
-        self.lines[name] = [Opened(self.spec)]
+        self.lines[name] = [DataOpened(self.spec)]
         return name
 
     def begin(self, roster: list[str], step: int) -> None:
@@ -79,7 +79,7 @@ class Job:
             steps -= 1
         if self.ledger.exhausted:
             for worker in self.roster:
-                self.lines[worker].append(Ended(self.spec.epochs, self.step))
+                self.lines[worker].append(DataEnded(self.spec.epochs, self.step))
 
     def hand_out(self) -> None:
         """The step that comes, and for some workers those after it."""
@@ -88,7 +88,7 @@ class Job:
                 lease = next((x for x in self.ledger.leases(worker) if x.after_step < step <= x.until_step), None)
                 if lease is not None:
                     pieces = lease.between(step - 1, step)
-                    self.lines[worker].append(Given(step, lease.epoch, pieces, check_of(self.spec, pieces)))
+                    self.lines[worker].append(BatchGiven(step, lease.epoch, pieces, check_of(self.spec, pieces)))
 
     def keep(self) -> None:
         """The coming step is part of the job: everybody's samples are trained."""
@@ -179,9 +179,9 @@ def naive(audits: list[WorkerAudit], spec: DataSpec) -> Counter[tuple[int, int]]
     began = {line.generation: line.step for _, line in said if isinstance(line, Sat)}
     members = {(line.generation, worker) for worker, line in said if isinstance(line, Sat)}
     applied = {(line.generation, line.step) for _, line in said if isinstance(line, Committed)}
-    held: dict[tuple[str, int], Given] = {}
+    held: dict[tuple[str, int], BatchGiven] = {}
     for worker, line in said:
-        if isinstance(line, Given):
+        if isinstance(line, BatchGiven):
             held[worker, line.step] = line
     trained: Counter[tuple[int, int]] = Counter()
     for (worker, step), line in held.items():
@@ -211,7 +211,9 @@ def test_any_change_of_what_was_handed_out_is_seen_as_the_naive_twin_sees_it(job
 
 def changed(spec: DataSpec, audits: list[WorkerAudit], data: st.DataObject) -> list[WorkerAudit]:
     """One line about samples goes, or says something else."""
-    places = [(a, n) for a, one in enumerate(audits) for n, line in enumerate(one.lines) if isinstance(line, Given)]
+    places = [
+        (a, n) for a, one in enumerate(audits) for n, line in enumerate(one.lines) if isinstance(line, BatchGiven)
+    ]
     assume(places)  # a small job's few lines may all have gone by now
     place, number = data.draw(st.sampled_from(places))
     audit, line = audits[place], audits[place].lines[number]
@@ -243,10 +245,10 @@ def test_a_void_batch_that_is_counted_is_found_repeated(job: Job, data: st.DataO
     void = [(a, step) for a in audits for step in sorted(steps_with_samples(a)) if (a.worker, step) in job.void]
     assume(void)
     victim, step = data.draw(st.sampled_from(void))
-    line = [one for one in victim.lines if isinstance(one, Given) and one.step == step][-1]
+    line = [one for one in victim.lines if isinstance(one, BatchGiven) and one.step == step][-1]
     survivor = next(audit for audit in audits if audit.worker == job.roster[0])
-    last = [one for one in survivor.lines if isinstance(one, Given) and one.step == job.step]
-    both = Given(job.step, line.epoch, (*(last[-1].ranges if last else ()), *line.ranges), 0)
+    last = [one for one in survivor.lines if isinstance(one, BatchGiven) and one.step == job.step]
+    both = BatchGiven(job.step, line.epoch, (*(last[-1].ranges if last else ()), *line.ranges), 0)
     lines = (*survivor.lines, both)
     others = [audit for audit in audits if audit is not survivor]
     found = account([*others, WorkerAudit(survivor.worker, "j", lines)])
@@ -254,9 +256,9 @@ def test_a_void_batch_that_is_counted_is_found_repeated(job: Job, data: st.DataO
 
 
 def steps_with_samples(audit: WorkerAudit) -> set[int]:
-    return {line.step for line in audit.lines if isinstance(line, Given) and line.ranges}
+    return {line.step for line in audit.lines if isinstance(line, BatchGiven) and line.ranges}
 
 
 def without(audits: list[WorkerAudit], audit: WorkerAudit, step: int) -> list[WorkerAudit]:
-    lines = tuple(line for line in audit.lines if not (isinstance(line, Given) and line.step == step))
+    lines = tuple(line for line in audit.lines if not (isinstance(line, BatchGiven) and line.step == step))
     return [WorkerAudit(one.worker, one.job, lines if one is audit else one.lines) for one in audits]

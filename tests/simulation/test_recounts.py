@@ -16,7 +16,7 @@ import pytest
 from edl.core import recount
 from edl.core.job import new_record
 from edl.core.sightings import Sightings
-from edl.horovodrun.post import Freed, JobSeen, Post, StartTrainer, TrainerEnded
+from edl.horovodrun.post import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
 from edl.protocol.driver import Word
 from edl.protocol.job import Identity, Member, WorkerState
 from edl.protocol.messages import Observation, Phase
@@ -235,7 +235,7 @@ class World:
             return
         if not one.word.freed:
             one.ask(self.record.recounts, self.driver)
-        for command in one.post.handle(JobSeen(self.over, self.over), 0.0):
+        for command in one.post.handle(JobAtEnd(self.over, self.over), 0.0):
             if isinstance(command, StartTrainer):
                 one.boots = True
 

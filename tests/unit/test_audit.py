@@ -14,11 +14,12 @@ import numpy as np
 import pytest
 
 from edl.cli import main
-from edl.core.audit import Account, Offender, Taken, Weighed, account
+from edl.core.audit import Account, Offender, Portion, Weighed, account
 from edl.core.lineage import WorkerAudit, lineage
 from edl.core.permutation import samples_at
+from edl.core.seat import NEVER
 from edl.errors import ConfigError, UsageError
-from edl.protocol.audit import Began, Committed, Damaged, Ended, Given, Line, Opened, Sat, decoded, encoded
+from edl.protocol.audit import BatchGiven, Began, Committed, Damaged, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
 from edl.testing.solo import NeverCut
@@ -26,26 +27,26 @@ from edl.trainer.data.audit import AuditedCount, AuditFile, read
 from edl.trainer.data.holdings import Holdings
 from edl.trainer.data.passes import Pass
 from edl.trainer.data.shards import ShardGenerator
-from edl.transport.page import NEVER, Page
+from edl.transport.page import Page
 
 SPEC = DataSpec(total=8, epochs=1, batch=2, shuffle=True, seed=3)
 
 
-def given(step: int, *pieces: tuple[int, int], epoch: int = 0, spec: DataSpec = SPEC) -> Given:
+def given(step: int, *pieces: tuple[int, int], epoch: int = 0, spec: DataSpec = SPEC) -> BatchGiven:
     ranges = tuple(Range(epoch, start, stop) for start, stop in pieces)
     ids = b"".join(samples_at(spec, piece).astype("<i8").tobytes() for piece in ranges)
-    return Given(step, epoch, ranges, zlib.crc32(ids))
+    return BatchGiven(step, epoch, ranges, zlib.crc32(ids))
 
 
 def audit(worker: str, *lines: Line, job: str = "j", spec: DataSpec = SPEC) -> WorkerAudit:
-    return WorkerAudit(worker, job, (Opened(spec), *lines))
+    return WorkerAudit(worker, job, (DataOpened(spec), *lines))
 
 
 def pair() -> dict[str, list[Line]]:
     """Two workers, one epoch of two steps."""
     return {
-        "a": [Sat(1, 0, 0, 2), given(1, (0, 2)), Committed(1, 1), given(2, (4, 6)), Committed(1, 2), Ended(1, 2)],
-        "b": [Sat(1, 0, 1, 2), given(1, (2, 4)), Committed(1, 1), given(2, (6, 8)), Committed(1, 2), Ended(1, 2)],
+        "a": [Sat(1, 0, 0, 2), given(1, (0, 2)), Committed(1, 1), given(2, (4, 6)), Committed(1, 2), DataEnded(1, 2)],
+        "b": [Sat(1, 0, 1, 2), given(1, (2, 4)), Committed(1, 1), given(2, (6, 8)), Committed(1, 2), DataEnded(1, 2)],
     }
 
 
@@ -135,16 +136,16 @@ def test_a_repeated_sample_is_named_with_its_steps_and_workers() -> None:
     lines["b"][3] = given(2, (1, 2), (6, 8))
     (epoch,) = found(lines).epochs
     assert (epoch.trained, epoch.repeated, epoch.lost) == (8, 1, 0)
-    assert epoch.first_repeated == (Offender(sample(1), (Taken(1, "a"), Taken(2, "b"))),)
+    assert epoch.first_repeated == (Offender(sample(1), (Portion(1, "a"), Portion(2, "b"))),)
 
 
 def test_what_was_trained_in_a_void_step_is_lost_unless_it_comes_again() -> None:
     lines = pair()
-    lines["a"][4:] = [Sat(2, 1, 0, 1), Committed(2, 2), Ended(1, 2)]  # b is lost in step 2
+    lines["a"][4:] = [Sat(2, 1, 0, 1), Committed(2, 2), DataEnded(1, 2)]  # b is lost in step 2
     lines["b"][4:] = []
     (epoch,) = found(lines).epochs
-    assert (epoch.lost, epoch.first_lost[0]) == (2, Offender(sample(6), (Taken(2, "b"),)))
-    lines["a"][-1:] = [given(3, (6, 8)), Committed(2, 3), Ended(1, 3)]
+    assert (epoch.lost, epoch.first_lost[0]) == (2, Offender(sample(6), (Portion(2, "b"),)))
+    lines["a"][-1:] = [given(3, (6, 8)), Committed(2, 3), DataEnded(1, 3)]
     assert found(lines).clean
 
 
@@ -157,7 +158,7 @@ def test_the_same_step_handed_out_again_counts_once() -> None:
 def test_other_samples_than_those_of_the_positions_are_wrong() -> None:
     lines = pair()
     lines["a"][1] = msgspec.structs.replace(given(1, (0, 2)), check=1)
-    assert (found(lines).clean, found(lines).wrong, found(lines).first_wrong) == (False, 1, (Taken(1, "a"),))
+    assert (found(lines).clean, found(lines).wrong, found(lines).first_wrong) == (False, 1, (Portion(1, "a"),))
 
 
 def test_an_epoch_that_is_not_over_has_lost_nothing_yet() -> None:
@@ -184,7 +185,7 @@ def test_an_epoch_is_over_once_the_pass_after_the_next_has_begun() -> None:
         ([WorkerAudit("a", "j", (Sat(1, 0, 0, 1),))], "no worker has asked for data"),
         ([audit("a"), audit("b", job="k")], "audits of the jobs j and k"),
         ([audit("a"), audit("b", spec=DataSpec(9, 1, 2))], "more than one run: workers trained on data of another tot"),
-        ([audit("a", Given(1, 0, (Range(0, 7, 9),), 0))], r"a was given positions 7\.\.8 of epoch 0"),
+        ([audit("a", BatchGiven(1, 0, (Range(0, 7, 9),), 0))], r"a was given positions 7\.\.8 of epoch 0"),
     ],
 )
 def test_what_cannot_be_an_audit_is_refused(audits: list[WorkerAudit], complaint: str) -> None:
@@ -197,13 +198,13 @@ def test_a_large_audit_is_quick(tmp_path: Path) -> None:
     spec = DataSpec(total=50_000, epochs=3, batch=8, shuffle=True)
     orders = [samples_at(spec, Range(epoch, 0, spec.total)).astype("<i8") for epoch in range(3)]
     for rank in range(10):
-        lines: list[Line] = [Began(1, "j", f"w{rank}"), Opened(spec), Sat(1, 0, rank, 10)]
+        lines: list[Line] = [Began(1, "j", f"w{rank}"), DataOpened(spec), Sat(1, 0, rank, 10)]
         for step in range(1, 3 * 625 + 1):
             epoch, at = divmod(step - 1, 625)
             start = (at * 10 + rank) * 8
             check = zlib.crc32(orders[epoch][start : start + 8].tobytes())
-            lines += [Given(step, epoch, (Range(epoch, start, start + 8),), check), Committed(1, step)]
-        (tmp_path / f"audit-w{rank}.jsonl").write_bytes(b"".join(map(encoded, [*lines, Ended(3, 1875)])))
+            lines += [BatchGiven(step, epoch, (Range(epoch, start, start + 8),), check), Committed(1, step)]
+        (tmp_path / f"audit-w{rank}.jsonl").write_bytes(b"".join(map(encoded, [*lines, DataEnded(3, 1875)])))
     began = time.process_time()
     found = account(read(tmp_path))
     assert time.process_time() - began < 3.0
@@ -215,7 +216,7 @@ def test_a_large_audit_is_quick(tmp_path: Path) -> None:
 
 
 def test_lines_come_back_as_they_were_written() -> None:
-    lines = (Began(1, "j", "w"), Opened(SPEC), Sat(1, 0, 0, 2), given(1, (0, 2)), Committed(1, 1), Ended(1, 9))
+    lines = (Began(1, "j", "w"), DataOpened(SPEC), Sat(1, 0, 0, 2), given(1, (0, 2)), Committed(1, 1), DataEnded(1, 9))
     data = b"".join(encoded(line) for line in lines)
     assert decoded(data) == lines
     for cut in range(len(data)):
@@ -237,7 +238,14 @@ def test_a_worker_writes_what_is_its_own_alone(tmp_path: Path) -> None:
     file.committed(1, 1, 0.25)
     file.ended(1, 1)
     (found,) = read(folder)  # it is there already, whatever becomes of this process
-    expected = (Opened(SPEC), Sat(1, 0, 0, 1), given(2, (5, 7)), Given(3, 0, (), 0), Committed(1, 1, 0.25), Ended(1, 1))
+    expected = (
+        DataOpened(SPEC),
+        Sat(1, 0, 0, 1),
+        given(2, (5, 7)),
+        BatchGiven(3, 0, (), 0),
+        Committed(1, 1, 0.25),
+        DataEnded(1, 1),
+    )
     assert found == WorkerAudit("w1", "j", expected)
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert stat.S_IMODE((folder / "audit-w1.jsonl").stat().st_mode) == 0o600
@@ -289,7 +297,7 @@ def test_a_generator_writes_down_what_it_hands_out(tmp_path: Path) -> None:
     (found,) = read(tmp_path)
     *hands, ended = found.lines
     assert [(line.step, line.ranges) for line in hands] == [(1, (Range(0, 0, 2),)), (2, (Range(0, 2, 3),)), (3, ())]
-    assert ended == Ended(1, 3)
+    assert ended == DataEnded(1, 3)
 
 
 def test_a_look_at_samples_to_come_is_no_handing_out(tmp_path: Path) -> None:
@@ -298,7 +306,7 @@ def test_a_look_at_samples_to_come_is_no_handing_out(tmp_path: Path) -> None:
     one.next()
     assert one.coming(1)[0].tolist() == [2]
     (found,) = read(tmp_path)
-    assert [line.step for line in found.lines if isinstance(line, Given)] == [1]
+    assert [line.step for line in found.lines if isinstance(line, BatchGiven)] == [1]
 
 
 # -------------------------------------------------------------------------------------------------------- weights
@@ -350,7 +358,7 @@ def test_lines_of_a_version_without_weights_are_read() -> None:
 
 def written(folder: Path, lines: dict[str, list[Line]]) -> Path:
     for worker, said in lines.items():
-        text = b"".join(map(encoded, [Began(1, "j", worker), Opened(SPEC), *said]))
+        text = b"".join(map(encoded, [Began(1, "j", worker), DataOpened(SPEC), *said]))
         (folder / f"audit-{worker}.jsonl").write_bytes(text)
     return folder
 
@@ -367,7 +375,7 @@ def test_verify_says_that_all_is_well(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_verify_says_what_weighed_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     lines: dict[str, list[Line]] = {
-        "a": [Sat(1, 0, 0, 1), given(1, (0, 8)), Committed(1, 1, 1.0), given(2), Committed(1, 2, 0.0), Ended(1, 2)]
+        "a": [Sat(1, 0, 0, 1), given(1, (0, 8)), Committed(1, 1, 1.0), given(2), Committed(1, 2, 0.0), DataEnded(1, 2)]
     }
     assert main(["data", "verify", str(written(tmp_path, lines))]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "1 update, 1 step weighed nothing"

@@ -14,7 +14,7 @@ import pytest
 from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer, MemoryStore
-from edl.coordination.store import Op, Refused
+from edl.coordination.store import Op, StoreRefused
 from edl.core.inputs import Tell
 from edl.core.job import new_record
 from edl.daemon import chronicle
@@ -55,7 +55,7 @@ class Frail(MemoryStore):
             self._late.append((ops, fence))
             raise StoreUnavailable("no answer in time")
         for late in self._late:
-            with contextlib.suppress(Refused):  # nobody hears of that
+            with contextlib.suppress(StoreRefused):  # nobody hears of that
                 await super().commit(late[0], fence=late[1])
         self._late.clear()
         results = await super().commit(ops, fence=fence)

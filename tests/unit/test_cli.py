@@ -21,8 +21,8 @@ from edl.facts import told
 from edl.host.processes import process_start_time
 from edl.launch.local import Outcome
 from edl.launch.names import invent
-from edl.launch.records import Folder, Record, claim
-from edl.launch.supervision import Verdict
+from edl.launch.records import Folder, LaunchRecord, claim
+from edl.launch.supervision import LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
@@ -41,8 +41,8 @@ def home(tmp_path, monkeypatch) -> Path:
     return tmp_path / "home"
 
 
-def a_record(**changes: object) -> Record:
-    record = Record(
+def a_record(**changes: object) -> LaunchRecord:
+    record = LaunchRecord(
         job="x", launcher_pid=os.getpid(), launcher_start=process_start_time(os.getpid()) or 0, mark="m", started=1.0,
         command=("python", "train.py"), np=2, min_workers=1, max_workers=None, own_coordinator=True,
     )  # fmt: skip
@@ -353,10 +353,10 @@ def test_following_ends_with_the_job(home, capsys):
 @pytest.mark.parametrize(
     ("verdict", "line"),
     [
-        (Verdict(0, "finished"), "job x finished"),
-        (Verdict(0, "finished", note="its workers left"), "job x: its workers left"),
-        (Verdict(1, "failed", "interrupted"), "job x interrupted"),
-        (Verdict(1, "failed", "boom"), "job x failed: boom; last events: scaled; logs: h/x/logs"),
+        (LaunchVerdict(0, "finished"), "job x finished"),
+        (LaunchVerdict(0, "finished", note="its workers left"), "job x: its workers left"),
+        (LaunchVerdict(1, "failed", "interrupted"), "job x interrupted"),
+        (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; last events: scaled; logs: h/x/logs"),
     ],
 )
 def test_the_last_line(verdict, line):

@@ -10,10 +10,10 @@ import pytest
 from edl.client import Job
 from edl.errors import ConfigError, UsageError
 from edl.events import Event, Kind, from_flat
-from edl.launch.records import Record, claim
+from edl.launch.records import LaunchRecord, claim
 from edl.outside.loop_thread import loop_thread
 
-RECORD = Record(
+RECORD = LaunchRecord(
     job="x", launcher_pid=1, launcher_start=1, mark="m", started=1.0, command=("python", "train.py"), np=2,
     min_workers=1, max_workers=None, own_coordinator=True, coordinator="127.0.0.1:1", state="finished", ended=2.0,
 )  # fmt: skip

@@ -13,7 +13,7 @@ from edl.errors import JobFailed
 from edl.protocol import link as say
 from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.ring import Place
-from edl.trainer.comparison import Comparison, _Member
+from edl.trainer.comparison import Comparison, _Teller
 from edl.trainer.extras import Extras
 
 
@@ -31,7 +31,7 @@ class FakeRing:
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
         assert (payload is not None) == (root == self.place.rank)
-        return payload or msgspec.msgpack.encode(_Member(f"w{root}", fingerprints(self.states[root])))
+        return payload or msgspec.msgpack.encode(_Teller(f"w{root}", fingerprints(self.states[root])))
 
 
 class FakePage:

@@ -9,7 +9,7 @@ import pytest
 
 from edl.errors import ConfigError
 from edl.launch import doctor
-from edl.launch.doctor import Check, Outcome
+from edl.launch.doctor import Checked, Health
 
 
 def raising(error: Exception):
@@ -27,7 +27,7 @@ def test_only_the_python_that_horovod_was_tried_with_will_do(version, outcome):
 class TestPackage:
     def test_ours_alone_is_right(self, monkeypatch):
         monkeypatch.setattr("importlib.metadata.distributions", lambda **_: [])
-        assert doctor.check_edl_package().outcome is Outcome.OK
+        assert doctor.check_edl_package().outcome is Health.OK
 
     def test_the_other_distribution_beside_ours_is_named(self, tmp_path, monkeypatch):
         metadata = tmp_path / "edl-0.1.11.dist-info" / "METADATA"
@@ -35,13 +35,13 @@ class TestPackage:
         metadata.write_text("Metadata-Version: 2.1\nName: edl\nVersion: 0.1.11\n")
         monkeypatch.syspath_prepend(tmp_path)
         check = doctor.check_edl_package()
-        assert check.outcome is Outcome.FAIL
+        assert check.outcome is Health.FAIL
         assert "edl 0.1.11" in check.found
         assert "pip uninstall edl" in check.remedy
 
     def test_the_other_package_in_place_of_ours_is_named(self, monkeypatch):
         monkeypatch.setattr("horovod_edl.foreign_package", lambda: "finds /x/edl. Remedy: `pip uninstall edl`")
-        assert doctor.check_edl_package() == Check("package edl", Outcome.FAIL, "finds /x/edl.", "`pip uninstall edl`")
+        assert doctor.check_edl_package() == Checked("package edl", Health.FAIL, "finds /x/edl.", "`pip uninstall edl`")
 
 
 class TestHorovod:
@@ -69,17 +69,17 @@ class TestHorovod:
         (site / "torch" / "version.py").unlink()
         (site / "torch" / "__init__.py").unlink()
         (site / "torch").rmdir()
-        assert doctor.check_horovod_for("torch").outcome is Outcome.WARN
+        assert doctor.check_horovod_for("torch").outcome is Health.WARN
 
     def test_built_without_the_framework(self, site):
         check = doctor.check_horovod_for("torch")
-        assert (check.outcome, check.found) == (Outcome.FAIL, "Horovod was built without torch")
+        assert (check.outcome, check.found) == (Health.FAIL, "Horovod was built without torch")
 
     @pytest.mark.parametrize("built", ["2.12.0+cpu", "2.13.0+cu130"])
     def test_built_for_another_version_or_build(self, site, built):
         self.build(site, pytorch=built)
         check = doctor.check_horovod_for("torch")
-        assert check.outcome is Outcome.FAIL
+        assert check.outcome is Health.FAIL
         assert check.found == f"built for torch {built}, but 2.13.0+cpu is installed"
         assert "scripts/setup" in check.remedy
 
@@ -87,7 +87,7 @@ class TestHorovod:
         self.build(site, pytorch="2.13.0+cpu")
         monkeypatch.setattr(doctor, "PROBE", "import sys; sys.exit('undefined symbol: _ZN')")
         check = doctor.check_horovod_for("torch")
-        assert (check.outcome, check.found) == (Outcome.FAIL, "its library does not load: undefined symbol: _ZN")
+        assert (check.outcome, check.found) == (Health.FAIL, "its library does not load: undefined symbol: _ZN")
 
     @pytest.mark.parametrize(("printed", "outcome"), [("gloo nccl", "ok"), ("mpi", "fail")])
     def test_gloo_is_what_counts(self, site, monkeypatch, printed, outcome):
@@ -99,18 +99,18 @@ class TestHorovod:
 class TestCoordinator:
     def test_no_java(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_java", raising(ConfigError("install a JRE")))
-        assert doctor.check_java({}) == Check("Java", Outcome.FAIL, "none found", "install a JRE")
+        assert doctor.check_java({}) == Checked("Java", Health.FAIL, "none found", "install a JRE")
 
     def test_a_java_that_does_not_run(self, monkeypatch, tmp_path):
         monkeypatch.setattr(doctor, "find_java", lambda environ: str(tmp_path / "java"))
-        assert doctor.check_java({}).outcome is Outcome.FAIL
+        assert doctor.check_java({}).outcome is Health.FAIL
 
     def test_the_version_is_read_from_what_java_prints(self, monkeypatch, tmp_path):
         java = tmp_path / "java"
         java.write_text(f"#!{sys.executable}\nimport sys; print('openjdk version \"17.0.15\" 2025', file=sys.stderr)\n")
         java.chmod(0o755)
         monkeypatch.setattr(doctor, "find_java", lambda environ: str(java))
-        assert doctor.check_java({}) == Check("Java", Outcome.OK, f"17.0.15 ({java})")
+        assert doctor.check_java({}) == Checked("Java", Health.OK, f"17.0.15 ({java})")
 
     def test_no_jars(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_jars", raising(ConfigError("install libzookeeper-java")))
@@ -122,23 +122,23 @@ class TestCoordinator:
 
     def test_without_setpriv_all_works_but_less_safely(self, monkeypatch):
         monkeypatch.setattr("shutil.which", lambda name: None)
-        assert doctor.check_pdeathsig().outcome is Outcome.WARN
+        assert doctor.check_pdeathsig().outcome is Health.WARN
 
 
 class TestPorts:
     def test_any_port(self):
-        assert doctor.check_ports({}).outcome is Outcome.OK
+        assert doctor.check_ports({}).outcome is Health.OK
 
     def test_the_port_that_was_asked_for_is_taken(self):
         with socket.create_server(("127.0.0.1", 0)) as other:
             port = other.getsockname()[1]
             check = doctor.check_ports({"EDL_ZOOKEEPER_PORT": str(port)})
-            assert check.outcome is Outcome.FAIL
+            assert check.outcome is Health.FAIL
             assert f"EDL_ZOOKEEPER_PORT={port}" in check.found
 
     def test_a_wrong_setting_is_told_and_not_raised(self):
         check = doctor.check_ports({"EDL_ZOOKEEPER_PORT": "99999"})
-        assert check.outcome is Outcome.FAIL
+        assert check.outcome is Health.FAIL
         assert "EDL_ZOOKEEPER_PORT=99999" in check.remedy
 
 
@@ -160,32 +160,32 @@ def test_open_files(limits, outcome, found):
 class TestHome:
     def test_not_there_yet(self, tmp_path):
         home = tmp_path / "a" / "b"
-        assert doctor.check_home({"EDL_HOME": str(home)}) == Check("EDL_HOME", Outcome.OK, f"{home}, to be made")
+        assert doctor.check_home({"EDL_HOME": str(home)}) == Checked("EDL_HOME", Health.OK, f"{home}, to be made")
         assert not home.parent.exists()
 
     def test_ours_alone(self, tmp_path):
         tmp_path.chmod(0o700)
-        assert doctor.check_home({"EDL_HOME": str(tmp_path)}).outcome is Outcome.OK
+        assert doctor.check_home({"EDL_HOME": str(tmp_path)}).outcome is Health.OK
 
     def test_open_to_others(self, tmp_path):
         tmp_path.chmod(0o755)
         check = doctor.check_home({"EDL_HOME": str(tmp_path)})
-        assert (check.outcome, check.remedy) == (Outcome.WARN, f"`chmod 700 {tmp_path}`")
+        assert (check.outcome, check.remedy) == (Health.WARN, f"`chmod 700 {tmp_path}`")
 
     def test_a_file_in_the_way(self, tmp_path):
         (tmp_path / "file").touch()
-        assert doctor.check_home({"EDL_HOME": str(tmp_path / "file" / "home")}).outcome is Outcome.FAIL
+        assert doctor.check_home({"EDL_HOME": str(tmp_path / "file" / "home")}).outcome is Health.FAIL
 
     def test_not_writable(self, tmp_path, monkeypatch):
         monkeypatch.setattr("os.access", lambda *_: False)  # root may write anywhere
-        assert doctor.check_home({"EDL_HOME": str(tmp_path)}).outcome is Outcome.FAIL
+        assert doctor.check_home({"EDL_HOME": str(tmp_path)}).outcome is Health.FAIL
 
 
 class TestRun:
     CHECKS = (
-        Check("one", Outcome.OK, "fine"),
-        Check("two", Outcome.WARN, "so-so", "mind it"),
-        Check("three", Outcome.FAIL, "broken", "mend it"),
+        Checked("one", Health.OK, "fine"),
+        Checked("two", Health.WARN, "so-so", "mind it"),
+        Checked("three", Health.FAIL, "broken", "mend it"),
     )
 
     def test_one_line_per_check_and_one_per_remedy(self):
@@ -201,12 +201,12 @@ class TestRun:
     def test_only_a_failure_fails(self, monkeypatch, capsys, count, code):
         monkeypatch.setattr(doctor, "look", lambda environ: list(self.CHECKS[:count]))
         assert doctor.run(json=True) == code
-        assert msgspec.json.decode(capsys.readouterr().out, type=list[Check]) == list(self.CHECKS[:count])
+        assert msgspec.json.decode(capsys.readouterr().out, type=list[Checked]) == list(self.CHECKS[:count])
 
 
 def test_the_waits_that_follow_from_the_two_numbers_are_shown():
     check = doctor.check_timeouts({"EDL_SESSION_TIMEOUT": "4", "EDL_STEP_TIMEOUT": "90"})
-    assert check.outcome is Outcome.OK
+    assert check.outcome is Health.OK
     for words in (
         "leases 10 s ahead, more when 6 s are left",
         "held 2 s",
@@ -220,5 +220,5 @@ def test_the_waits_that_follow_from_the_two_numbers_are_shown():
 
 def test_time_outs_that_contradict_each_other_are_refused():
     check = doctor.check_timeouts({"EDL_STEP_TIMEOUT": "3"})
-    assert check.outcome is Outcome.FAIL
+    assert check.outcome is Health.FAIL
     assert "make it 5 or more" in check.remedy

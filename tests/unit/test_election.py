@@ -7,7 +7,7 @@ import json
 
 import pytest
 
-from edl.coordination.election import Candidate, Leader, Reign, leader_path, read_leader
+from edl.coordination.election import Candidate, Elected, Reign, leader_path, read_leader
 from edl.coordination.memory import MemoryServer
 from edl.coordination.store import Create, Link
 from edl.errors import Fenced, StoreUnavailable
@@ -82,7 +82,7 @@ async def test_the_first_to_stand_leads_term_1_and_says_so(one):
     reign = await one.crown()
     assert reign.term == 1
     assert one.candidate.reign == reign
-    assert await read_leader(one.store, ROOT) == Leader("one", 1)
+    assert await read_leader(one.store, ROOT) == Elected("one", 1)
     assert (await one.store.read(reign.fence)).owner == one.store.session
 
 
@@ -100,7 +100,7 @@ async def test_the_second_waits_and_inherits_at_a_resignation(one, two):
     await one.candidate.resign()
     assert one.told[1:] == [None]
     assert (await two.next()).term == 2
-    assert await read_leader(one.store, ROOT) == Leader("two", 2)
+    assert await read_leader(one.store, ROOT) == Elected("two", 2)
 
 
 async def test_step_down_comes_with_the_suspension_itself(server, one):
@@ -188,7 +188,7 @@ async def test_whichever_answer_is_lost_one_leader_comes_out_with_one_node(serve
     assert len(names) == 2
     terms = [reign.term for reign in one.told if reign]
     assert terms == sorted(set(terms))
-    assert await read_leader(dropping, ROOT) == Leader("one", terms[-1])
+    assert await read_leader(dropping, ROOT) == Elected("one", terms[-1])
     await one.candidate.resign()
     assert (await two.next()).term == terms[-1] + 1
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.coordination.election import Enter, Follow, Lead, Withdraw, decide
+from edl.coordination.election import Lead, Stand, WaitBehind, Withdraw, decide
 
 ME, OTHER = "a" * 32, "b" * 32
 SESSION, EARLIER = 7, 3
@@ -17,15 +17,15 @@ def name(uid: str, seq: int, term: int | None = None) -> str:
 
 
 def test_without_a_node_one_enters():
-    assert decide([], {}, SESSION) == Enter()
-    assert decide([name(OTHER, 1)], {}, SESSION) == Enter()
+    assert decide([], {}, SESSION) == Stand()
+    assert decide([name(OTHER, 1)], {}, SESSION) == Stand()
 
 
 def test_the_lowest_leads_and_others_follow_the_nearest_before_them():
     mine = name(ME, 5)
     assert decide([mine, name(OTHER, 6)], {mine: SESSION}, SESSION) == Lead(mine)
     before = [name(OTHER, 1), name("c" * 32, 4, term=2)]
-    assert decide([name("d" * 32, 9), mine, *before], {mine: SESSION}, SESSION) == Follow(mine, before[1])
+    assert decide([name("d" * 32, 9), mine, *before], {mine: SESSION}, SESSION) == WaitBehind(mine, before[1])
 
 
 def test_numbers_are_compared_not_uids():
@@ -56,7 +56,7 @@ def test_what_is_no_candidate_is_ignored():
 
 def test_a_node_of_mine_that_vanished_since_the_list_was_read_is_waited_out():
     gone, mine = name(ME, 1), name(ME, 2)
-    assert decide([gone, mine], {mine: SESSION}, SESSION) == Follow(mine, gone)
+    assert decide([gone, mine], {mine: SESSION}, SESSION) == WaitBehind(mine, gone)
 
 
 # ------------------------------------------------------------------------------------------- against a naive twin
@@ -86,8 +86,8 @@ def naive(queue):
     if surplus:
         return Withdraw(tuple(sorted(surplus)))
     if good is None:
-        return Enter()
-    return Follow(good, before[-1]) if before else Lead(good)
+        return Stand()
+    return WaitBehind(good, before[-1]) if before else Lead(good)
 
 
 @given(nodes, st.randoms())
@@ -103,7 +103,7 @@ def test_of_an_electorate_exactly_one_leads_and_the_rest_form_one_queue(places):
     names = [name(f"{place:032x}", place) for place in places]
     decisions = {own: decide(names, {own: SESSION}, SESSION) for own in names}
     leaders = [own for own, decision in decisions.items() if isinstance(decision, Lead)]
-    followed = [decision.predecessor for decision in decisions.values() if isinstance(decision, Follow)]
+    followed = [decision.predecessor for decision in decisions.values() if isinstance(decision, WaitBehind)]
     assert leaders == [min(names, key=lambda own: int(own.split("-")[1]))]
     assert len(set(followed)) == len(names) - 1  # one waits for one: when a node goes, one candidate wakes
 
@@ -116,9 +116,9 @@ def test_every_action_leads_closer_to_one_good_node(extra):
         match decide(state, state, SESSION):
             case Withdraw(names):
                 state = {own: owner for own, owner in state.items() if own not in names}
-            case Enter():
+            case Stand():
                 state[name(ME, 100)] = SESSION
-            case Lead() | Follow():
+            case Lead() | WaitBehind():
                 break
     assert isinstance(decide(state, state, SESSION), Lead)
     assert len(state) == 1

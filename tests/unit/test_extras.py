@@ -14,8 +14,7 @@ from edl.errors import UsageError
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays, as_bytes
 from edl.trainer.extras import Extras
-from edl.trainer.tree import Form, Part
-from edl.trainer.tree import Place as Landing
+from edl.trainer.tree import Destination, Form, TensorPart
 
 
 class Weight(np.ndarray[Any, Any]):
@@ -41,13 +40,13 @@ class Nets:
     def contents(self, value: Any) -> Any:
         return as_bytes(value)
 
-    def place(self, form: Form, mine: object) -> Landing:
-        return Landing(self.contents(mine), lambda: mine)
+    def place(self, form: Form, mine: object) -> Destination:
+        return Destination(self.contents(mine), lambda: mine)
 
-    def parts(self, value: object) -> Sequence[Part] | None:
+    def parts(self, value: object) -> Sequence[TensorPart] | None:
         if not isinstance(value, Net):
             return None
-        return [Part(name, tensor, name.startswith("mean")) for name, tensor in value.tensors.items()]
+        return [TensorPart(name, tensor, name.startswith("mean")) for name, tensor in value.tensors.items()]
 
 
 class Wire:

@@ -15,7 +15,7 @@ from edl.errors import ConfigError, StoreUnavailable
 from edl.host.processes import process_start_time
 from edl.launch import hosts
 from edl.launch.hosts import Host, parse_hosts, spread
-from edl.launch.records import Folder, Record, claim
+from edl.launch.records import Folder, LaunchRecord, claim
 
 AWAY = "zk:2181"
 
@@ -42,8 +42,8 @@ def answer(monkeypatch):
     return lambda now: answers.__setitem__(0, now)
 
 
-def a_record(**changes: object) -> Record:
-    record = Record(
+def a_record(**changes: object) -> LaunchRecord:
+    record = LaunchRecord(
         job="x", launcher_pid=os.getpid(), launcher_start=process_start_time(os.getpid()) or 0, mark="m", started=1.0,
         command=("python", "train.py"), np=2, min_workers=1, max_workers=None, own_coordinator=True,
     )  # fmt: skip

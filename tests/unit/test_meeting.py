@@ -9,7 +9,7 @@ import pytest
 
 from edl.config import Settings
 from edl.horovodrun import meeting
-from edl.horovodrun.meeting import Meeting
+from edl.horovodrun.meeting import WayToMeeting
 from edl.host.horovodrun_env import Surroundings
 
 DRIVER = "10.0.0.1"
@@ -64,7 +64,7 @@ async def attend(board: Board, folder: Path, *hosts: int, first_s: float = 0.0) 
             elastic=True,
         )
         settings = Settings(job="j", secret_file=file, home=folder)
-        found = await Meeting(about, settings, board, folder).attend([], lambda _: None)  # type: ignore[arg-type]
+        found = await WayToMeeting(about, settings, board, folder).attend([], lambda _: None)  # type: ignore[arg-type]
         return found.coordinator
 
     return await asyncio.gather(*(one(rank, host) for rank, host in enumerate(hosts)))
@@ -86,7 +86,7 @@ async def test_a_newcomer_learns_how_often_the_driver_has_counted(tmp_path: Path
     file.write_text("secret")
     about = Surroundings(host="h1", slot=0, rank=0, size=1, slots=1, driver=DRIVER, port=1, interface="1", elastic=True)
     settings = Settings(job="j", secret_file=file, home=tmp_path)
-    first, newcomer = (Meeting(about, settings, board, tmp_path) for _ in range(2))  # type: ignore[arg-type]
+    first, newcomer = (WayToMeeting(about, settings, board, tmp_path) for _ in range(2))  # type: ignore[arg-type]
     await first.attend([], lambda _: None)
     board.values.clear()  # as the driver does
     await first.renew(3)
@@ -102,5 +102,5 @@ async def test_who_does_not_come_is_not_waited_for_without_end(founded: list[str
     file = tmp_path / "secret"
     file.write_text("secret")
     settings = Settings(job="j", secret_file=file, home=tmp_path)
-    await Meeting(about, settings, board, tmp_path).attend([], lambda _: None)  # type: ignore[arg-type]
+    await WayToMeeting(about, settings, board, tmp_path).attend([], lambda _: None)  # type: ignore[arg-type]
     assert founded == ["2"]

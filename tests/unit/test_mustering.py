@@ -80,6 +80,20 @@ def test_a_newcomer_that_is_not_found_is_left_out_for_a_while_and_told_of_once()
     assert job.machine.record.plan.roster == ("a", "b", "d", "c")
 
 
+def test_whoever_is_gone_is_not_remembered_for_having_been_missed() -> None:
+    job = with_newcomers()
+    for number in range(5):
+        worker = f"c{number}"
+        job.unmet = {worker}
+        job.join(worker)
+        job.see(worker, Phase.READY, data=SPEC)
+        pass_time(job, job.machine.horizon.muster_s)
+        pass_time(job, job.machine.horizon.muster_s)
+        assert job.kinds().count("switch_put_off") == number + 1
+        assert job.machine._switching._mustering._told == {worker}
+        job.see(worker, Phase.FAILED, reason="killed", data=SPEC)
+
+
 def test_a_switch_waits_for_those_who_train() -> None:
     job = with_newcomers("c", away=("b",))
     pass_time(job, job.machine.horizon.muster_s)

@@ -12,7 +12,7 @@ from edl.horovodrun.post import (
     EndTrainer,
     Freed,
     Happening,
-    JobSeen,
+    JobAtEnd,
     JobUnknown,
     Post,
     Say,
@@ -20,9 +20,9 @@ from edl.horovodrun.post import (
     TrainerEnded,
 )
 
-RUNS = JobSeen(over=False, finished=False)
-FINISHED = JobSeen(over=True, finished=True)
-FAILED = JobSeen(over=True, finished=False, reason="no data")
+RUNS = JobAtEnd(over=False, finished=False)
+FINISHED = JobAtEnd(over=True, finished=True)
+FAILED = JobAtEnd(over=True, finished=False, reason="no data")
 
 
 def play(post: Post, *happenings: Happening, now: float = 0.0) -> list[object]:

@@ -14,12 +14,12 @@ import pytest
 from edl.errors import ConfigError
 from edl.host.processes import process_start_time
 from edl.launch.processes import is_running
-from edl.launch.records import KEEP, Folder, Record, claim, find, records
+from edl.launch.records import KEEP, Folder, LaunchRecord, claim, find, records
 
 
-def a_record(job: str = "mnist", pid: int | None = None, **changes: object) -> Record:
+def a_record(job: str = "mnist", pid: int | None = None, **changes: object) -> LaunchRecord:
     pid = os.getpid() if pid is None else pid
-    record = Record(
+    record = LaunchRecord(
         job=job, launcher_pid=pid, launcher_start=process_start_time(pid) or 0, mark="m", started=1.0,
         command=("python", "train.py"), np=2, min_workers=1, max_workers=None, own_coordinator=True,
     )  # fmt: skip

@@ -12,7 +12,7 @@ import pytest
 
 from edl.collectives import rendezvous as module
 from edl.collectives.addresses import WIDTH, laid_out, split
-from edl.collectives.board import SCOPES, Board, Refusal, Refused, parse
+from edl.collectives.board import SCOPES, Board, Refusal, RequestRefused, parse
 from edl.collectives.rendezvous import HOROVODS_PORT, Rendezvous
 from edl.errors import ConfigError
 
@@ -375,14 +375,14 @@ def test_meshes_have_a_bound() -> None:
     board = Board("w1", 0, 2)
     for number in range(SCOPES):
         board.put(f"global_process_set_hash_{number:x}", "0", b"x")
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         board.put("global", "0", b"x")
     assert caught.value.refusal is Refusal.FULL
 
 
 def test_one_value_has_a_bound() -> None:
     board = Board("w1", 0, 2)
-    with pytest.raises(Refused) as caught:
+    with pytest.raises(RequestRefused) as caught:
         board.put("global", "0", bytes(board.max_value + 1))
     assert caught.value.refusal is Refusal.OVERSIZED
 

@@ -8,7 +8,7 @@ import pytest
 
 from edl.collectives.guard import plain
 from edl.collectives.horovod import forming_environment, prepare_environment, variables
-from edl.collectives.share import Share
+from edl.collectives.share import Weight
 from edl.protocol.ring import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
@@ -53,14 +53,14 @@ def test_what_users_set_stays() -> None:
 
 @pytest.mark.parametrize("size", [1, 3, 7, 49])
 def test_an_even_share_costs_no_multiplication(size: int) -> None:
-    share = Share()
+    share = Weight()
     assert share.factor(size) == 1.0
     share.set(1 / size)
     assert share.factor(size) == 1.0
 
 
 def test_an_uneven_share() -> None:
-    share = Share()
+    share = Weight()
     share.set(3 / 8)
     assert share.factor(2) == 0.75
     share.set(0.0)

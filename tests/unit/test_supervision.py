@@ -12,27 +12,27 @@ from edl.launch.supervision import (
     END_GRACE_S,
     KILL_GRACE_S,
     AskForLastWord,
+    Bounds,
+    DeadlineReached,
     EndWorkers,
     Happening,
     Interrupted,
     JobSeen,
     JobSilent,
     KillWorkers,
-    Limits,
+    LaunchVerdict,
     LookAtJob,
     Looked,
-    Phase,
+    Stage,
     StartWorkers,
     StopJob,
     Supervisor,
-    TimePassed,
-    Verdict,
     WorkerExited,
     WorkerStarted,
     describe_exit,
 )
 
-LIMITS = Limits(doubt_s=10, settle_s=60)
+LIMITS = Bounds(doubt_s=10, settle_s=60)
 RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2, pids=frozenset({100, 101}))
 FINISHED = JobSeen("finished", ranks={100: 0, 101: 1}, size=2)
 
@@ -50,7 +50,7 @@ def test_a_job_that_finishes():
     assert play(supervisor, RUNNING, WorkerExited(0, 0), FINISHED) == []
     assert play(supervisor, WorkerExited(1, 0)) == [AskForLastWord()]
     play(supervisor, FINISHED)
-    assert supervisor.verdict == Verdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
@@ -77,7 +77,7 @@ def test_who_is_asked_for_before_the_job_runs_is_started():
 def test_a_worker_that_leaves_with_0_does_not_end_the_others():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, WorkerExited(0, 0)) == []
-    assert supervisor.phase is Phase.WATCHING
+    assert supervisor.phase is Stage.WATCHING
     assert supervisor.deadline is None
 
 
@@ -86,7 +86,7 @@ def test_a_crash_before_the_job_runs_ends_the_others():
     assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
     assert play(supervisor, JobSeen("starting"), Looked()) == [EndWorkers()]
     play(supervisor, WorkerExited(0, -15))
-    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 1")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 1")
 
 
 def test_a_crash_when_the_job_runs_already_and_was_not_looked_at_since():
@@ -94,13 +94,13 @@ def test_a_crash_when_the_job_runs_already_and_was_not_looked_at_since():
     assert play(supervisor, JobSeen("starting"), WorkerExited(1, -9)) == [LookAtJob()]
     assert play(supervisor, RUNNING, Looked()) == []
     play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
-    assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+    assert (supervisor.phase, supervisor.deadline) == (Stage.WATCHING, None)
 
 
 def test_a_crash_while_the_job_does_not_answer_ends_the_others():
     supervisor = two_workers()
     assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
-    assert play(supervisor, TimePassed(), now=10) == [EndWorkers()]
+    assert play(supervisor, DeadlineReached(), now=10) == [EndWorkers()]
     assert play(supervisor, Looked()) == []
 
 
@@ -110,82 +110,82 @@ def test_a_newcomer_that_the_job_never_knew_costs_no_doubt():
     assert supervisor.handle(running, 1.0) == [StartWorkers(1)]
     supervisor.handle(WorkerStarted(2, 102), 1.0)
     assert supervisor.handle(WorkerExited(2, 1), 2.0) == []  # the coordinator was away when it came, say
-    assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+    assert (supervisor.phase, supervisor.deadline) == (Stage.WATCHING, None)
     assert supervisor.handle(running, 60.0) == [StartWorkers(1, replacing=1)]
 
 
 def test_the_job_has_time_for_another_leader_when_the_one_it_had_crashed():
     """The next one comes a session time-out later; until then the job looks as before."""
     session_s, step_s = 10.0, 60.0
-    supervisor = Supervisor({0: 100, 1: 101}, Limits.of(session_s, step_s))
+    supervisor = Supervisor({0: 100, 1: 101}, Bounds.of(session_s, step_s))
     play(supervisor, RUNNING, WorkerExited(0, -9))
     assert supervisor.deadline is not None
     leader_s = session_s + 2.0
-    assert play(supervisor, RUNNING, TimePassed(), now=leader_s) == []
-    assert play(supervisor, TimePassed(), now=leader_s + 2 * step_s - 1) == []  # a ring forms
+    assert play(supervisor, RUNNING, DeadlineReached(), now=leader_s) == []
+    assert play(supervisor, DeadlineReached(), now=leader_s + 2 * step_s - 1) == []  # a ring forms
     play(supervisor, JobSeen("running", ranks={101: 0}, size=1, pids=frozenset({101})), now=leader_s + 2 * step_s)
-    assert supervisor.phase is Phase.WATCHING
+    assert supervisor.phase is Stage.WATCHING
 
 
 def test_a_crash_of_the_only_worker_is_the_reason_where_the_job_knows_no_better():
     supervisor = Supervisor({0: 100}, LIMITS)
     assert play(supervisor, WorkerExited(0, -9)) == [AskForLastWord()]
     play(supervisor, JobSilent())
-    assert supervisor.verdict == Verdict(1, "failed", "worker 0 was killed by SIGKILL")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 0 was killed by SIGKILL")
 
 
 class TestCrashWhileTheJobRuns:
     def crashed(self) -> Supervisor:
         supervisor = two_workers()
         assert play(supervisor, RUNNING, WorkerExited(1, -9)) == []
-        assert (supervisor.phase, supervisor.deadline) == (Phase.DOUBTING, 10)
+        assert (supervisor.phase, supervisor.deadline) == (Stage.DOUBTING, 10)
         return supervisor
 
     def test_is_no_failure_when_the_leader_goes_on_without_it(self):
         supervisor = self.crashed()
         play(supervisor, RUNNING)  # not noticed yet
-        assert supervisor.phase is Phase.DOUBTING
+        assert supervisor.phase is Stage.DOUBTING
         play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
-        assert (supervisor.phase, supervisor.deadline) == (Phase.WATCHING, None)
+        assert (supervisor.phase, supervisor.deadline) == (Stage.WATCHING, None)
         play(supervisor, WorkerExited(0, 0), JobSeen("finished"))
-        assert supervisor.verdict == Verdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_is_one_when_the_leader_does_not_in_time(self):
         supervisor = self.crashed()
-        assert play(supervisor, TimePassed(), now=9.9) == []
-        assert play(supervisor, TimePassed(), now=10) == [EndWorkers()]
-        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert play(supervisor, DeadlineReached(), now=9.9) == []
+        assert play(supervisor, DeadlineReached(), now=10) == [EndWorkers()]
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
 
     def test_is_one_when_the_others_crash_with_it_and_the_first_is_the_reason(self):
         supervisor = self.crashed()
         assert play(supervisor, WorkerExited(0, 1)) == [AskForLastWord()]
         play(supervisor, JobSilent())
-        assert supervisor.phase is Phase.ENDED
-        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert supervisor.phase is Stage.ENDED
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
 
     def test_has_the_reason_of_the_job_where_all_crash_at_once(self):
         """The job has failed, and says why a moment after the workers that it has ended are gone."""
         supervisor = self.crashed()
         play(supervisor, WorkerExited(0, 1), JobSeen("failed", "stopped by `edl stop`"))
-        assert supervisor.verdict == Verdict(1, "failed", "stopped by `edl stop`")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "stopped by `edl stop`")
 
     def test_is_none_when_the_others_finish_the_job_meanwhile(self):
         supervisor = self.crashed()
         assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
         play(supervisor, JobSeen("finished"))
-        assert supervisor.verdict == Verdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_is_the_reason_when_the_job_never_says_it_finished(self):
         supervisor = self.crashed()
         play(supervisor, WorkerExited(0, 0), JobSilent())
-        assert supervisor.verdict == Verdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
 
 
 def test_a_job_that_failed_ends_its_workers_with_the_leaders_reason():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, JobSeen("failed", "fewer than 2 workers")) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == Verdict(1, "failed", "fewer than 2 workers")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "fewer than 2 workers")
 
 
 def test_workers_that_run_on_after_the_job_are_ended():
@@ -193,34 +193,34 @@ def test_workers_that_run_on_after_the_job_are_ended():
     play(supervisor, RUNNING, FINISHED, WorkerExited(0, 0), now=5)
     play(supervisor, FINISHED, now=50)
     assert supervisor.deadline == 65, "told again is no reason to wait longer"
-    assert play(supervisor, TimePassed(), now=65) == [EndWorkers()]
-    assert supervisor.verdict == Verdict(1, "failed", "worker 1 ran on for 60 s after the job had finished")
+    assert play(supervisor, DeadlineReached(), now=65) == [EndWorkers()]
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 ran on for 60 s after the job had finished")
 
 
 class TestLastWord:
     def settling(self, seen: JobSeen) -> Supervisor:
         supervisor = two_workers()
         play(supervisor, seen, WorkerExited(0, 0), WorkerExited(1, 0))
-        assert supervisor.phase is Phase.SETTLING
+        assert supervisor.phase is Stage.SETTLING
         return supervisor
 
     def test_of_a_command_that_never_joined_is_a_note(self):
         supervisor = Supervisor({0: 100}, LIMITS)
         play(supervisor, WorkerExited(0, 0), JobSilent())
-        assert supervisor.verdict == Verdict(0, "finished", note="its workers ended without calling edl.init()")
+        assert supervisor.verdict == LaunchVerdict(0, "finished", note="its workers ended without calling edl.init()")
 
     def test_of_a_job_that_goes_on_elsewhere_is_a_note(self):
         supervisor = self.settling(RUNNING)
         play(supervisor, JobSeen("running", size=3), JobSilent())
-        assert supervisor.verdict == Verdict(
+        assert supervisor.verdict == LaunchVerdict(
             0, "finished", note="its workers here have left; the job goes on elsewhere"
         )
 
-    @pytest.mark.parametrize("end", [JobSilent(), TimePassed()])
+    @pytest.mark.parametrize("end", [JobSilent(), DeadlineReached()])
     def test_that_does_not_come_is_a_failure(self, end):
         supervisor = self.settling(RUNNING)
         play(supervisor, end, now=60)
-        assert supervisor.verdict == Verdict(1, "failed", "all workers exited, but the job was still running")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "all workers exited, but the job was still running")
 
 
 class TestInterrupt:
@@ -228,10 +228,10 @@ class TestInterrupt:
         supervisor = two_workers()
         assert play(supervisor, RUNNING, Interrupted()) == [EndWorkers()]
         assert supervisor.deadline == END_GRACE_S
-        assert play(supervisor, TimePassed(), now=END_GRACE_S) == [KillWorkers()]
-        assert play(supervisor, TimePassed(), now=END_GRACE_S + KILL_GRACE_S) == []
-        assert supervisor.phase is Phase.ENDED
-        assert supervisor.verdict == Verdict(1, "failed", "interrupted")
+        assert play(supervisor, DeadlineReached(), now=END_GRACE_S) == [KillWorkers()]
+        assert play(supervisor, DeadlineReached(), now=END_GRACE_S + KILL_GRACE_S) == []
+        assert supervisor.phase is Stage.ENDED
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
 
     def test_twice_kills_at_once(self):
         assert play(two_workers(), Interrupted(), Interrupted()) == [EndWorkers(), KillWorkers()]
@@ -241,7 +241,7 @@ class TestInterrupt:
         play(
             supervisor, RUNNING, Interrupted(), JobSeen("failed", "no workers"), WorkerExited(0, 0), WorkerExited(1, 1)
         )
-        assert supervisor.verdict == Verdict(1, "failed", "interrupted")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
 
 
 def test_a_worker_that_ends_twice_is_our_bug():
@@ -264,7 +264,7 @@ SEEN = st.builds(
     ranks=st.dictionaries(st.sampled_from([100, 101, 102]), st.integers(0, 2)),
     size=st.integers(0, 3),
 )
-ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(TimePassed()), st.just(JobSilent()), st.just(Looked()))
+ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(DeadlineReached()), st.just(JobSilent()), st.just(Looked()))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
@@ -282,8 +282,8 @@ def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
     supervisor.handle(Interrupted(), now)
     for _ in range(3):
         now += 100
-        supervisor.handle(TimePassed(), now)
-    assert supervisor.phase is Phase.ENDED
+        supervisor.handle(DeadlineReached(), now)
+    assert supervisor.phase is Stage.ENDED
     assert supervisor.verdict is not None
     assert (supervisor.verdict.code == 0) == (supervisor.verdict.state == "finished")
     assert supervisor.verdict.code == 0 or supervisor.verdict.reason
@@ -323,7 +323,7 @@ def test_a_crashed_worker_is_replaced_as_often_as_allowed():
     assert play(supervisor, WorkerExited(2, 1), seen(2, 1, 100)) == [StartWorkers(1, replacing=1)], "that one, too"
     play(supervisor, WorkerStarted(3, 103))
     assert play(supervisor, seen(2, 2, 100, 103), WorkerExited(3, 1), seen(2, 1, 100)) == []
-    assert supervisor.phase is Phase.WATCHING
+    assert supervisor.phase is Stage.WATCHING
 
 
 def test_a_crashed_worker_that_nobody_misses_is_not_replaced():
@@ -339,7 +339,7 @@ def test_who_comes_when_the_job_has_finished_is_no_failure():
     assert play(supervisor, finished, WorkerExited(1, 1)) == []
     assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
     play(supervisor, finished)
-    assert supervisor.verdict == Verdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_ended():
@@ -348,15 +348,15 @@ def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_end
     assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == []
     assert play(supervisor, WorkerExited(0, 0)) == [EndWorkers()]
     assert play(supervisor, WorkerExited(1, -15), WorkerExited(2, -15)) == []
-    assert supervisor.verdict == Verdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
     supervisor = Supervisor({0: 100}, LIMITS)
     play(supervisor, seen(2, 1), JobSeen("finished", ranks={7: 0}, pids=frozenset({7})))
-    assert play(supervisor, TimePassed(), now=60) == [EndWorkers()]
+    assert play(supervisor, DeadlineReached(), now=60) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1))
-    assert supervisor.verdict == Verdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 TOLD = ", after it had told the job of a good end"
@@ -370,26 +370,26 @@ def test_who_ends_badly_after_a_good_end_in_the_job_is_a_failure_whoever_ends_fi
     supervisor = two_workers()
     play(supervisor, RUNNING, seen)
     play(supervisor, WorkerExited(first, 3 * first), msgspec.structs.replace(seen, done=done))
-    assert supervisor.phase is Phase.WATCHING, "the other saves"
+    assert supervisor.phase is Stage.WATCHING, "the other saves"
     assert supervisor.deadline == (None if seen is RUNNING else 60)
     play(supervisor, WorkerExited(1 - first, 3 * (1 - first)), msgspec.structs.replace(FINISHED, done=done))
-    assert supervisor.verdict == Verdict(1, "failed", "worker 1 exited with code 3" + TOLD)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 3" + TOLD)
 
 
 def test_who_was_given_up_and_ends_after_the_job_has_finished_without_it_is_no_failure():
     supervisor = two_workers()
     finished = JobSeen("finished", ranks={100: 0}, size=1, pids=frozenset({100}), done=frozenset({100}))
     play(supervisor, RUNNING, finished, WorkerExited(0, 0), WorkerExited(1, 1), finished)
-    assert supervisor.verdict == Verdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
 def test_whoever_crashes_when_all_is_trained_is_not_replaced():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, 1))
     assert play(supervisor, msgspec.structs.replace(seen(2, 1, 100), spent=True)) == []
-    assert supervisor.phase is Phase.WATCHING
+    assert supervisor.phase is Stage.WATCHING
     play(supervisor, WorkerExited(0, 0), JobSeen("failed", "no space left"))
-    assert supervisor.verdict == Verdict(1, "failed", "no space left")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "no space left")
 
 
 def test_a_crash_and_growth_at_once():
@@ -412,7 +412,7 @@ def test_a_job_of_too_few_ends_only_where_nobody_will_come(restarts):
         assert play(supervisor, msgspec.structs.replace(short, members=2, pids=frozenset({100, 102}))) == [], "it boots"
     else:
         assert told == [EndWorkers()]
-        assert supervisor.verdict == Verdict(1, "failed", reason)
+        assert supervisor.verdict == LaunchVerdict(1, "failed", reason)
 
 
 def test_without_restarts_a_crashed_worker_is_not_started_again_by_growth():
@@ -445,7 +445,7 @@ class TestWorkersOfOthers:
         assert play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200}))) == []
         assert play(supervisor, FINISHED) == [AskForLastWord()]
         play(supervisor, FINISHED)
-        assert supervisor.verdict == Verdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished")
 
     def test_go_on_elsewhere_with_a_coordinator_of_their_own(self):
         assert self.left_alone(hosts=False)[1] == [AskForLastWord()]
@@ -454,6 +454,6 @@ class TestWorkersOfOthers:
         supervisor = Supervisor({0: 100}, LIMITS, hosts=True)
         play(supervisor, JobSeen("running", ranks={100: 0, 200: 1}, size=2, pids=frozenset({100, 200})))
         assert play(supervisor, WorkerExited(0, -9)) == []
-        assert supervisor.phase is Phase.DOUBTING
+        assert supervisor.phase is Stage.DOUBTING
         play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200})))
-        assert (supervisor.phase, supervisor.verdict) == (Phase.WATCHING, None)
+        assert (supervisor.phase, supervisor.verdict) == (Stage.WATCHING, None)

@@ -18,7 +18,19 @@ from numpy.typing import NDArray
 
 from edl.core.lineage import WorkerAudit
 from edl.errors import ConfigError, UsageError
-from edl.protocol.audit import VERSION, Began, Committed, Damaged, Ended, Given, Line, Opened, Sat, decoded, encoded
+from edl.protocol.audit import (
+    VERSION,
+    BatchGiven,
+    Began,
+    Committed,
+    Damaged,
+    DataEnded,
+    DataOpened,
+    Line,
+    Sat,
+    decoded,
+    encoded,
+)
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ring import Place
 from edl.transport.count import Count
@@ -65,20 +77,20 @@ class AuditFile(Audit):
         self._write(Began(VERSION, job, worker))
 
     def opened(self, spec: DataSpec) -> None:
-        self._write(Opened(spec))
+        self._write(DataOpened(spec))
 
     def sat(self, place: Place, step: int) -> None:
         self._write(Sat(place.generation, step, place.rank, place.size))
 
     def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
         check = zlib.crc32(ids.astype("<i8", copy=False).data)
-        self._write(Given(step, lease.epoch, lease.between(step - 1, step), check))
+        self._write(BatchGiven(step, lease.epoch, lease.between(step - 1, step), check))
 
     def committed(self, generation: int, step: int, weight: float | None = None) -> None:
         self._write(Committed(generation, step, weight))
 
     def ended(self, epochs: int, step: int) -> None:
-        self._write(Ended(epochs, step))
+        self._write(DataEnded(epochs, step))
 
     def _write(self, line: Line) -> None:
         text = encoded(line)
