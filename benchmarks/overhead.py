@@ -5,9 +5,10 @@
 Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by one under
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
 edl's steps include taking the samples from the generator and `notify_batch_end()`. Even the same model, built twice in
-one process, differs from itself by one or two percent, by where it lies in memory: so there are several rounds, each
-with processes of its own, and which of the two is built first changes from one to the next. Printed for both ranks
-together: the ratio of the median step times, as the mean of the rounds with its standard error; the same of the
+one process, differs from itself by one or two percent, by where it lies in memory: so both models move to other
+addresses after each 40 steps of each kind, and there are several rounds, each with processes of its own. Printed for
+both ranks together: the ratio of the median step times of such 40, as the mean of all with its standard error; of the
+rounds, the same; the same of the
 processor time that the two processes took, all threads, which other work on the machine blurs less; the call of
 `notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
 the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
@@ -28,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.overhead_worker import EVERY
+from benchmarks.overhead_worker import EVERY, LAYOUT
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
 
@@ -84,26 +85,35 @@ def summary(framework: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any
 
 
 def compared(rounds: list[list[dict[str, Any]]], plain_name: str, edl_name: str) -> dict[str, Any]:
-    """Steps of the two kinds. Each round has one ratio: of its medians over both ranks' steps."""
+    """Steps of the two kinds. Each layout in memory has one ratio: of its medians over both ranks' steps."""
     plain, ours = ([np.array([rank[name] for rank in ranks]) for ranks in rounds] for name in (plain_name, edl_name))
-    ratios = [float(np.median(after) / np.median(before)) for before, after in zip(plain, ours, strict=True)]
+    ratios = [of_layouts(before, after) for before, after in zip(plain, ours, strict=True)]
+    all_of_them = np.concatenate(ratios)
     means = [float(after.mean() / before.mean()) for before, after in zip(plain, ours, strict=True)]
     return {
         "plain_ms": 1000 * float(np.median(plain)),
         "edl_ms": 1000 * float(np.median(ours)),
-        "ratios": ratios,
-        "ratio": float(np.mean(ratios)),
-        "standard_error": float(np.std(ratios, ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else float("nan"),
+        "ratios": [float(of_round.mean()) for of_round in ratios],
+        "ratio": float(all_of_them.mean()),
+        "standard_error": float(np.std(all_of_them, ddof=1) / len(all_of_them) ** 0.5),
+        "layouts": len(all_of_them),
         "ratio_of_means": float(np.mean(means)),
     }
+
+
+def of_layouts(plain: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """One ratio for each layout. Both arrays: of the ranks, of their steps."""
+    parts = [slice(at, at + LAYOUT) for at in range(0, plain.shape[1], LAYOUT)]
+    return np.array([np.median(ours[:, part]) / np.median(plain[:, part]) for part in parts])
 
 
 def shown(result: dict[str, Any]) -> str:
     rounds = " ".join(f"{ratio:.3f}" for ratio in result["ratios"])
     return (
         f"{result['framework']:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
-        f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (the mean of {result['rounds']} rounds, each "
-        f"by medians of {2 * result['steps']} steps of each kind: {rounds}; by means {result['ratio_of_means']:.4f})  "
+        f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (the mean of {result['layouts']} "
+        f"layouts, each by medians of {2 * LAYOUT} steps of each kind; of the rounds: {rounds}; "
+        f"by means {result['ratio_of_means']:.4f})  "
         f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
         f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
         f"a comparison {result['compared_ms']:.1f} ms, {100 * result['compared_share']:.2f} % of {EVERY} steps  "

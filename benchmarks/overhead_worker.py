@@ -1,7 +1,7 @@
 """One worker of benchmarks/overhead.py: steps on plain Horovod and under edl in turn, in the same ring.
 
 Both variants have a model and an optimizer of their own, equal at the beginning. Which lies where in memory makes a
-difference of its own; so they are built in either order.
+difference of its own, of a percent or two; so both move to other addresses again and again, and their order changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,8 @@ import numpy as np
 
 SAMPLES, FEATURES, CLASSES, WIDTH, LAYERS = 4096, 256, 10, 512, 4
 WARM_UP = 20  # steps of each kind that are not counted
+LAYOUT = 40  # steps of each kind until both models move
+STRAY = 2**20  # bytes that are left free at most between one array and the next
 EVERY = 100  # steps from one comparison of the workers' states to the next: the default of --check-weights
 
 
@@ -27,14 +30,38 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return inputs, source.integers(0, CLASSES, SAMPLES)
 
 
+class Mover:
+    """Arrays move to other addresses: beyond blocks of chance sizes, which are held until the next time."""
+
+    def __init__(self, seed: int) -> None:
+        self._random = np.random.default_rng(seed)
+        self._blocks: list[Any] = []
+        self.turn = 0
+
+    def stray(self) -> None:
+        self._blocks.append(np.ones(int(self._random.integers(64, STRAY)), np.uint8))
+
+    def begin(self) -> None:
+        self.turn += 1
+        self._blocks.clear()
+
+
+@dataclass(frozen=True)
+class Steps:
+    """One step on plain Horovod, one under edl, and moving all that they compute with."""
+
+    plain: Callable[[Any], None]
+    edl: Callable[[Any], None]
+    move: Callable[[Mover], None]
+
+
 def pair(build: Callable[[], Any], edl_first: bool) -> tuple[Any, Any]:
     """What is plain, and what is edl's."""
     built = [build(), build()]
     return (built[1], built[0]) if edl_first else (built[0], built[1])
 
 
-def torch_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
-    """One step on plain Horovod, and one under edl."""
+def torch_steps(edl: Any, edl_first: bool) -> Steps:
     import horovod.torch as hvd
     import torch
 
@@ -59,10 +86,20 @@ def torch_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], Calla
     (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
     named = [(f"plain.{name}", parameter) for name, parameter in plain.named_parameters()]
     wrapped = hvd.DistributedOptimizer(plain_optimizer, named_parameters=named)
-    return stepping(plain, wrapped), stepping(ours, edl.Optimizer(our_optimizer, model=ours))
+    optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
+
+    def move(mover: Mover) -> None:
+        for optimizer in optimizers[:: 1 if mover.turn % 2 else -1]:
+            for parameter in optimizer.param_groups[0]["params"]:
+                mover.stray()
+                parameter.data = parameter.data.clone()
+                for name, value in optimizer.state[parameter].items():
+                    optimizer.state[parameter][name] = value.clone()
+
+    return Steps(stepping(plain, wrapped), stepping(ours, optimizers[1]), move)
 
 
-def tensorflow_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:
     """The same in TensorFlow: each step is a tf.function."""
     import horovod.tensorflow as hvd
     import keras
@@ -93,9 +130,18 @@ def tensorflow_steps(edl: Any, edl_first: bool) -> tuple[Callable[[Any], None], 
         return lambda ids: step(tf.constant(ids))
 
     (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
-    return (
+    optimizers = (plain_optimizer, edl.Optimizer(our_optimizer, model=ours))
+
+    def move(mover: Mover) -> None:
+        for model, optimizer in list(zip((plain, ours), optimizers, strict=True))[:: 1 if mover.turn % 2 else -1]:
+            for variable in (*model.variables, *optimizer.variables):
+                mover.stray()
+                variable.value.assign(tf.raw_ops.DeepCopy(x=variable.value))  # it takes over the new one's memory
+
+    return Steps(
         traced_without_elastic(stepping(plain, plain_optimizer, hvd.DistributedGradientTape)),
-        stepping(ours, edl.Optimizer(our_optimizer, model=ours), lambda tape: tape),
+        stepping(ours, optimizers[1], lambda tape: tape),
+        move,
     )
 
 
@@ -165,23 +211,26 @@ def main() -> None:
         import edl.tensorflow as edl
     edl.init()
     build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
-    plain_step, our_step = build(edl, options.edl_first)
+    steps, mover = build(edl, options.edl_first), Mover(edl.rank() + 2 * os.getpid())
     theirs = plain_batches(options.batch, edl.rank(), edl.size())
     ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
     calls, empty_calls, compared_s = [], [], []
 
     def step_of_ours() -> None:
-        our_step(next(ours))
+        steps.edl(next(ours))
         at = time.perf_counter()
         edl.notify_batch_end()
         calls.append(time.perf_counter() - at)
         if (edl.step() - 1) % EVERY == 0:
             compared_s.append(calls[-1])
 
-    kinds = {"plain": Kind(lambda: plain_step(next(theirs))), "edl": Kind(step_of_ours)}
+    kinds = {"plain": Kind(lambda: steps.plain(next(theirs))), "edl": Kind(step_of_ours)}
     daemon = daemon_of_this_process()
     daemon_s, began = cpu_seconds(daemon), time.perf_counter()
     for number in range(WARM_UP + options.steps):
+        if number >= WARM_UP and (number - WARM_UP) % LAYOUT == 0:
+            mover.begin()
+            steps.move(mover)
         for kind in list(kinds.values())[:: 1 if number % 2 else -1]:
             kind()
             at = time.perf_counter()

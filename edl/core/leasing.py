@@ -209,6 +209,7 @@ class Leasing:
     def grant(self) -> None:
         """Lease as far ahead as it takes, and see whose step matters next."""
         self._lease_ahead()
+        self._supply_the_superseded()
         self._slowest = self._draft.seen.up_to(self._draft.supply.step, self._draft.record.roster)
 
     def _lease_ahead(self) -> None:
@@ -239,6 +240,28 @@ class Leasing:
             return False
         waiting = (worker for worker in record.roster if seen.trains(worker, record.generation))
         return any(seen.step(worker) >= ledger.covered_step for worker in waiting)
+
+    def _supply_the_superseded(self) -> None:
+        """A ring may stand and train whose plan came to nothing before the leader knew of it. One that waits there for
+        samples hears of no other ring: a step without samples shows it that this one is broken.
+        """
+        record = self._draft.record
+        if record.superseded and record.plan is not None and record.plan.after_step is None:
+            plans = tuple(map(self._with_an_idle_step, record.superseded))
+            if plans != record.superseded:
+                self._draft.change(superseded=plans)
+
+    def _with_an_idle_step(self, plan: Plan) -> Plan:
+        """If somebody waits there in vain."""
+        seen = self._draft.seen
+        waiting = [worker for worker in plan.roster if seen.trains(worker, plan.generation)]
+        if plan.ledger is None or plan.ledger.closed or not waiting:
+            return plan
+        ledger = Ledger.restore(plan.ledger)
+        if all(seen.step(worker) < ledger.covered_step for worker in waiting):
+            return plan
+        ledger.idle()
+        return msgspec.structs.replace(plan, ledger=ledger.snapshot())
 
     def _tell_ended(self, epochs: tuple[int, ...]) -> None:
         for epoch in epochs:

@@ -30,11 +30,13 @@ class OrderBook:
         known = before.known if before is not None else ()
         self._present = _data_of(record.ledger, known)
         self._planned = _data_of(record.plan.ledger, known) if record.plan else None
+        self._superseded = [(one, _data_of(one.ledger, known)) for one in record.superseded]
 
     @property
     def known(self) -> tuple[_Data, ...]:
         """The data that this book tells of."""
-        return tuple(data for data in (self._present, self._planned) if data is not None)
+        told = (self._present, self._planned, *(data for _, data in self._superseded))
+        return tuple(data for data in told if data is not None)
 
     def orders(self, worker: str) -> Orders:
         """What `worker` must know now."""
@@ -159,6 +161,11 @@ class OrderBook:
             found.append(present)
         if plan is not None and plan.after_step is not None and worker in self._seats and self._planned is not None:
             found.append(self._planned.share(worker, plan.generation, plan.after_step))
+        found += [
+            data.share(worker, one.generation, one.after_step)
+            for one, data in self._superseded
+            if data is not None and one.after_step is not None and worker in one.roster
+        ]
         return found
 
 

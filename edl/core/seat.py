@@ -98,4 +98,6 @@ def attention_step(generation: int, orders: Orders) -> int:
 
 
 def _is_due(seat: Seat, assignment: Assignment) -> bool:
-    return seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step
+    if seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step:
+        return True
+    return seat.generation < assignment.follows  # the others have gone on without us: there is no step to wait for

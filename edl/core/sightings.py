@@ -41,7 +41,7 @@ def overtaken(heard: Observation, last: Observation) -> bool:
         return heard.generation < last.generation
     if heard.phase is not last.phase:
         return ORDER[heard.phase] < ORDER[last.phase]
-    return heard.step < last.step
+    return (heard.step, heard.at) < (last.step, last.at)  # who is held at a mark makes no step, and has news
 
 
 def only_stepped(heard: Observation, last: Observation) -> bool:

@@ -169,4 +169,4 @@ class Membership:
 
 def _differs(observation: say.Observation, sent: say.Observation | None) -> bool:
     """In more than what the trainer has used meanwhile."""
-    return sent is None or msgspec.structs.replace(observation, usage=sent.usage) != sent
+    return sent is None or msgspec.structs.replace(observation, usage=sent.usage, at=sent.at) != sent

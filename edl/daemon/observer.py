@@ -128,6 +128,7 @@ class Observer:
             diverged=self._diverged,
             booted=self._booted,
             met=self.met,
+            at=now,
         )
 
     def _measure(self, now: float) -> None:

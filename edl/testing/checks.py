@@ -224,7 +224,9 @@ class Checks:
     def enters(self, worker: SimWorker, assignment: Assignment) -> None:
         """A worker goes to the rendezvous of its next ring."""
         after_step = assignment.after_step
-        if worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step:
+        there = [one for one in self.job.workers.values() if one.sits and one.generation == worker.generation]
+        early = worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step
+        if early and there != [worker]:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
         ring = self.job.rings.rings.get(worker.generation)
         if ring is not None and after_step is None and worker.doing is Doing.TRAINING and self._works(ring):

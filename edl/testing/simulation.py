@@ -16,6 +16,8 @@ from collections.abc import Callable
 from heapq import heappop, heappush
 from typing import Any
 
+import msgspec
+
 from edl.core.horizon import Horizon
 from edl.core.inputs import Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
@@ -245,7 +247,7 @@ class SimJob:
         recut, worker.recut = worker.recut, 0
         generation, worker.generation = worker.generation, 0
         failed, worker.failed_generation = worker.failed_generation, 0
-        self._call(Reported(worker.id, worker.observation(self.spec, STEP_S)))
+        self._call(Reported(worker.id, msgspec.structs.replace(worker.observation(self.spec, STEP_S), at=self.now)))
         worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
         worker.recut = recut
         self.stir(worker)
@@ -430,7 +432,7 @@ class SimJob:
         observation = worker.observation(self.spec, STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
-            self._call(Reported(worker.id, observation))
+            self._call(Reported(worker.id, msgspec.structs.replace(observation, at=self.now)))
 
     def _hear(self, worker: SimWorker, book: OrderBook) -> None:
         """Orders arrive at a daemon, which hands them to its trainer."""

@@ -34,7 +34,10 @@ BLAME = (2025649, 4100754, 2056356)
 # that is let in after a request for a size, and had come before it; one that is left out for trial with a newer state;
 # and a newcomer in a ring that began after another step than the one planned.
 OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650)
-LATER = (*ENDS, *WAITS, *BLAME, *OWN)
+# Of a report that another overtakes while all are held at a mark; of workers that wait for samples in a ring whose plan
+# came to nothing; and of one that is held in a ring which the others have left for good.
+HELD = (2075143, 2097720, 2086562, 2060929)
+LATER = (*ENDS, *WAITS, *BLAME, *OWN, *HELD)
 
 
 # Of a leaver that hands on the model and counts; of whoever has not booted, planned with others that have trained; of

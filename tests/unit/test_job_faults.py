@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from machine_job import meet
 
@@ -354,6 +355,30 @@ def test_a_newcomer_that_fails_before_the_switch_step_makes_nobody_leave_before_
     job.sit("w0", "w1", generation=job.plan.generation, step=before.after_step or 0)
     assert job.machine.record.roster == ("w0", "w1")
     assert job.orders("w0").shares, "what they train next is known once it is known what they have read"
+
+
+def test_who_waits_for_samples_in_a_ring_whose_plan_came_to_nothing_gets_a_step_without_any() -> None:
+    """Else it would never come to the reduction that shows it that its ring is broken."""
+    job = in_a_switch()
+    plan = job.plan
+    job.see("w2", Phase.FAILED, 0, reason="killed")  # before the leader knew that the ring with it stands
+    job.feed(Vanished("w1", "gone"))
+    (told,) = [share for share in job.orders("w0").shares if share.generation == plan.generation]
+    job.see("w0", Phase.TRAINING, plan.generation, told.covered_step, leases_of=plan.generation)
+    (more,) = [share for share in job.orders("w0").shares if share.generation == plan.generation]
+    assert more.covered_step == told.covered_step + 1
+    assert [total.samples for total in more.totals if total.until_step == more.covered_step] == [0]
+
+
+def test_who_was_left_behind_in_an_old_ring_waits_for_no_step_of_the_next_one() -> None:
+    job = in_a_switch()
+    orders = job.orders("w0")
+    assert orders.assignment is not None
+    assert orders.assignment.after_step
+    assert orders.assignment.follows == 1
+    assert next_move(Seat(1, 0, waiting=False), orders) == Stay()
+    later = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, follows=2))
+    assert isinstance(next_move(Seat(1, 0, waiting=False), later), Enter)
 
 
 def test_a_newcomer_that_dies_in_the_ring_that_stands_makes_all_leave_at_once() -> None:

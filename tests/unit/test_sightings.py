@@ -20,6 +20,7 @@ STORIES = [
     [seen(Phase.BROKEN, 4, 12), seen(Phase.TRAINING, 5, 11), seen(Phase.DONE, 5, 11)],  # a tainted step goes back
     [seen(Phase.BOOTING), seen(Phase.BROKEN, 1), seen(Phase.REHEARSING, 1), seen(Phase.READY, 1)],  # not needed first
     [seen(Phase.READY), seen(Phase.BROKEN, 2), seen(Phase.FAILED, 2)],
+    [seen(Phase.TRAINING, 3, 9, at=1.0), seen(Phase.TRAINING, 3, 9, at=1.5, marked=(1, 9))],  # held at a mark
 ]
 
 
