@@ -30,6 +30,9 @@ ENDS = (2017708, 2025894)
 WAITS = (2023027,)
 # Of a newcomer in rings that failed for others' sake, whose ends nobody knew; of a daemon that dies in each first ring.
 BLAME = (2025649, 4100754, 2056356)
+# Of members that meet before a switch is announced, and of newcomers that fail: where too few are left without them,
+# where the others keep the step of the switch; and of a worker that left its ring at once, for a late word.
+CALLED = (2003124, 2008696, 2031035, 2014051, 2022615, 2024303, 7101179)
 # Of the simulation: a job that begins anew, whose first ring on record is there before its first step; and a worker
 # that is let in after a request for a size, and had come before it; one that is left out for trial with a newer state;
 # and a newcomer in a ring that began after another step than the one planned.
@@ -37,7 +40,7 @@ OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650)
 # Of a report that another overtakes while all are held at a mark; of workers that wait for samples in a ring whose plan
 # came to nothing; and of one that is held in a ring which the others have left for good.
 HELD = (2075143, 2097720, 2086562, 2060929)
-LATER = (*ENDS, *WAITS, *BLAME, *OWN, *HELD)
+LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD)
 
 
 # Of a leaver that hands on the model and counts; of whoever has not booted, planned with others that have trained; of

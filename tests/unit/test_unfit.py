@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter
 
+import msgspec
 import pytest
 from machine_job import meet
 
@@ -108,6 +109,42 @@ def training(np: int = 2, minimum: int = 1) -> Job:
     job = Job(np, minimum)
     job.train()
     return job
+
+
+def test_no_more_newcomers_that_failed_are_tried_at_a_time_than_make_up_the_least_size() -> None:
+    job = training(2, minimum=2)
+    job.ready("n1")
+    job.fail(n1=ROUTE)
+    job.ready("n2")
+    job.train()
+    assert job.roster == ("w0", "w1", "n2")
+    job.fail(n2=ROUTE)
+    job.feed(Vanished("w1", "gone"))
+    assert job.roster == ("w0", "n1"), "both have failed once, and one of them is enough"
+    job.fail(n1=ROUTE)
+    assert job.roster == ("w0", "n2"), "n1 is unfit; n2 is the next that the least size needs"
+
+
+def test_a_newcomer_that_has_not_failed_comes_before_those_that_have() -> None:
+    job = training(2, minimum=2)
+    job.ready("n1")
+    job.fail(n1=ROUTE)
+    job.ready("n2")
+    job.feed(Vanished("w1", "gone"))
+    assert job.roster == ("w0", "n2")
+
+
+def test_a_plan_that_would_keep_its_step_without_a_newcomer_is_made_anew_where_too_few_would_be_left() -> None:
+    job = training(3, minimum=3)
+    leaving = msgspec.structs.replace(job.machine.seen.observation("w2"), leaving=True)  # type: ignore[type-var]
+    job.feed(Reported("w2", leaving))
+    job.ready("n1")
+    assert job.roster == ("w0", "w1", "n1")
+    job.ready("n2")
+    job.feed(Vanished("n1", "gone"))
+    assert job.roster == ("w0", "w1", "n2"), "the two that were planned for are fewer than the least size"
+    assert job.record.plan is not None
+    assert job.record.plan.after_step is None
 
 
 def test_a_ring_that_fails_for_a_newcomers_sake_is_made_anew_without_it_at_once() -> None:
