@@ -19,7 +19,7 @@ is as before, and the leases of before are used up in their own batches.
 If the word arrives in time, nobody waits at a mark.
 
 Owns: what follows. Does not own: taking leases back (`edl.core.ledger`), keeping to a mark
-(`edl.trainer.data.feed`), when a switch needs one (`edl.core.leasing`).
+(`edl.core.worker.lease_buffer`), when a switch needs one (`edl.core.leasing`).
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
-from edl.testing.worker import Doing, SimWorker, lease_at, total_told
+from edl.testing.worker import Doing, SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -217,9 +217,16 @@ class Checks:
     def reads(self, worker: SimWorker) -> None:
         """What its pipeline has read is what it is to train."""
         for step, batch in worker.read.items():
-            lease = lease_at(worker, step)
+            lease = worker.leases.at(step)
             if lease is None or lease.between(step - 1, step) != batch:
                 self.violated("I7", f"{worker.id} has read {batch} for step {step}, which was taken back: {lease}")
+
+    def weighs(self, worker: SimWorker, step: int, samples: int) -> None:
+        """What it brings into the reduction of `step` counts as much as its samples."""
+        own, total = worker.leases.own(step), worker.leases.samples(step)
+        if own != samples or worker.weight != (samples / total if total else 0.0):
+            told = f"{own} of {total} samples, weight {worker.weight}"
+            self.violated("I7", f"{worker.id} trains {samples} samples in step {step}, and takes that for {told}")
 
     def enters(self, worker: SimWorker, assignment: Assignment) -> None:
         """A worker goes to the rendezvous of its next ring."""
@@ -278,7 +285,7 @@ class Checks:
         if any(worker.step != step - 1 or worker.generation != ring for worker in members):
             at = {worker.id: (worker.generation, worker.step) for worker in members}
             self.violated("I3", f"ring {ring} takes step {step} and its members are at {at}")
-        told = {total_told(worker, step) for worker in members}
+        told = {worker.leases.samples(step) for worker in members}
         if self.job.spec is not None and told != {len(samples)}:
             self.violated("I7", f"step {step} has {len(samples)} samples, and the workers were told {told}")
         self._newcomers_take_part(ring, members, step)
@@ -320,7 +327,7 @@ class Checks:
         """
         new = self._newcomers.pop((ring, step), ())
         newcomers = [worker for worker in members if worker.id in new]
-        at = {worker.id: lease_at(worker, step) for worker in members}
+        at = {worker.id: worker.leases.at(step) for worker in members}
         batch = sum(lease.batch for lease in at.values() if lease is not None)
         read = max([step + SOON, *(last for one in members for last in one.read)])
         for worker in newcomers:
@@ -423,5 +430,5 @@ class Checks:
 
 def leased(worker: SimWorker, epoch: int, after_step: int) -> int:
     """Samples of `epoch` that it holds for steps after that."""
-    leases = worker.share.leases if worker.share else ()
-    return sum(len(piece) for lease in leases if lease.epoch == epoch for piece in lease.left(after_step))
+    held = worker.leases.leases
+    return sum(len(piece) for lease in held if lease.epoch == epoch for piece in lease.left(after_step))

@@ -34,10 +34,10 @@ class Pace:
 
     def waits(self, worker: SimWorker) -> None:
         """It has no samples. Nobody waits for a leader to lease what is there."""
-        spec, share = self._job.spec, worker.share
-        if spec is None or share is None or spec.by_sample or spec.open_ended or not self._is_smooth:
+        spec, leases, step = self._job.spec, worker.leases, worker.step + 1
+        if spec is None or spec.by_sample or spec.open_ended or not self._is_smooth:
             return
-        if worker.entered < worker.step >= share.covered_step and not share.last:
+        if worker.entered < worker.step and leases.at(step) is None and not leases.ends_before(step):
             self._violated("I11", f"{worker.id} waits after step {worker.step}, and samples are left to be leased")
 
     @property

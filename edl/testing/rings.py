@@ -15,7 +15,7 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.testing.faults import Moment
 from edl.testing.models import Model, mean, of_own, of_sample
-from edl.testing.worker import Doing, SimWorker, lease_at, total_told
+from edl.testing.worker import Doing, SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -236,7 +236,7 @@ class Rings:
     def _step(self, ring: SimRing) -> None:
         ring.armed = False
         here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
-        able = [w for w in here if w.doing is Doing.TRAINING and not w.stalled and self._has_share(w)]
+        able = [w for w in here if w.doing is Doing.TRAINING and not w.stalled]
         whole = len(here) == len(ring.members)
         supplied = []
         for worker in able:
@@ -255,10 +255,6 @@ class Rings:
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
 
-    def _has_share(self, worker: SimWorker) -> bool:
-        """Else it waits for its first samples in this ring."""
-        return self.job.spec is None or worker.share is not None
-
     def _has_batch(self, worker: SimWorker) -> bool:
         if self.job.spec is None:
             return True
@@ -268,12 +264,9 @@ class Rings:
 
     def _is_at_end(self, worker: SimWorker) -> bool:
         """No sample is left for its script. If it asks for each epoch by itself, it has begun the one that is due."""
-        spec, share = self.job.spec, worker.share
+        spec = self.job.spec
         if spec is None:
             return worker.step >= self.job.steps
-        assert share is not None
-        if not worker.begins_epochs:
-            return share.covered_step <= worker.step and (share.last or sees_the_end(worker, spec))
         while pass_is_over(worker, spec):
             if worker.wanted == spec.epochs:
                 return True
@@ -320,28 +313,25 @@ class Rings:
         """What it adds to the mean of all: its own, by its weight."""
         if self.job.spec is None:
             return mean((of_own(worker.id, step),), of=worker.size)
-        return mean(map(of_sample, samples), of=total_told(worker, step))
+        worker.weigh(step)
+        self.job.checks.weighs(worker, step, len(samples))
+        return mean(map(of_sample, samples), of=worker.leases.samples(step))
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:
     """What `worker` trains in `step`, by its leases (I7)."""
-    lease = lease_at(worker, step)
+    lease = worker.leases.at(step)
     pieces = lease.between(step - 1, step) if lease else ()
     return [(piece.epoch, position) for piece in pieces for position in range(piece.start, piece.stop)]
 
 
-def sees_the_end(worker: SimWorker, spec: DataSpec) -> bool:
-    """A script that cuts batches itself has ended its pass with its last short one, whatever comes back later."""
-    lease = lease_at(worker, worker.step) if spec.by_sample else None
-    last = lease is not None and lease.final and lease.until_step == worker.step
-    return last and lease is not None and (lease.epoch >= worker.wanted - 1 or not worker.begins_epochs)
-
-
 def pass_is_over(worker: SimWorker, spec: DataSpec) -> bool:
-    """All samples of the epochs that its script has begun are trained."""
-    if sees_the_end(worker, spec):
+    """All samples of the epochs that its script has begun are trained.
+
+    A script that cuts batches itself has ended its pass with its last short one, whatever comes back later.
+    """
+    leases, step = worker.leases, worker.step
+    if spec.by_sample and leases.ends_pass(step) and leases.epoch(step) == worker.wanted - 1:
         return True
-    lease, share = lease_at(worker, worker.step + 1), worker.share
-    if lease is not None:
-        return lease.epoch >= worker.wanted
-    return share is not None and share.last and share.epochs >= worker.wanted
+    coming = leases.wanted_at(step + 1)
+    return leases.ends_before(step + 1) if coming is None else coming.epoch >= worker.wanted

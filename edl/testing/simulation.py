@@ -244,12 +244,12 @@ class SimJob:
         worker.presented = True
         phase, worker.phase = worker.phase, Phase.BOOTING
         worker.met, worker.met_before = (0,), worker.met
-        recut, worker.recut = worker.recut, 0
+        marked, worker.marked = worker.marked, (0, 0)
         generation, worker.generation = worker.generation, 0
         failed, worker.failed_generation = worker.failed_generation, 0
         self._call(Reported(worker.id, msgspec.structs.replace(worker.observation(self.spec, STEP_S), at=self.now)))
         worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
-        worker.recut = recut
+        worker.marked = marked
         self.stir(worker)
 
     def _change_leader(self, *, dies: bool) -> None:
@@ -276,7 +276,8 @@ class SimJob:
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
-        worker.begins_epochs = self.spec is not None and asks_by_epoch(self.spec)
+        if self.spec is not None:
+            worker.want(1 if asks_by_epoch(self.spec) else self.spec.epochs)
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -440,7 +441,7 @@ class SimJob:
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
         self.checks.heard(worker, orders, book.record)
-        worker.orders, recut = orders, worker.recut
+        worker.orders, marked = orders, worker.marked
         self.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
         if worker.stalled:  # all of the process, say
             return
@@ -449,16 +450,14 @@ class SimJob:
             self.rings.give_up(worker, "its ring was given up")
         if worker.generation and worker.hear() and worker.sits:
             self._take_up(worker)
-        if worker.recut != recut:
+        if worker.marked != marked:
             self.stir(worker)
         if worker.waits or worker.is_held or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
             self.look(worker)
 
     def _is_hungry(self, worker: SimWorker) -> bool:
-        if self.spec is None:
-            return False
-        share = worker.share
-        return share is None or share.covered_step <= worker.step or worker.step == worker.stuck
+        """Its script waits for samples."""
+        return self.spec is not None and (worker.leases.at(worker.step + 1) is None or worker.step == worker.stuck)
 
     def _take_up(self, worker: SimWorker) -> None:
         """There is data: train."""
@@ -487,7 +486,9 @@ class SimJob:
                 self._boot(worker)
 
     def _miss(self, worker: SimWorker, assignment: Assignment) -> None:
-        if (assignment.after_step or worker.recut) and assignment.place.generation > worker.missed:
+        if worker.leases.covers(worker.step + 1):
+            return
+        if (assignment.after_step or worker.marked[0]) and assignment.place.generation > worker.missed:
             worker.missed = assignment.place.generation
             self.stir(worker)
 
@@ -515,8 +516,9 @@ class SimJob:
     def sit(self, worker: SimWorker, generation: int, step: int) -> None:
         """Its ring stands, and begins after `step`."""
         worker.generation, worker.failed_generation, worker.assignment = generation, 0, None
-        worker.entered = worker.step = step
-        worker.share, worker.phase, worker.sits, worker.voided = None, Phase.TRAINING, True, False
+        worker.entered = worker.step = worker.even_until = step
+        worker.phase, worker.sits, worker.voided, worker.taken = Phase.TRAINING, True, False, None
+        worker.leases.forget_before(step + 1)
         worker.doing = Doing.AWAITING
         found = worker.hear()
         worker.leases_told = worker.leases_of
@@ -550,7 +552,7 @@ class SimJob:
 
     def begin_pass(self, worker: SimWorker) -> None:
         """The script asks for one more epoch."""
-        worker.wanted += 1
+        worker.want(worker.wanted + 1)
         self.stir(worker)
 
     def end_script(self, worker: SimWorker) -> None:

@@ -11,8 +11,9 @@ import msgspec
 
 from edl.core.agreement import has_state
 from edl.core.seat import NEVER, Seat
+from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.assignment import Assignment, Orders, Share
-from edl.protocol.data import DataSpec, Lease, Range
+from edl.protocol.data import DataSpec, Range
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
 from edl.testing.models import Model, fresh
@@ -42,19 +43,20 @@ class SimWorker:
         "alive",
         "assignment",
         "attention",
-        "begins_epochs",
         "cut_off",
         "daemon",
         "deaf_until",
         "doing",
         "entered",
+        "even_until",
         "failed_generation",
         "generation",
         "id",
+        "leases",
         "leases_of",
         "leases_told",
         "leaving",
-        "mark",
+        "marked",
         "met",
         "met_before",
         "missed",
@@ -66,19 +68,19 @@ class SimWorker:
         "presented",
         "read",
         "reason",
-        "recut",
         "rehearsed",
         "report_due",
         "sent",
-        "share",
         "sits",
         "size",
         "stalled",
         "step",
         "stuck",
         "tainted",
+        "taken",
         "voided",
         "wanted",
+        "weight",
     )
 
     def __init__(self, worker: str) -> None:
@@ -99,14 +101,15 @@ class SimWorker:
         self.tainted = False  # a copy of the state broke off: it must not become anybody's
         self.rehearsed = False
         self.opened = False
-        self.wanted = 1  # epochs, where each pass asks for one more
-        self.begins_epochs = False  # so it does
+        self.wanted = 1  # epochs; by its first pass, where each asks for one more
         self.ahead = 1  # steps that its pipeline reads ahead
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
-        self.recut, self.mark = 0, NEVER  # nothing beyond this step is read while that recut is under way
+        self.leases = LeaseBuffer()
+        self.taken: tuple[Share, tuple[int, int]] | None = None  # the newest share that one of its threads has seen
+        self.marked = (0, 0)  # as its daemon was told: the recut under way, and its mark
         self.stuck = NEVER  # beyond this step it waits for samples that are behind the mark
+        self.weight, self.even_until = 0.0, 0  # of its samples among all workers', up to this step
         self.assignment: Assignment | None = None  # while it enters
-        self.share: Share | None = None
         self.leases_of = 0  # the generation by whose leases `step` was trained
         self.leases_told = 0  # the same when it entered, as its daemon was told
         self.orders: Orders | None = None
@@ -148,7 +151,7 @@ class SimWorker:
     @property
     def is_held(self) -> bool:
         """At the end of a mini-batch, for what follows the mark."""
-        return self.doing is Doing.TRAINING and self.mark <= self.step != self.stuck
+        return self.doing is Doing.TRAINING and self.leases.holds_at(self.step) and self.step != self.stuck
 
     def seat(self) -> Seat:
         return Seat(max(self.generation, self.failed_generation), self.step, self.waits)
@@ -163,53 +166,53 @@ class SimWorker:
             step=self.step,
             leases_of=self.leases_told,
             step_time_s=step_time_s if self.step > self.entered else 0.0,
-            data=self._data(spec) if self.opened and spec is not None else None,
+            data=msgspec.structs.replace(spec, epochs=self.wanted) if self.opened and spec is not None else None,
             pause=None,
             leaving=self.leaving,
             reason=self.reason,
             missed=self.missed,
-            marked=(self.recut, self.mark) if self.recut else (0, 0),
+            marked=self.marked,
             booted=self.booted,
             met=self.met,
         )
 
-    def _data(self, spec: DataSpec) -> DataSpec:
-        return msgspec.structs.replace(spec, epochs=self.wanted) if self.begins_epochs else spec
+    def want(self, epochs: int) -> None:
+        """Its script asks for so many."""
+        self.wanted = epochs
+        self.leases.want(epochs)
 
     def hear(self) -> bool:
         """Take the share of this generation, if the orders have it. False: they have not."""
-        for share in self.orders.shares if self.orders else ():
-            if (share.generation, share.after_step) == (self.generation, self.entered):
-                self.share, self.leases_of = share, share.generation
-                if share.recut != self.recut:
-                    self.recut = share.recut
-                    # It works on the step after. Now and then it has heard just before it began that one.
-                    at_work = self.step + (self.step % 5 > 0)
-                    self.mark = max(share.mark, at_work, *self.read) if share.recut else NEVER
-                    self.stuck = self.step if self.mark <= self.step else NEVER
+        orders = self.orders
+        for share in orders.shares if orders else ():
+            if orders and (share.generation, share.after_step) == (self.generation, self.entered):
+                # It works on the step after. Now and then it has heard just before it began that one.
+                self.leases.adopt(share, (orders.term, orders.version), at_work=self.step + (self.step % 5 > 0))
+                if self.taken is not None:  # by another of its threads, which has looked earlier, and comes later
+                    self.leases.adopt(*self.taken)
+                self.taken, self.leases_of = (share, (orders.term, orders.version)), share.generation
+                self._heed_mark()
                 return True
         return False
 
+    def _heed_mark(self) -> None:
+        if self.marked != self.leases.marked:
+            self.marked = self.leases.marked
+            self.stuck = self.step if self.leases.holds_at(self.step) else NEVER
+            if self.marked[0]:
+                self.even_until = min(self.even_until, self.marked[1])
+
     def read_on(self) -> None:
         """Its pipeline reads ahead, in the epochs that its script has begun, as far as it may and can."""
+        self.leases.forget_before(self.step)
         self.read = {step: batch for step, batch in self.read.items() if step > self.step}
-        if self.share is None:
-            return
-        last = min(self.step + self.ahead, self.share.covered_step, self.mark)
-        for step in range(max(self.step, *self.read, 0) + 1, last + 1):
-            lease = lease_at(self, step)
-            if lease is None or (self.begins_epochs and lease.epoch >= self.wanted):
+        for step in range(max(self.step, *self.read, 0) + 1, self.step + self.ahead + 1):
+            lease = self.leases.wanted_at(step)
+            if lease is None or lease.epoch >= self.wanted or not self.leases.hand_out(lease, step):
                 break
             self.read[step] = lease.between(step - 1, step)
 
-
-def lease_at(worker: SimWorker, step: int) -> Lease | None:
-    """The one that gives `step` its share."""
-    leases = worker.share.leases if worker.share else ()
-    return next((lease for lease in leases if lease.after_step < step <= lease.until_step), None)
-
-
-def total_told(worker: SimWorker, step: int) -> int:
-    """What `worker` was told that all together train in `step`."""
-    totals = worker.share.totals if worker.share else ()
-    return next((total.samples for total in totals if step <= total.until_step), 0)
+    def weigh(self, step: int) -> None:
+        """Before `step` is reduced, unless the weight of the one before holds."""
+        if step > self.even_until:
+            self.weight, self.even_until = self.leases.weight(step), self.leases.constant_until(step)

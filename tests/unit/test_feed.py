@@ -78,6 +78,26 @@ def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
     assert feed.ends_before(5)
 
 
+def test_orders_that_come_after_newer_ones_say_nothing():
+    ledger, feed = open_ended()
+    old = share_of(ledger, "a")
+    ledger.extend(2)
+    feed.adopt(share_of(ledger, "a"), (1, 2))
+    feed.adopt(old, (1, 1))
+    assert feed.epoch(4) == 1
+
+
+def test_a_lease_that_comes_again_as_it_was_goes_on_being_handed_out():
+    ledger, feed = open_ended()
+    lease = feed.at(1)
+    assert lease is not None
+    again = msgspec.msgpack.decode(msgspec.msgpack.encode(share_of(ledger, "a")), type=Share)
+    feed.adopt(again, (1, 2))
+    assert feed.at(1) is lease
+    assert feed.hand_out(lease, 1)
+    assert not feed.hand_out(lease.up_to(1), 1), "that is another lease"
+
+
 def test_the_samples_of_all_steps_are_those_of_all_epochs():
     ledger, feed, found = Ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseFeed(), []
     while not ledger.exhausted:

@@ -1,0 +1,180 @@
+"""The leases of one worker: which have come, what its script may be given of them, and what each step weighs by them.
+
+Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a recut under
+way (`edl.core.recut`), and the epochs that somebody has begun; where its data ends. Does not own: who grants leases
+(`edl.core.ledger`), which ids their samples have (`edl.core.permutation`), nor waiting for leases: a trainer's threads
+share a buffer behind a lock (`edl.trainer.data.feed`), and each simulated worker has one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from edl.core.seat import NEVER
+from edl.protocol.assignment import Share
+from edl.protocol.data import Lease
+
+
+class LeaseBuffer:
+    """What a worker holds, in order, and the totals of the present generation.
+
+    All that is told here follows from the newest share, what the script asked for, and what it was handed. The leases
+    are a dictionary by number that is replaced, never changed: other threads may look at it.
+    """
+
+    def __init__(self) -> None:
+        self._leases: dict[int, Lease] = {}
+        self._share: Share | None = None
+        self._newest = (0, 0)
+        self._epochs = 0  # wanted here
+        self._closed = False
+        self._handed_out = 0  # the last step whose samples the script has been given
+        self._recut = 0  # the one under way
+        self._mark = NEVER  # while it is, nothing beyond this step is handed out
+
+    # ---------------------------------------------------------------------------------------------- what happens
+
+    def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
+        """A share of the present generation; `stamp` is the term and version of its orders. Old news is dropped.
+
+        `at_work`: the step that is worked on. Its samples may be asked for already, so they are handed out in any case.
+        """
+        if stamp < self._newest:
+            return
+        self._newest, self._share = stamp, share
+        self._leases = self._merged(share)
+        if share.recut != self._recut:
+            self._recut = share.recut
+            self._mark = max(share.mark, self._handed_out, at_work) if share.recut else NEVER
+
+    def _merged(self, share: Share) -> dict[int, Lease]:
+        """What is held from now on. A lease that comes again as it was stays the object that it was."""
+        held = self._leases
+        merged = {lease.number: lease for lease in left_of(held.values(), share.leases, share.covered_step)}
+        for lease in share.leases:
+            known = held.get(lease.number)
+            merged[lease.number] = lease if known is None or known != lease else known
+        return merged
+
+    def want(self, epochs: int) -> None:
+        """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
+
+        Leases of later ones are kept back until somebody wants these, too.
+        """
+        self._epochs = epochs
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        """The samples that `lease` gives `step` are about to be handed out. False: they must not be, now or ever."""
+        if step > self._mark or self._leases.get(lease.number) is not lease:
+            return False
+        if step > self._handed_out:  # noqa: PLR1730 - of each step: a call of `max` costs more
+            self._handed_out = step
+        return True
+
+    def forget_before(self, step: int) -> None:
+        """Drop leases that end before `step`."""
+        self._leases = {number: lease for number, lease in self._leases.items() if lease.until_step >= step}
+
+    def close(self) -> None:
+        """No more leases come."""
+        self._closed = True
+
+    # ------------------------------------------------------------------------------------------------ what is so
+
+    @property
+    def closed(self) -> bool:
+        return self._closed
+
+    @property
+    def leases(self) -> tuple[Lease, ...]:
+        """In order; those that are leased on speculation too."""
+        return tuple(self._leases.values())
+
+    @property
+    def marked(self) -> tuple[int, int]:
+        """The recut under way, and the step that nothing is handed out beyond; zeros without one."""
+        return (self._recut, self._mark) if self._recut else (0, 0)
+
+    def holds_at(self, step: int) -> bool:
+        """What follows `step`, here or in another ring, is about to be decided."""
+        return bool(self._recut) and step >= self._mark
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full step, of all workers together; 0 before that is known."""
+        return 0 if self._share is None else self._share.batch
+
+    def at(self, step: int) -> Lease | None:
+        """The lease that gives `step` its share, whether that may be handed out or not."""
+        return next((lease for lease in self._leases.values() if lease.after_step < step <= lease.until_step), None)
+
+    def wanted_at(self, step: int) -> Lease | None:
+        """The same, of an epoch that somebody has begun. Beyond the mark it may yet change."""
+        lease = self.at(step)
+        return None if lease is None or self._is_beyond(lease) else lease
+
+    def covers(self, step: int) -> bool:
+        """What everybody trains in `step` is known."""
+        share = self._share
+        return share is not None and step <= min(share.covered_step, self._mark)
+
+    def ends_before(self, step: int) -> bool:
+        """There is no data for `step`, and will be none."""
+        share, lease = self._share, self.at(step)
+        if self._closed or (lease is not None and self._is_beyond(lease)):
+            return True
+        if share is None or share.epochs < self._epochs:
+            return False
+        return share.last and step > share.covered_step
+
+    def weight(self, step: int) -> float:
+        """This worker's samples in `step` over all workers' samples. Only for a covered step."""
+        lease, total = self.at(step), self.samples(step)
+        return lease.share(step) / total if lease is not None and total else 0.0
+
+    def own(self, step: int) -> int | None:
+        """This worker's samples in `step`: 0 for stand-ins. None: that is not known here."""
+        lease = self.at(step)
+        return None if lease is None else lease.share(step)
+
+    def samples(self, step: int) -> int:
+        """All workers' in `step`. Only for a covered step that is not committed yet: then shares forget it."""
+        totals = self._share.totals if self._share is not None else ()
+        return next((total.samples for total in totals if step <= total.until_step), 0)
+
+    def constant_until(self, step: int) -> int:
+        """A step up to which `weight` stays what it is in `step`. Each step of stand-ins is looked at by itself."""
+        share, lease = self._share, self.at(step)
+        if share is None or lease is None or not lease.share(step):
+            return step
+        run = next((total.until_step for total in share.totals if step <= total.until_step), step)
+        return max(step, min(run, _run_of_share(lease, step), self._mark))
+
+    def epoch(self, step: int) -> int | None:
+        """The pass over the data that `step` belongs to; None when that is not known here."""
+        lease = self.wanted_at(step)
+        return None if lease is None else lease.epoch
+
+    def ends_pass(self, step: int) -> bool:
+        """It is the last step of its epoch (or of the stream), of all members of the roster alike."""
+        lease = self.at(step)
+        return lease is not None and lease.final and step == lease.until_step
+
+    def _is_beyond(self, lease: Lease) -> bool:
+        """It is leased on speculation: nobody is known to have begun its epoch."""
+        share = self._share
+        return lease.epoch >= max(self._epochs, 0 if share is None else share.epochs)
+
+
+def left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int) -> tuple[Lease, ...]:
+    """Of `leases`, those before all of `newer`, which are in order: they are trained, as far as they were not cut.
+
+    What was leased on speculation, and not begun, may have been taken back.
+    """
+    number, after_step = (newer[0].number, newer[0].after_step) if newer else (NEVER, covered_step)
+    return tuple(one.up_to(after_step) for one in leases if one.number < number and one.after_step < after_step)
+
+
+def _run_of_share(lease: Lease, step: int) -> int:
+    """The last step of `lease` with the same share as `step`, which has one: full batches come first."""
+    return max(step, lease.after_step + len(lease) // lease.batch)
