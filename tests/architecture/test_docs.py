@@ -170,7 +170,7 @@ def in_a_cell(sentence: str) -> str:
 
 def test_the_tree_in_zookeeper_is_that_of_the_code() -> None:
     shown = {
-        path for row in rows(section(DOCS / "architecture.md", "What lies in ZooKeeper")) for path in quoted(row[0])
+        path for row in rows(section(DOCS / "coordination.md", "What lies in ZooKeeper")) for path in quoted(row[0])
     }
     job = "<job>"
     paths = {
