@@ -21,11 +21,12 @@ from edl.coordination.election import Candidate, Reign
 from edl.coordination.settings import Coordinator
 from edl.core.inputs import Command, Input, Reported
 from edl.core.job import JobMachine
+from edl.core.orders import OrderBook
+from edl.core.writing import BatchDecided
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.leader import Leader, Reigning
 from edl.host.credentials import with_secret
 from edl.protocol import keeping, messages, tree
-from edl.protocol.job import Record
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Server
@@ -108,16 +109,17 @@ class TimedLeader(Leader):
         machine.handle = timed
         await super()._work(machine)
 
-    async def _keep(self, record: Record, told) -> None:
-        await super()._keep(record, told)
-        self.writes += 1
-        for grant in self._waiting():
-            grant.version, grant.written = record.version, time.monotonic()
+    async def _keep(self, decided: BatchDecided) -> None:
+        kept, record = self._chronicle.record, decided.record
+        self.writes += bool(decided.told) or record.version != kept.version
+        await super()._keep(decided)
         self.record_bytes = max(self.record_bytes, len(keeping.encode(record)))
         self.plain_bytes = max(self.plain_bytes, len(msgspec.json.encode(record)))
 
-    def _publish(self, record: Record, *, pressing: bool) -> None:
-        super()._publish(record, pressing=pressing)
+    def _publish(self, book: OrderBook, *, pressing: bool) -> None:
+        for grant in self._waiting():  # it has just become durable
+            grant.version, grant.written = book.record.version, time.monotonic()
+        super()._publish(book, pressing=pressing)
         if pressing:
             self._woken = time.monotonic()
         for grant in self._waiting():

@@ -2,7 +2,7 @@
 
 Owns: how the record changes, and what has to change with it: the index of its members, what is remembered of them, the
 commands that follow. Does not own: why it changes (`edl.core.job`, `edl.core.sizing`, `edl.core.switching`,
-`edl.core.leasing`), nor when it becomes durable (`edl.daemon.leader`).
+`edl.core.leasing`), nor when it becomes durable (`edl.core.writing`).
 
 `record` is kept. All else is this leader's own and is not: what it has seen, and the record's ledger in a form that can
 be worked with.

@@ -3,8 +3,7 @@
 Owns: the members, from their registration to their end, that of the job, and the order in which all else is looked at:
 its size (`edl.core.sizing`), its generations (`edl.core.switching`), its data (`edl.core.leasing`). Does not own: how
 the record changes (`edl.core.draft`), who has been waited for long enough (`edl.core.patience`), nor when decisions
-become durable, and how they are told: its shell (`edl.daemon.leader`) writes the record to the coordinator before
-anybody hears of it (I9).
+become durable, and who is told then (`edl.core.writing`): nobody before they are (I9).
 
 `handle(input, now)` is the one mutator. It changes `record`, which is kept, and what was observed, which is not.
 """

@@ -1,19 +1,16 @@
-"""A job's record and its events, as one leader writes them: each change once, whatever fails in between.
+"""A job's record and its events in the coordinator, as one leader writes them.
 
-Owns: what lies in the coordinator, and that a write whose answer was lost is neither taken for done nor done twice.
-Does not own: what is written (`edl.core`), nor when (`edl.daemon.leader`).
-
-Every write replaces the record, also one that only adds events, on condition that it still has the version that was
-seen last. Only the leader writes (I1), so a version that moved on means: the write was carried out, all of it. One that
-is late, and arrives after we have tried again, finds another version and does nothing.
+Owns: what lies there, and carrying out what `edl.core.writing` says. Does not own: what is written (`edl.core.job`),
+what becomes of a write whose answer was lost, nor who is told then (`edl.core.writing`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Sequence
-from typing import Final, TypeVar
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
 
 from edl import events
 from edl.clock import Clock
@@ -21,60 +18,115 @@ from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, VersionConflict, Write
 from edl.core.inputs import Tell
 from edl.core.job import new_record
-from edl.errors import StoreUnavailable, UsageError
+from edl.core.writing import (
+    RETRY_S,
+    BatchDecided,
+    Commit,
+    Conflicted,
+    Deposed,
+    ForgetSecret,
+    Forgotten,
+    Found,
+    InStore,
+    Look,
+    Outcome,
+    StepDown,
+    Telling,
+    Unanswered,
+    Writing,
+    Written,
+)
+from edl.daemon import remains
+from edl.errors import Fenced, StoreUnavailable, UsageError
 from edl.protocol import keeping, tree
 from edl.protocol.job import Record
 
 logger = logging.getLogger("edl")
 
+A = TypeVar("A")
 T = TypeVar("T")
 
-RETRY_S: Final = 0.1
 
-
-class Chronicle:
+class Chronicle(Generic[A]):
     """One leader's, for one term."""
 
-    def __init__(self, job: str, store: Store, reign: Reign, clock: Clock) -> None:
+    def __init__(
+        self, job: str, store: Store, reign: Reign, clock: Clock, tell: Callable[[Telling[A]], None] = lambda _: None
+    ) -> None:
+        """`tell` is called with what may be told, once it is durable."""
         self._job = job
         self._store = store
         self._reign = reign
         self._clock = clock
-        self._version = 0  # of the node, as the last write left it
-        self.record: Record | None = None  # as it stands in the coordinator; None: not known yet
+        self._tell = tell
+        self._writing: Writing[A] | None = None
+        self._composed: tuple[Commit, list[Op]] | None = None  # the newest, for it may have to be tried again
+
+    @property
+    def record(self) -> Record | None:
+        """As it stands in the coordinator; None: not known yet."""
+        return None if self._writing is None else self._writing.record
 
     async def open(self) -> Record:
         """What the leaders before have decided; the first one finds a job that nobody has joined yet."""
         node = await patiently(lambda: self._store.read(tree.record(self._job)))
         if node is None:
             node = await patiently(self._found)
-        self._version, self.record = node.version, keeping.decode(node.value)
-        return self.record
+        record = keeping.decode(node.value)
+        self._writing = Writing(record, node.version, self._reign.term)
+        return record
 
-    async def keep(self, record: Record, told: Sequence[Tell] = ()) -> None:
-        """Until it is durable. Raises Fenced when the reign is over, UsageError when it is more than may be kept."""
-        value = keeping.encode(record)
-        added: list[Create] = [self._event(tell) for tell in told]
-        _check_size(record, len(value), sum(len(event.value) for event in added))
-        tried = False
+    async def keep(self, decided: BatchDecided[A]) -> None:
+        """Until it is durable, and told. Raises Fenced when the reign is over, UsageError when it cannot be kept."""
+        assert self._writing is not None
+        due = deque(self._writing.handle(decided))
+        while due:
+            match due.popleft():
+                case Commit() | Look() | ForgetSecret() as command:
+                    due.extend(self._writing.handle(await self._outcome(command)))
+                case StepDown():
+                    raise Fenced(f"the reign of term {self._reign.term} is over")
+                case said:
+                    self._tell(said)
 
-        async def attempt() -> int:
-            nonlocal tried
-            if tried and (node := await self._node()).version != self._version:
-                return node.version
-            again, tried = tried, True
-            try:
-                ops: list[Op] = [Write(tree.record(self._job), value, self._version), *added]
-                version, *_ = await self._store.commit(ops, fence=self._reign.fence)
-            except VersionConflict:
-                if not again:
-                    raise
-                return (await self._node()).version  # an earlier try came through after we had looked
-            assert isinstance(version, int)
-            return version
+    async def _outcome(self, command: InStore) -> Outcome:
+        try:
+            match command:
+                case Commit():
+                    return Written(await self._commit(command))
+                case Look(after_s):
+                    await asyncio.sleep(after_s)
+                    return Found(await self._look())
+                case ForgetSecret(after_s):
+                    await asyncio.sleep(after_s)
+                    await remains.forget_secret(self._store, self._job)
+                    return Forgotten()
+        except StoreUnavailable:
+            return Unanswered()
+        except VersionConflict:
+            return Conflicted()
+        except Fenced:
+            return Deposed()
 
-        self._version = await patiently(attempt)
-        self.record = record
+    async def _commit(self, commit: Commit) -> int:
+        version, *_ = await self._store.commit(self._ops(commit), fence=self._reign.fence)
+        assert isinstance(version, int)
+        return version
+
+    def _ops(self, commit: Commit) -> list[Op]:
+        """Once for all tries: an event has its time from when it happened."""
+        if self._composed is None or self._composed[0] is not commit:
+            value = keeping.encode(commit.record)
+            added = [event_node(self._job, self._reign.term, self._clock.wall(), tell) for tell in commit.told]
+            _check_size(commit.record, len(value), sum(len(event.value) for event in added))
+            self._composed = (commit, [Write(tree.record(self._job), value, commit.version), *added])
+        return self._composed[1]
+
+    async def _look(self) -> int:
+        """Read first: what is there while our fence still stands afterwards, nobody but us has written (I1)."""
+        node = await self._node()
+        await self._store.commit((), fence=self._reign.fence)
+        return node.version
 
     async def _node(self) -> Node:
         node = await self._store.read(tree.record(self._job))
@@ -91,9 +143,6 @@ class Chronicle:
             except NodeExists:  # an earlier try, or a worker that came first
                 continue
         return await self._node()
-
-    def _event(self, tell: Tell) -> Create:
-        return event_node(self._job, self._reign.term, self._clock.wall(), tell)
 
 
 def _check_size(record: Record, record_bytes: int, events_bytes: int) -> None:

@@ -1,7 +1,8 @@
 """One reign: the shell around the job's machine.
 
-Owns: making decisions durable before anybody hears of them (I9), answering daemons and the command line. Does not own:
-the decisions (`edl.core.job`), nor who leads (`edl.coordination.election`).
+Owns: the queue of what happens, answering daemons and the command line, and when they hear of what was decided. Does
+not own: the decisions (`edl.core.job`), that they are durable before anybody hears of them (`edl.core.writing`), nor
+who leads (`edl.coordination.election`).
 
 One task owns the machine. RPC handlers and watches only put inputs into its queue.
 """
@@ -10,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import msgspec
 
@@ -20,10 +22,7 @@ from edl.coordination.election import Reign
 from edl.coordination.store import AccessDenied, Store
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
-    Acknowledge,
-    Command,
     Input,
-    Refuse,
     Registered,
     Reported,
     ScaleAsked,
@@ -40,6 +39,7 @@ from edl.core.job import JobMachine
 from edl.core.orders import OrderBook
 from edl.core.patience import END_OF_TIME, Patience
 from edl.core.report import status_of
+from edl.core.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, decide
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
 from edl.daemon.governor import Governor
@@ -49,7 +49,7 @@ from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import messages as say
 from edl.protocol import tree
-from edl.protocol.job import OVER, Record
+from edl.protocol.job import OVER
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
@@ -74,7 +74,8 @@ class Reigning(msgspec.Struct, frozen=True):
     code: Code | None = None  # its own copy of a policy of the user's
 
 
-Pending = tuple[Input, "asyncio.Future[say.Reply] | None"]
+Asked = asyncio.Future[say.Reply]
+Pending = tuple[Input, Asked | None]
 
 
 class Leader:
@@ -96,18 +97,16 @@ class Leader:
         self._clock = clock
         self._refusals = refusals
         self._restored_at = restored_at
-        self._chronicle = Chronicle(about.job, store, reign, clock)
+        self._chronicle: Chronicle[Asked] = Chronicle(about.job, store, reign, clock, self._tell)
         self._horizon = Horizon.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
-        self._asked: set[asyncio.Future[say.Reply]] = set()
+        self._asked: set[Asked] = set()
         self._machine: JobMachine | None = None
         self._governor: Governor | None = None
         self._book: OrderBook | None = None
-        self._next_book: OrderBook | None = None
         self._published = asyncio.Event()
         self._pressing = 0  # the newest version that was published for all to hear at once
         self._at_rest = asyncio.Event()
-        self._secret_forgotten = False
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
 
     async def run(self) -> None:
@@ -138,11 +137,11 @@ class Leader:
         if self._doubt_s() > 0:
             alive |= {member.identity.id for member in record.members}  # the roll is called later
         machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
-        follows = machine.handle(TookOver(alive), self._clock.now())
+        decided: BatchDecided[Asked] = decide(machine, [(TookOver(alive), None)], self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
-            elected = LeaderElected(worker=self._about.worker)
-            follows = [Tell(elected, record.generation, machine.newest_step), *follows]
-        await self._settle(machine, follows)
+            elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
+            decided = dataclasses.replace(decided, told=(elected, *decided.told))
+        await self._keep(decided)
         return machine
 
     async def _work(self, machine: JobMachine) -> None:
@@ -151,17 +150,7 @@ class Leader:
             batch = [await self._next_input(machine.wake_at)]
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            commands: list[Command] = []
-            replies: list[tuple[asyncio.Future[say.Reply], say.Reply]] = []
-            for left, (happened, asked) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
-                follows = machine.handle(happened, self._clock.now(), more=left > 0)
-                commands += follows
-                if asked is not None:
-                    replies.append((asked, self._reply(follows)))
-            await self._settle(machine, commands)
-            for asked, reply in replies:
-                if not asked.done():
-                    asked.set_result(reply)
+            await self._keep(decide(machine, batch, self._clock.now()))
 
     async def _next_input(self, wake_at: float) -> Pending:
         try:
@@ -170,53 +159,37 @@ class Leader:
         except TimeoutError:
             return TimePassed(), None
 
-    async def _settle(self, machine: JobMachine, commands: Sequence[Command]) -> None:
-        """Durable first, then everybody may know."""
-        record = machine.record
-        told = [command for command in commands if isinstance(command, Tell)]
-        kept = self._chronicle.record
-        changed = kept is None or record.version != kept.version
-        if changed:  # what the next book says of the data is worked out before anybody's answer waits for it
-            self._next_book = OrderBook(record, self._reign.term, self._book)
-        if changed or told:
-            await self._keep(record, told)
-        if record.state in OVER and not self._secret_forgotten:
-            await patiently(lambda: remains.forget_secret(self._store, self._about.job))
-            self._secret_forgotten = True
-        if changed and self._heard:
-            members = {member.identity.id for member in record.members}
+    async def _keep(self, decided: BatchDecided[Asked]) -> None:
+        await self._chronicle.keep(decided)
+
+    def _tell(self, said: Telling[Asked]) -> None:
+        match said:
+            case Publish(book, pressing):
+                self._publish(book, pressing=pressing)
+            case GiveAnswer(asked, reply, stale):
+                if stale:
+                    self._refusals.count(Reason.GENERATION)
+                if not asked.done():
+                    asked.set_result(reply)
+            case DeclareRest(at_rest=True):
+                self._at_rest.set()
+            case DeclareRest():
+                self._at_rest.clear()
+
+    def _publish(self, book: OrderBook, *, pressing: bool) -> None:
+        """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
+        self._book = book
+        if self._heard:
+            members = {member.identity.id for member in book.record.members}
             self._heard = {worker: at for worker, at in self._heard.items() if worker in members}
-        if changed or self._book is None:
-            self._publish(record, pressing=self._book is None or machine.pressing > self._book.record.version)
-        if machine.at_rest:
-            self._at_rest.set()
-        else:
-            self._at_rest.clear()
+        if pressing:
+            self._pressing = book.record.version
+            self._published.set()
+            self._published = asyncio.Event()
 
     async def wait_at_rest(self) -> None:
         """Until nobody waits for what a leader says next: a hand-over would hold them up."""
         await self._at_rest.wait()
-
-    async def _keep(self, record: Record, told: Sequence[Tell]) -> None:
-        await self._chronicle.keep(record, told)
-
-    def _publish(self, record: Record, *, pressing: bool) -> None:
-        """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
-        self._book = OrderBook(record, self._reign.term, self._next_book)
-        if pressing:
-            self._pressing = record.version
-            self._published.set()
-            self._published = asyncio.Event()
-
-    def _reply(self, follows: Sequence[Command]) -> say.Reply:
-        for command in follows:
-            if isinstance(command, Refuse):
-                if command.stale:
-                    self._refusals.count(Reason.GENERATION)
-                return say.Rejected(command.reason, command.retry)
-            if isinstance(command, Acknowledge):
-                return say.Ack(command.target)
-        return say.Done()
 
     # ---------------------------------------------------------------------------------------------------- the others
 
@@ -304,7 +277,7 @@ class Leader:
         await self._queue.put((happened, None))
 
     async def _ask(self, happened: Input) -> say.Reply:
-        asked: asyncio.Future[say.Reply] = asyncio.get_running_loop().create_future()
+        asked: Asked = asyncio.get_running_loop().create_future()
         self._asked.add(asked)
         try:
             await self._queue.put((happened, asked))

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 from edl.core.agreement import Beginning
-from edl.core.inputs import Input, Reported
+from edl.core.inputs import Command, Input, Reported
 from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
 from edl.errors import InvalidTransition, JobFailed
@@ -23,6 +23,7 @@ from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
 from edl.testing.worker import Doing, SimWorker
+from edl.testing.writing_checks import WritingChecks
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -42,6 +43,7 @@ class Checks:
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.records = RecordChecks(self.violated)
+        self.writing = WritingChecks(job)
         self.pace = Pace(job, self.violated)
         self._rosters: dict[int, tuple[str, ...]] = {}
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
@@ -66,8 +68,9 @@ class Checks:
 
     # --------------------------------------------------------------------------------------------------- the leader
 
-    def handled(self, machine: JobMachine, term: int, happened: Input) -> None:
+    def handled(self, machine: JobMachine, term: int, happened: Input, follows: list[Command]) -> None:
         """The machine has taken an input; nothing of it is durable yet."""
+        self.writing.handled(term, follows)
         if isinstance(happened, Reported):
             self._never_goes_back(machine, term, happened.worker)
         ledger = machine.ledger

@@ -1,24 +1,40 @@
-"""A simulated leader: the real machine, with a shell that takes time to write and may die at any instruction.
+"""A simulated leader: the real machines, with a shell that takes time to write and may die at any instruction.
 
-Owns: what `edl.daemon.leader` owns: that decisions are durable before anybody hears of them (I9), and that only the
-newest term's are (I1). Does not own: the decisions.
+Owns: what `edl.daemon.leader` owns: the queue of what happens, and carrying out what the machines say. Does not own:
+the decisions (`edl.core.job`), nor that they are durable before anybody hears of them (`edl.core.writing`).
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl.core.inputs import Command, Input, Refuse, Tell, TimePassed
+from edl.core.inputs import Input, TimePassed
 from edl.core.orders import OrderBook
 from edl.core.patience import END_OF_TIME
-from edl.protocol.job import Record
+from edl.core.writing import (
+    BatchDecided,
+    Commit,
+    DeclareRest,
+    ForgetSecret,
+    GiveAnswer,
+    Happened,
+    Instruction,
+    Look,
+    Publish,
+    StepDown,
+    Writing,
+    WritingState,
+    decide,
+)
+from edl.protocol.messages import Rejected
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 TICK_S = 0.1
-Answer = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
+Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
 
 
 class SimLeader:
@@ -27,17 +43,18 @@ class SimLeader:
     def __init__(self, job: SimJob, term: int) -> None:
         self.job = job
         self.term = term
-        self.machine = job.new_machine(job.durable)
+        self.machine = job.new_machine(job.durable, term)
+        self.writing: Writing[Asker] = Writing(job.durable, job.node.version, term)
         self.book = OrderBook(job.durable, term)
-        self.kept = job.durable
-        self.published = False
         self.alive = True
-        self.writing = False
-        self._inbox: list[tuple[Input, Answer | None]] = []
+        self.at_rest = False
+        self.unanswered: list[Asker] = []
+        self._inbox: list[tuple[Input, Asker | None]] = []
+        self._under_way: Commit | None = None
         self._busy = False
         job.after(TICK_S, self._tick)
 
-    def receive(self, happened: Input, answer: Answer | None = None) -> None:
+    def receive(self, happened: Input, answer: Asker | None = None) -> None:
         """A call of a daemon or of the command line arrives."""
         self._inbox.append((happened, answer))
         if not self._busy:
@@ -46,14 +63,8 @@ class SimLeader:
 
     def crash(self, *, written: bool) -> None:
         """The process dies. Its last write may have been carried out."""
-        if (
-            self.alive
-            and self.writing
-            and written
-            and self.term == self.job.term
-            and self.machine.record is not self.kept
-        ):
-            self.job.make_durable(self.machine.record)
+        if self.alive and written and self._under_way is not None:
+            self.job.node.commit(self._under_way, self.term)
         self.alive = False
 
     def _tick(self) -> None:
@@ -69,43 +80,55 @@ class SimLeader:
         if not self.alive:
             return
         batch, self._inbox = self._inbox, []
-        commands: list[Command] = []
-        answers: list[tuple[Answer, bool]] = []
-        for left, (happened, answer) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
-            follows = self.machine.handle(happened, self.job.now, more=left > 0)
-            self.job.checks.handled(self.machine, self.term, happened)
-            commands += follows
-            if answer is not None:
-                answers.append((answer, not any(isinstance(command, Refuse) for command in follows)))
-        record = self.machine.record
-        if record.version != self.kept.version or any(isinstance(command, Tell) for command in commands):
-            self.writing = True
-            self.job.after(self.job.random.random() * 0.003, self._settle, record, commands, answers)
-            self.job.decided()
-        else:
-            self._settle(record, commands, answers)
+        self.unanswered = [answer for _, answer in batch if answer is not None]
+        decided: BatchDecided[Asker] = decide(self.machine, batch, self.job.now)
+        self._carry_out(decided)
 
-    def _settle(self, record: Record, commands: list[Command], answers: list[tuple[Answer, bool]]) -> None:
-        """Durable first, then everybody may know."""
-        self.writing = False
+    def _carry_out(self, happened: Happened[Asker]) -> None:
+        """What has happened, and all that follows from it at once."""
         if not self.alive:
             return
-        if record is not self.kept:
-            if self.term != self.job.term:  # the fence of its reign (I1)
-                self.alive = False
-                return
-            self.job.make_durable(record)
-            self.job.checks.records.told(self.kept, record, commands)
-        if record is not self.kept or not self.published:
-            pressing = not self.published or self.machine.pressing > self.kept.version
-            self.kept, self.published = record, True
-            self.book = OrderBook(record, self.term, self.book)
-            self.job.publish(self, pressing=pressing)
-        for answer, taken in answers:
-            answer(taken)
+        due = deque(self.writing.handle(happened))
+        while due:
+            self._do(due.popleft())
+        self.job.checks.writing.done(self)
+        if self.writing.state is WritingState.IDLE:
+            self._go_on()
+
+    def _go_on(self) -> None:
         self._busy = False
         if (wake_at := self.machine.wake_at) < END_OF_TIME:
             self.job.after(max(0.0, wake_at - self.job.now), self._wake, wake_at)
         if self._inbox:
             self._busy = True
             self.job.after(0.0002, self._work)
+
+    def _do(self, command: Instruction[Asker]) -> None:
+        match command:
+            case Commit():
+                self._under_way = command
+                self.job.after(self.job.random.random() * 0.003, self._commit, command)
+                self.job.decided()
+            case Look(after_s) | ForgetSecret(after_s):
+                self.job.after(after_s, self._ask, command)
+            case Publish(book, pressing):
+                self.job.checks.writing.published(self, book)
+                self.book = book
+                self.job.publish(self, pressing=pressing)
+            case GiveAnswer(asker, reply):
+                self.job.checks.writing.answered(self)
+                self.unanswered.remove(asker)
+                asker(not isinstance(reply, Rejected))
+            case DeclareRest(at_rest):
+                self.at_rest = at_rest
+            case StepDown():
+                self.alive = False
+
+    def _commit(self, commit: Commit) -> None:
+        if self.alive:
+            self._under_way = None
+            self._carry_out(self.job.node.arrives(commit, self.term))
+
+    def _ask(self, command: Look | ForgetSecret) -> None:
+        if self.alive:
+            self._carry_out(self.job.node.asked(command, self.term))

@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
+from edl.core.inputs import Command, Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
@@ -33,6 +33,7 @@ from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import SimLeader
 from edl.testing.musters import Musters
+from edl.testing.node import RecordNode
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
 from edl.testing.worker import Doing, SimWorker
 
@@ -78,6 +79,7 @@ class SimJob:
         self.rings = Rings(self)
         self.musters = Musters(self)
         self.checks = Checks(self)
+        self.node = RecordNode(self, seed)
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
@@ -142,9 +144,9 @@ class SimJob:
         self._number += 1
         heappush(self._heap, (self.now + delay, self._number, act, arguments))
 
-    def new_machine(self, record: Record) -> JobMachine:
-        """What leads; a test may put in another."""
-        return JobMachine(record, self.horizon, PATIENCE)
+    def new_machine(self, record: Record, term: int) -> JobMachine:
+        """What leads."""
+        return CheckedMachine(self, record, term)
 
     # ----------------------------------------------------------------------------------------------------- faults
 
@@ -289,6 +291,8 @@ class SimJob:
             self.after(SESSION_S, self._register, worker)
 
     def _registered(self, worker: SimWorker, taken: bool) -> None:
+        if taken:
+            self.checks.writing.registered(worker.id)
         if taken and not worker.admitted:
             worker.admitted = True
             self.stir(worker)
@@ -566,6 +570,20 @@ class SimJob:
         worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
         self.rings.missed(worker)
         self.stir(worker)
+
+
+class CheckedMachine(JobMachine):
+    """The real machine; after each input, it is looked at."""
+
+    def __init__(self, job: SimJob, record: Record, term: int) -> None:
+        super().__init__(record, job.horizon, PATIENCE)
+        self._checks = job.checks
+        self._term = term
+
+    def handle(self, happened: Input, now: float, *, more: bool = False) -> list[Command]:
+        follows = super().handle(happened, now, more=more)
+        self._checks.handled(self, self._term, happened, follows)
+        return follows
 
 
 def asks_by_epoch(spec: DataSpec) -> bool:

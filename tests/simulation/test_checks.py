@@ -16,7 +16,6 @@ from edl.core import (
     job,
     ledger,
     mustering,
-    orders,
     patience,
     planning,
     recut,
@@ -32,7 +31,6 @@ from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
 from edl.protocol.job import JobState, Record
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, simulation
-from edl.testing.leading import SimLeader
 from edl.testing.worker import SimWorker
 
 SEEDS = 200
@@ -55,32 +53,6 @@ def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
         )
 
     patch.setattr(draft, "moved", moved)
-
-
-def publishes_before_it_writes(patch: pytest.MonkeyPatch) -> None:
-    work = SimLeader._work
-
-    def hasty(self: SimLeader) -> None:
-        work(self)
-        record = self.machine.record
-        if self.writing:
-            self.book = orders.OrderBook(record, self.term)
-            self.job.publish(self, pressing=True)
-
-    patch.setattr(SimLeader, "_work", hasty)
-
-
-def writes_though_another_leads(patch: pytest.MonkeyPatch) -> None:
-    settle = SimLeader._settle
-
-    def unfenced(self: SimLeader, *what) -> None:
-        term, self.term = self.term, self.job.term
-        try:
-            settle(self, *what)
-        finally:
-            self.term = term
-
-    patch.setattr(SimLeader, "_settle", unfenced)
 
 
 def leaves_its_ring_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -228,8 +200,6 @@ def announces_a_ring_whose_members_have_not_met(patch: pytest.MonkeyPatch) -> No
 
 MUTANTS: dict[Mutant, set[str]] = {
     plans_with_whoever_boots: {"I4"},
-    publishes_before_it_writes: {"I9"},
-    writes_though_another_leads: {"I2", "I9"},
     leaves_its_ring_too_early: {"I3"},
     takes_stale_orders: {"I10"},
     takes_overtaken_reports: {"I10"},

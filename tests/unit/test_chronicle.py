@@ -15,8 +15,10 @@ from edl.clock import SystemClock
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.memory import MemoryServer, MemoryStore
 from edl.coordination.store import Op, StoreRefused
+from edl.core import writing
 from edl.core.inputs import Tell
 from edl.core.job import new_record
+from edl.core.writing import BatchDecided
 from edl.daemon import chronicle
 from edl.daemon.chronicle import Chronicle
 from edl.daemon.leader import Leader, Reigning
@@ -37,6 +39,7 @@ UNSENT, UNANSWERED, LATE, DONE = "unsent", "unanswered", "late", "done"
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chronicle, "RETRY_S", 0.001)
+    monkeypatch.setattr(writing, "RETRY_S", 0.001)
 
 
 class Frail(MemoryStore):
@@ -82,17 +85,19 @@ async def kept_events(store: MemoryStore) -> list[dict[str, object]]:
     return [json.loads(node.value) for node in nodes if node is not None]
 
 
-async def opened(*fates: str) -> tuple[Frail, Chronicle, Candidate]:
+async def opened(*fates: str) -> tuple[Frail, Chronicle[str], Candidate]:
     store = Frail(MemoryServer())
     candidate, reign = await elected(store)
-    one = Chronicle(JOB, store, reign, SystemClock())
+    one: Chronicle[str] = Chronicle(JOB, store, reign, SystemClock())
     await one.open()
     store.fates = iter(fates)
     return store, one, candidate
 
 
-def story(number: int) -> Tell:
-    return Tell(EpochEnded(epoch=number), 0, number)
+def story(record: Record, *numbers: int) -> BatchDecided[str]:
+    return BatchDecided(
+        record, tuple(Tell(EpochEnded(epoch=number), 0, number) for number in numbers), (), 0, at_rest=False
+    )
 
 
 @pytest.mark.parametrize("fates", list(itertools.product((UNSENT, UNANSWERED, LATE, DONE), repeat=3)))
@@ -100,10 +105,10 @@ async def test_each_change_and_each_event_is_written_once(fates: tuple[str, ...]
     store, one, candidate = await opened(*fates)
     record = one.record
     assert record is not None
-    await one.keep(record, [story(1)])  # events alone
+    await one.keep(story(record, 1))  # events alone
     record = msgspec.structs.replace(record, version=record.version + 1)
-    await one.keep(record, [story(2)])
-    await one.keep(record, [story(3), story(4)])
+    await one.keep(story(record, 2))
+    await one.keep(story(record, 3, 4))
     assert [event["step"] for event in await kept_events(store)] == [1, 2, 3, 4]
     node = await store.read(tree.record(JOB))
     assert node is not None and keeping.decode(node.value) == record == one.record
@@ -113,8 +118,8 @@ async def test_each_change_and_each_event_is_written_once(fates: tuple[str, ...]
 async def test_a_try_that_arrives_after_a_look_is_not_repeated() -> None:
     store, one, candidate = await opened(LATE, DONE)
     assert one.record is not None
-    await one.keep(one.record, [story(1)])
-    await one.keep(one.record, [story(2)])
+    await one.keep(story(one.record, 1))
+    await one.keep(story(one.record, 2))
     assert [event["step"] for event in await kept_events(store)] == [1, 2]
     await candidate.resign()
 
@@ -124,7 +129,21 @@ async def test_what_came_of_nothing_in_one_reign_is_refused_in_the_next() -> Non
     assert one.record is not None
     await candidate.resign()
     with pytest.raises(Fenced):
-        await one.keep(one.record, [story(1)])
+        await one.keep(story(one.record, 1))
+    assert not await kept_events(store)
+
+
+async def test_what_came_of_nothing_is_not_taken_for_done_because_the_next_leader_has_written() -> None:
+    """The node has moved on, and it was not us."""
+    store, one, candidate = await opened()
+    assert one.record is not None
+    store.fates = itertools.repeat(UNSENT)
+    keeping_on = asyncio.ensure_future(one.keep(story(one.record, 1)))
+    await candidate.resign()
+    await store.write(tree.record(JOB), keeping.encode(one.record))
+    store.fates = iter(())
+    with pytest.raises(Fenced):
+        await keeping_on
     assert not await kept_events(store)
 
 
@@ -133,7 +152,7 @@ async def test_a_record_that_is_too_large_is_refused_in_the_jobs_own_words() -> 
     noise = tuple(Gone(f"w{number}", "".join(map(str, range(number, number + 9)))) for number in range(200_000))
     large = msgspec.structs.replace(new_record(JOB, 0.0), gone=noise)
     with pytest.raises(UsageError, match=r"the job's record of 0 members has \d+ bytes, and \d+ in events come with"):
-        await one.keep(large, [story(1)])
+        await one.keep(story(large, 1))
     await candidate.resign()
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import errno
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -16,9 +17,10 @@ from edl.coordination.election import Reign, read_leader
 from edl.coordination.memory import MemoryServer
 from edl.core import resigning
 from edl.core.job import JobMachine
+from edl.core.writing import BatchDecided
 from edl.daemon import office as office_module
 from edl.daemon.governor import Governor
-from edl.daemon.leader import Leader, Reigning
+from edl.daemon.leader import Asked, Leader, Reigning
 from edl.daemon.office import Office
 from edl.errors import EdlError, StoreUnavailable
 from edl.protocol import keeping, tree
@@ -130,10 +132,10 @@ def spoil_record(leader: Leader) -> None:
     keep = leader._keep
     noise = tuple(Gone(f"w{n}", "".join(map(str, range(n, n + 9)))) for n in range(100_000))
 
-    async def keep_more(record: Record, told: object) -> None:
-        await keep(msgspec.structs.replace(record, gone=noise), told)  # type: ignore[arg-type]
+    async def keep_more(decided: BatchDecided[Asked]) -> None:
+        await keep(dataclasses.replace(decided, record=msgspec.structs.replace(decided.record, gone=noise)))
 
-    leader._keep = keep_more  # type: ignore[method-assign, assignment]
+    leader._keep = keep_more  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("spoil", [spoil_work, spoil_roll_call, spoil_clock, spoil_take_over, spoil_record])

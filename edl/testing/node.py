@@ -1,0 +1,97 @@
+"""The simulated coordinator, as a job's leaders know it: the record's node, behind the fence of the newest term.
+
+Owns: which write is carried out, and which answer is lost on its way. Does not own: what follows from that
+(`edl.core.writing`).
+"""
+
+from __future__ import annotations
+
+import random
+from enum import Enum
+from typing import TYPE_CHECKING, Final
+
+from edl.core.inputs import Tell
+from edl.core.writing import (
+    Commit,
+    Conflicted,
+    Deposed,
+    ForgetSecret,
+    Forgotten,
+    Found,
+    Look,
+    Outcome,
+    Unanswered,
+    Written,
+)
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+LOST: Final = 0.02  # of the calls get no answer
+LATE_S: Final = 0.25  # a call that is lost may be carried out so much later
+
+
+class LostCall(Enum):
+    """What becomes of a call that gets no answer."""
+
+    UNSENT = "never carried out"
+    UNANSWERED = "carried out at once"
+    LATE = "carried out later"
+
+
+class RecordNode:
+    """Of one job."""
+
+    def __init__(self, job: SimJob, seed: int) -> None:
+        self.version = 0
+        self.has_secret = True
+        self.lost = LOST
+        self._job = job
+        self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
+
+    def arrives(self, commit: Commit, term: int) -> Outcome:
+        """What the leader hears of its write."""
+        match self._fate():
+            case None:
+                return self.commit(commit, term)
+            case LostCall.UNSENT:
+                pass
+            case LostCall.UNANSWERED:
+                self.commit(commit, term)
+            case LostCall.LATE:
+                self._job.after(LATE_S * self._fates.random(), self.commit, commit, term)
+        return Unanswered()
+
+    def commit(self, commit: Commit, term: int) -> Outcome:
+        """Carry it out, if its leader reigns and knows what lies there."""
+        job = self._job
+        if term != job.term:  # the fence of its reign (I1)
+            return Deposed()
+        if commit.version != self.version:
+            return Conflicted()
+        before, self.version = job.durable, self.version + 1
+        self._note(commit.told)
+        if commit.record is not before:
+            job.make_durable(commit.record)
+            job.checks.records.told(before, commit.record, commit.told)
+        return Written(self.version)
+
+    def _note(self, told: tuple[Tell, ...]) -> None:
+        self._job.checks.writing.written(told)
+
+    def asked(self, command: Look | ForgetSecret, term: int) -> Outcome:
+        """What the leader hears when it looks what lies there, or has the secret removed."""
+        if self._fate() is not None:
+            return Unanswered()
+        if isinstance(command, ForgetSecret):
+            self.has_secret = False
+            return Forgotten()
+        return Found(self.version) if term == self._job.term else Deposed()
+
+    def _fate(self) -> LostCall | None:
+        """None: it is answered. Where no message is late, no answer is lost."""
+        if not self._job.late or self._fates.random() >= self.lost:
+            return None
+        fate = self._fates.choice(tuple(LostCall))
+        self._job.note(f"the coordinator's answer is lost: {fate.value}")
+        return fate

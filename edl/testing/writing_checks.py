@@ -1,0 +1,72 @@
+"""What must hold of a leader's writing: what is told is durable (I9), and each event is written once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from edl.core.inputs import Command, Tell
+from edl.core.orders import OrderBook
+from edl.core.writing import WritingState
+from edl.protocol.job import OVER
+
+if TYPE_CHECKING:
+    from edl.testing.leading import SimLeader
+    from edl.testing.simulation import SimJob
+
+
+class WritingChecks:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+        self._due: dict[int, dict[int, Tell]] = {}  # by term: events that the machine wants to be written down
+        self._written: dict[int, Tell] = {}  # all there are; by identity, as two may be alike
+
+    def handled(self, term: int, follows: Iterable[Command]) -> None:
+        """A leader's machine has taken an input."""
+        self._due.setdefault(term, {}).update({id(one): one for one in follows if isinstance(one, Tell)})
+
+    def written(self, told: Iterable[Tell]) -> None:
+        """A transaction was carried out."""
+        for tell in told:
+            if id(tell) in self._written:
+                self._job.checks.violated("events", f"{tell.fact.kind} was written twice")
+            self._written[id(tell)] = tell
+
+    def published(self, leader: SimLeader, book: OrderBook) -> None:
+        """Whoever asks hears of this record from now on."""
+        if book.record is not leader.machine.record:
+            now = leader.machine.record.version
+            self._job.checks.violated("I9", f"version {book.record.version} is published, and {now} was decided")
+        if book.record.state in OVER and self._job.node.has_secret:
+            self._job.checks.violated("secret", "the job's end is told, and its secret still lies in the coordinator")
+        self._is_durable(leader)
+
+    def answered(self, leader: SimLeader) -> None:
+        """Who asked hears that it was taken, or why it was not."""
+        self._is_durable(leader)
+
+    def registered(self, worker: str) -> None:
+        """It hears that it was taken."""
+        record = self._job.durable
+        here = {member.identity.id for member in record.members} | {gone.worker for gone in record.gone}
+        if worker not in here | set(record.past):
+            self._job.checks.violated("I9", f"{worker} is told that it is a member, and is not on record")
+
+    def done(self, leader: SimLeader) -> None:
+        """A leader has done what its machine said."""
+        if leader.unanswered and leader.writing.state is WritingState.IDLE:
+            self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
+        if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
+            self._job.checks.violated("rest", "a leader has decided something, and says that nobody waits for it")
+
+    def _is_durable(self, leader: SimLeader) -> None:
+        if leader.term != self._job.term:  # what it had decided may be overwritten by now
+            return
+        decided, durable = leader.machine.record, self._job.durable
+        if decided is not durable:
+            self._job.checks.violated("I9", f"version {decided.version} is told, and {durable.version} is durable")
+        due = self._due.pop(leader.term, {})
+        if missing := [tell.fact.kind for key, tell in due.items() if key not in self._written]:
+            self._job.checks.violated("events", f"{missing} were never written, and the leader went on")

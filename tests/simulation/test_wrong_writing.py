@@ -1,0 +1,241 @@
+"""Mutants of the leader's writing (`edl.core.writing`): each breaks one rule of it, and the simulation must notice.
+
+As in `test_checks`, a mutant is a rule replaced in the real code, which the simulated leader runs as the real one does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import pytest
+
+from edl.core import writing
+from edl.core.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
+from edl.errors import InvalidTransition, UsageError
+from edl.protocol import messages as say
+from edl.protocol.data import DataSpec
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario
+from edl.testing.node import RecordNode
+
+SEEDS = 150
+
+Patch = pytest.MonkeyPatch
+
+
+def answers_before_it_is_durable(patch: Patch) -> None:
+    decided = Writing._on_decided
+
+    def hasty(self, happened):
+        follows = decided(self, dataclasses.replace(happened, answers=()))
+        return [*happened.answers, *follows]
+
+    patch.setattr(Writing, "_on_decided", hasty)
+
+
+def publishes_before_it_is_durable(patch: Patch) -> None:
+    decided = Writing._on_decided
+
+    def hasty(self, happened):
+        follows = decided(self, happened)
+        return [Publish(self._next, True), *follows] if self._next is not None else follows
+
+    patch.setattr(Writing, "_on_decided", hasty)
+
+
+def publishes_the_record_before(patch: Patch) -> None:
+    told = Writing._told
+
+    def late(self):
+        before = self.book
+        follows = told(self)
+        return [Publish(before, one.pressing) if isinstance(one, Publish) and before else one for one in follows]
+
+    patch.setattr(Writing, "_told", late)
+
+
+def drops_the_events(patch: Patch) -> None:
+    decided = Writing._on_decided
+    patch.setattr(Writing, "_on_decided", lambda self, happened: decided(self, dataclasses.replace(happened, told=())))
+
+
+def takes_no_answer_for_an_answer(patch: Patch) -> None:
+    no_answer = Writing._on_no_answer
+
+    def trusting(self):
+        return no_answer(self) if self.state is WritingState.FORGETTING else self._on_version(self._version + 1)
+
+    patch.setattr(Writing, "_on_no_answer", trusting)
+
+
+def writes_again_what_was_carried_out(patch: Patch) -> None:
+    on_version = Writing._on_version
+
+    def again(self, version):
+        if self.state is WritingState.LOOKING and version != self._version:
+            self._version, self._commit = version, dataclasses.replace(self._commit, version=version)
+        return on_version(self, version)
+
+    patch.setattr(Writing, "_on_version", again)
+
+
+def writes_what_lay_there_when_it_tries_again(patch: Patch) -> None:
+    write = Writing._write
+
+    def older(self):
+        commit = write(self)
+        return dataclasses.replace(commit, record=self.record) if self._doubtful else commit
+
+    patch.setattr(Writing, "_write", older)
+
+
+def goes_on_though_another_leads(patch: Patch) -> None:
+    handle = Writing.handle
+
+    def deaf(self, happened):
+        return self._on_version(self._version + 1) if isinstance(happened, Deposed) else handle(self, happened)
+
+    patch.setattr(Writing, "handle", deaf)
+
+
+def believes_what_it_finds_though_another_leads(patch: Patch) -> None:
+    asked = RecordNode.asked
+
+    def unfenced(self, command, term):
+        found = asked(self, command, term)
+        return Found(self.version) if isinstance(found, Deposed) else found
+
+    patch.setattr(RecordNode, "asked", unfenced)
+
+
+def says_taken_for_a_refusal(patch: Patch) -> None:
+    patch.setattr(writing, "_answer", lambda asker, _follows: GiveAnswer(asker, say.Done()))
+
+
+def never_presses(patch: Patch) -> None:
+    told = Writing._told
+
+    def slack(self):
+        return [Publish(one.book, False) if isinstance(one, Publish) else one for one in told(self)]
+
+    patch.setattr(Writing, "_told", slack)
+
+
+def says_it_is_at_rest_while_it_writes(patch: Patch) -> None:
+    patch.setattr(Writing, "_unrest", lambda _self: [])
+
+
+def says_it_is_at_rest_whatever_is_planned(patch: Patch) -> None:
+    told = Writing._told
+    patch.setattr(
+        Writing,
+        "_told",
+        lambda self: [DeclareRest(True) if isinstance(one, DeclareRest) else one for one in told(self)],
+    )
+
+
+def tells_the_end_before_the_secret_is_gone(patch: Patch) -> None:
+    patch.setattr(Writing, "_on_kept", Writing._told)
+
+
+def tells_the_end_though_the_secret_could_not_be_removed(patch: Patch) -> None:
+    no_answer = Writing._on_no_answer
+
+    def careless(self):
+        return self._told() if self.state is WritingState.FORGETTING else no_answer(self)
+
+    patch.setattr(Writing, "_on_no_answer", careless)
+
+
+def answers_nobody(patch: Patch) -> None:
+    told = Writing._told
+    patch.setattr(Writing, "_told", lambda self: [one for one in told(self) if not isinstance(one, GiveAnswer)])
+
+
+def gives_up_after_one_look(patch: Patch) -> None:
+    no_answer = Writing._on_no_answer
+
+    def once(self):
+        return [] if self.state is WritingState.LOOKING else no_answer(self)
+
+    patch.setattr(Writing, "_on_no_answer", once)
+
+
+def lost_answers(seed: int) -> SimJob:
+    """Every fifth call to the coordinator gets no answer."""
+    job = scenario(seed)
+    job.node.lost = 0.2
+    return job
+
+
+class Prompt(SimJob):
+    """No message is late."""
+
+    late = 0.0
+
+
+def prompt(seed: int) -> SimJob:
+    job = Prompt(DataSpec(total=1200, epochs=1, batch=2), seed=seed, workers=2, lease_s=0.6)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
+
+
+def full(seed: int) -> SimJob:
+    """It has as many workers as it may have, and one more comes."""
+    job = SimJob(DataSpec(total=400, epochs=1, batch=2), seed=seed, workers=2, maximum=2)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
+
+
+def other_leaders(seed: int) -> SimJob:
+    """And leaders are deposed all the time."""
+    job = lost_answers(seed)
+    job.plan([Planned(Fault.CHANGE_LEADER, Moment.DECIDING, count) for count in range(5, 60, 5)])
+    return job
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """Which complaint there is without a rule, and the jobs that need it."""
+
+    noticed: str
+    job: Callable[[int], SimJob] = scenario
+
+
+CASES: dict[Callable[[Patch], None], Case] = {
+    answers_before_it_is_durable: Case("I9"),
+    publishes_before_it_is_durable: Case("I9"),
+    publishes_the_record_before: Case("I9"),
+    drops_the_events: Case("events"),
+    takes_no_answer_for_an_answer: Case("I9", lost_answers),
+    writes_again_what_was_carried_out: Case("events", lost_answers),
+    writes_what_lay_there_when_it_tries_again: Case("I9", lost_answers),
+    goes_on_though_another_leads: Case("I9", other_leaders),
+    believes_what_it_finds_though_another_leads: Case("I9", other_leaders),
+    says_taken_for_a_refusal: Case("I9", full),
+    never_presses: Case("I11", prompt),
+    says_it_is_at_rest_while_it_writes: Case("rest"),
+    says_it_is_at_rest_whatever_is_planned: Case("rest"),
+    tells_the_end_before_the_secret_is_gone: Case("secret"),
+    tells_the_end_though_the_secret_could_not_be_removed: Case("secret", lost_answers),
+    answers_nobody: Case("I12"),
+    gives_up_after_one_look: Case("I12", lost_answers),
+}
+
+
+@pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.__name__)
+def test_wrong_writing_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+    case = CASES[mutant]
+    case.job(0).run()  # as it is, nothing is wrong with it
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            case.job(seed).run()
+        except Violation as violation:
+            noticed, story = str(violation).partition(":")[0], str(violation)
+            break
+        except (InvalidTransition, UsageError):  # a machine noticed before the checks did
+            continue
+    else:
+        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
+    assert noticed == case.noticed, story
