@@ -26,7 +26,7 @@ from edl.facts import Fact, JobFinished, JobHasFailed
 from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
-PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Registered`)
+PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
 
 
 LONG_AGO = "that was long ago"

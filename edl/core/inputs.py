@@ -1,4 +1,7 @@
-"""What the job's machine is fed, and what it asks its shell to do."""
+"""What the job's machine is fed, and what it asks its shell to do.
+
+What daemons and the command line ask for is fed as it was said (`edl.protocol.messages`).
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
-from edl.protocol.governing import Governing
-from edl.protocol.job import KEEP_S, Identity
-from edl.protocol.messages import Observation
+from edl.protocol.messages import AskStop, Observation, Register, Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,23 +17,6 @@ class TookOver:
     """This leader's reign began; `alive` are the workers whose daemons have a session."""
 
     alive: frozenset[str]
-
-
-@dataclass(frozen=True, slots=True)
-class Registered:
-    """A daemon presented its worker. `answering`: it was started because the job had asked for more.
-
-    `again`: its trainer has had orders, by a daemon before this one; so whoever does not know it has given it up.
-    """
-
-    identity: Identity
-    np: int
-    minimum: int
-    maximum: int
-    answering: bool = False
-    governing: Governing = field(default_factory=Governing)
-    keep_s: float = KEEP_S
-    again: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,37 +33,6 @@ class Vanished:
 
     worker: str
     reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class StopAsked:
-    """Somebody wants the job to end."""
-
-    reason: str
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleAsked:
-    """Somebody wants the job to have another size. `request` is the id by which it is taken only once."""
-
-    size: int
-    request: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleOutAsked:
-    """Somebody wants so many workers more."""
-
-    workers: int
-    request: str = ""
-
-
-@dataclass(frozen=True, slots=True)
-class ScaleInAsked:
-    """Somebody wants so many workers fewer, or these to leave."""
-
-    workers: int | tuple[str, ...]
-    request: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,8 +59,7 @@ class TimePassed:
     """Nothing happened for a while; somebody may be overdue."""
 
 
-Scaling = ScaleAsked | ScaleOutAsked | ScaleInAsked
-Input = TookOver | Registered | Reported | Vanished | StopAsked | Scaling | Measured | Ruled | TimePassed
+Input = TookOver | Register | Reported | Vanished | AskStop | Scaling | Measured | Ruled | TimePassed
 
 
 @dataclass(frozen=True, slots=True)

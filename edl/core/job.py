@@ -21,22 +21,7 @@ from edl.core.ending import Ending
 from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
 from edl.core.hosts import free_local_rank
-from edl.core.inputs import (
-    Command,
-    Input,
-    Measured,
-    Refuse,
-    Registered,
-    Reported,
-    Ruled,
-    ScaleAsked,
-    ScaleInAsked,
-    ScaleOutAsked,
-    StopAsked,
-    TimePassed,
-    TookOver,
-    Vanished,
-)
+from edl.core.inputs import Command, Input, Measured, Refuse, Reported, Ruled, TimePassed, TookOver, Vanished
 from edl.core.leasing import Leasing
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may
@@ -47,7 +32,7 @@ from edl.core.switching import Switching
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register
 
 
 def new_record(job: str, started: float) -> Record:
@@ -113,15 +98,15 @@ class JobMachine:
             case TookOver():
                 self._draft.left_at = now  # perhaps just before
                 self._on_took_over(happened)
-            case Registered():
+            case Register():
                 self._on_registered(happened)
             case Reported():
                 news = self._on_reported(happened)
             case Vanished():
                 self._miss(happened.worker, happened.reason)
-            case StopAsked():
+            case AskStop():
                 self._draft.end(JobState.FAILED, happened.reason)
-            case ScaleAsked() | ScaleOutAsked() | ScaleInAsked():
+            case AskScale() | AskScaleOut() | AskScaleIn():
                 self._sizing.ask(happened)
             case Measured(rates):
                 self._draft.change(rates=rates, pressing=False)
@@ -145,7 +130,7 @@ class JobMachine:
                 self._miss(member.identity.id, "its daemon had no session when a new leader took over")
         self._fitness.take_over()
 
-    def _on_registered(self, happened: Registered) -> None:
+    def _on_registered(self, happened: Register) -> None:
         identity = happened.identity
         member, gone = self._draft.members.get(identity.id), self._draft.gone(identity.id)
         if gone is None and member is None and happened.again:
@@ -162,7 +147,7 @@ class JobMachine:
             self._draft.identify(identity)
             self._fitness.excuse()  # whoever formed a ring found the others through the one that died
 
-    def _admit(self, happened: Registered) -> None:
+    def _admit(self, happened: Register) -> None:
         draft, first = self._draft, not self.record.arrivals
         if first:
             maximum = max(happened.maximum, 0)

@@ -1,6 +1,6 @@
 """A worker's way through a job, as the leader sees it.
 
-            Registered        rehearsal began      rehearsed
+             Register         rehearsal began      rehearsed
     (new) ─────────────► JOINING ───────────► WARMING ──────────► READY
                             │ first generation                      │ planned
                             └──────────────► SWITCHING ◄────────────┤

@@ -12,8 +12,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from edl.core.inputs import Refuse, ScaleAsked, ScaleInAsked, ScaleOutAsked, Scaling
+from edl.core.inputs import Refuse
 from edl.protocol.job import Limits, Member, Record, WorkerState
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, Scaling
 
 KEPT = 100  # requests remembered; each is asked again for seconds only
 
@@ -33,12 +34,12 @@ class Change:
 def answer(asked: Scaling, record: Record) -> Change | Refuse:
     """What becomes of a request to a job that is not over."""
     match asked:
-        case ScaleAsked(size):
+        case AskScale(size):
             return _outside(size, record.limits) or Change(size, _leavers(record, size))
-        case ScaleOutAsked(workers):
+        case AskScaleOut(workers):
             target = record.target + workers
             return _outside(target, record.limits) or _under_way(record) or Change(target)
-        case ScaleInAsked(workers):
+        case AskScaleIn(workers):
             return _fewer(workers, record)
 
 

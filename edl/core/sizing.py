@@ -13,10 +13,11 @@ from msgspec import UNSET
 from edl import facts
 from edl.core import recount, replacing, scaling
 from edl.core.draft import Draft
-from edl.core.inputs import Acknowledge, Refuse, Ruled, ScaleAsked, ScaleInAsked, ScaleOutAsked, Scaling
+from edl.core.inputs import Acknowledge, Refuse, Ruled
 from edl.core.members import Cause, may
 from edl.core.recut import lifted
 from edl.protocol.job import OVER, Taken
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, Scaling
 
 
 class Sizing:
@@ -63,7 +64,7 @@ class Sizing:
         draft, record = self._draft, self._draft.record
         if record.state in OVER:
             return
-        change = scaling.answer(ScaleAsked(ruled.size), record)
+        change = scaling.answer(AskScale(ruled.size), record)
         begun = replacing.begin(record, ruled.replace[0]) if ruled.replace else None
         able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
         able = able and (not ruled.shares or draft.supply.ledger is not None)
@@ -84,7 +85,7 @@ class Sizing:
             draft.supply.share_out(ruled.shares)
             draft.keep_ledger(shares=ruled.shares, recut=lifted(draft.record))
         elif act and not ruled.replace and isinstance(change, scaling.Change):
-            self._take(ScaleAsked(ruled.size), change, f"the policy wants a size of {ruled.size}")
+            self._take(AskScale(ruled.size), change, f"the policy wants a size of {ruled.size}")
 
     # ----------------------------------------------------------------------------------------- of their own accord
 
@@ -172,11 +173,11 @@ class Sizing:
 def _asked_for(asked: Scaling) -> str:
     """Why whoever leaves by that request does."""
     match asked:
-        case ScaleAsked(size):
+        case AskScale(size):
             return f"a size of {size} was asked for"
-        case ScaleOutAsked(workers):
+        case AskScaleOut(workers):
             return f"{workers} more were asked for"
-        case ScaleInAsked(workers):
+        case AskScaleIn(workers):
             return f"{workers} fewer were asked for" if isinstance(workers, int) else "a request named it"
 
 

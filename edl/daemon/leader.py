@@ -23,13 +23,7 @@ from edl.coordination.store import AccessDenied, Store
 from edl.core.horizon import Horizon
 from edl.core.inputs import (
     Input,
-    Registered,
     Reported,
-    ScaleAsked,
-    ScaleInAsked,
-    ScaleOutAsked,
-    Scaling,
-    StopAsked,
     Tell,
     TimePassed,
     TookOver,
@@ -256,8 +250,6 @@ class Leader:
     async def answer(self, call: Call) -> say.Reply:
         """One request of a daemon or the command line."""
         match call.body:
-            case say.Register(identity, np, least, most, answering, governing, keep_s, again):
-                return await self._ask(Registered(identity, np, least, most, answering, governing, keep_s, again))
             case say.Report(observation):
                 self._heard[call.sender] = self._clock.now()
                 return await self._ask(Reported(call.sender, observation))
@@ -266,10 +258,8 @@ class Leader:
                 return await self._orders(call.sender, (term, version), hold_s)
             case say.AskStatus():
                 return self._status()
-            case say.AskStop(reason):
-                return await self._ask(StopAsked(reason))
-            case say.AskScale() | say.AskScaleOut() | say.AskScaleIn() as body:
-                return await self._ask(_input_of(body))
+            case say.Register() | say.AskStop() | say.AskScale() | say.AskScaleOut() | say.AskScaleIn() as body:
+                return await self._ask(body)
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)
 
@@ -308,13 +298,3 @@ class Leader:
         meter = None if self._governor is None else self._governor.meter
         status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot(), meter)
         return say.Told(status)
-
-
-def _input_of(body: say.Scaling) -> Scaling:
-    match body:
-        case say.AskScale(size, request):
-            return ScaleAsked(size, request)
-        case say.AskScaleOut(workers, request):
-            return ScaleOutAsked(workers, request)
-        case say.AskScaleIn(workers, request):
-            return ScaleInAsked(workers, request)

@@ -70,7 +70,10 @@ class Observation(msgspec.Struct, frozen=True):
 
 
 class Register(msgspec.Struct, frozen=True, tag="register"):
-    """A daemon presents its worker. Idempotent."""
+    """A daemon presents its worker. Idempotent.
+
+    `again`: its trainer has had orders, by a daemon before this one; so whoever does not know it has given it up.
+    """
 
     identity: Identity
     np: int  # size the job was started with
@@ -79,7 +82,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     answering: bool = False  # started because the job had asked for more workers
     governing: Governing = Governing()  # of the job, where this worker is its first
     keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
-    again: bool = False  # the worker was a member: this daemon is not its first
+    again: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -131,14 +134,14 @@ class AskScaleOut(msgspec.Struct, frozen=True, tag="ask_scale_out"):
     """From a scheduler: so many workers more."""
 
     workers: int
-    request: str
+    request: str = ""
 
 
 class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
     """From a scheduler: so many workers fewer, or just these."""
 
     workers: int | tuple[str, ...]
-    request: str
+    request: str = ""
 
 
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):

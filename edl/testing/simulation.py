@@ -19,7 +19,7 @@ from typing import Any
 import msgspec
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Command, Input, Registered, Reported, Ruled, ScaleAsked, TookOver, Vanished
+from edl.core.inputs import Command, Input, Reported, Ruled, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
@@ -28,7 +28,7 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, Governing
 from edl.protocol.job import OVER, JobState, Record, WorkerState
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskScale, Phase, Register
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import SimLeader
@@ -237,7 +237,7 @@ class SimJob:
     def _present(self, worker: SimWorker, daemon: int) -> None:
         """Said again until a leader has taken it; before that, the daemon reports nothing."""
         if worker.daemon == daemon and not worker.presented and self.durable.state not in OVER:
-            self._call(Registered(worker.identity(), *self._limits), lambda _: self._presented(worker, daemon))
+            self._call(Register(worker.identity(), *self._limits), lambda _: self._presented(worker, daemon))
             self.after(SESSION_S, self._present, worker, daemon)
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
@@ -287,7 +287,7 @@ class SimJob:
     def _register(self, worker: SimWorker) -> None:
         """Said again until a leader has taken it, or has not."""
         if worker.daemon and worker.alive and not worker.admitted:
-            self._call(Registered(worker.identity(), *self._limits), lambda taken: self._registered(worker, taken))
+            self._call(Register(worker.identity(), *self._limits), lambda taken: self._registered(worker, taken))
             self.after(SESSION_S, self._register, worker)
 
     def _registered(self, worker: SimWorker, taken: bool) -> None:
@@ -305,7 +305,7 @@ class SimJob:
     def ask(self, size: int) -> None:
         """`edl scale`, said again until a leader has taken it; and whoever starts workers starts those missing."""
         said: list[bool] = []
-        self._call(ScaleAsked(size), said.append)
+        self._call(AskScale(size), said.append)
         self.after(SESSION_S, self._asked, size, said)
 
     def _asked(self, size: int, said: list[bool]) -> None:

@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Input, Registered, Reported, TimePassed, Vanished
+from edl.core.inputs import Input, Reported, TimePassed, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import Observation, Phase, Register
 
 SIZE = 4
 SPEC = DataSpec(total=400, epochs=1, batch=10)
@@ -63,7 +63,7 @@ def test_what_is_passed_over_changes_nothing(played: list[tuple[int, str]], firs
     quick, plain = (JobMachine(new_record("j", 0.0), Horizon.of(10.0)) for _ in range(2))
     plain._arrivals.matters = lambda *_: True  # type: ignore[method-assign]
     workers = [Worker(number) for number in range(SIZE + 1)]
-    begin: list[Input] = [Registered(worker.identity, SIZE, 1, 0) for worker in workers[:SIZE]]
+    begin: list[Input] = [Register(worker.identity, SIZE, 1, 0) for worker in workers[:SIZE]]
     now = 0.0
 
     def feed(happened: Input, passes_s: float = 0.01) -> None:
@@ -76,7 +76,7 @@ def test_what_is_passed_over_changes_nothing(played: list[tuple[int, str]], firs
         feed(happened)
     for worker in workers[:SIZE] if first_stands else ():
         feed(worker.input("sit", quick))
-    feed(Registered(workers[SIZE].identity, SIZE, 1, 0))
+    feed(Register(workers[SIZE].identity, SIZE, 1, 0))
     for number, move in played:
         if move == "wait":
             feed(TimePassed(), 0.5)

@@ -9,10 +9,10 @@ import msgspec
 import pytest
 
 from edl.core import draft, horizon, hosts, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
-from edl.core.inputs import Registered
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
+from edl.protocol.messages import Register
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, simulation
 from edl.testing import worker as trainers
 from edl.testing.worker import Doing, SimWorker
@@ -160,7 +160,7 @@ class ComesBack(SimJob):
 
     def _die(self, worker: SimWorker) -> None:
         super()._die(worker)
-        self.after(0.5, self._call, Registered(worker.identity(), *self._limits))
+        self.after(0.5, self._call, Register(worker.identity(), *self._limits))
 
 
 class LosesTheNewest(SimJob):

@@ -39,28 +39,13 @@ from scenario_text import NOTHING, Block, Command, command
 from scenario_words import Told, changes, ledger_lines, news, told
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import (
-    Acknowledge,
-    Input,
-    Refuse,
-    Registered,
-    Reported,
-    Ruled,
-    ScaleAsked,
-    ScaleInAsked,
-    ScaleOutAsked,
-    StopAsked,
-    Tell,
-    TimePassed,
-    TookOver,
-    Vanished,
-)
+from edl.core.inputs import Acknowledge, Input, Refuse, Reported, Ruled, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.patience import Patience
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Pause, Phase
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Pause, Phase, Register
 
 BETWEEN_S: Final = 0.01  # from one command to the next
 TICK_S: Final = 1.0  # a leader looks at the time so often
@@ -240,11 +225,11 @@ class Player:
                 yield Ruled(size, (given.word(0),), given.word(1), {}, act=True)
             case "stop":
                 given.end(1)
-                yield StopAsked(given.word(0))
+                yield AskStop(given.word(0))
             case _:
                 raise given.bad(f"there is no command {given.name}")
 
-    def _registered(self, given: Command) -> Registered:
+    def _registered(self, given: Command) -> Register:
         settings, worker = self._settings, given.word(0)
         answering, again = given.flag("answering"), given.flag("again")
         host = given.option("host", str, "h")
@@ -252,7 +237,7 @@ class Player:
         identity = Identity(worker, host, given.option("address", str, host), 1, daemon, port=daemon)
         given.end(1)
         np, least, most = settings.np, settings.minimum, settings.maximum
-        return Registered(identity, np, least, most, answering=answering, again=again)
+        return Register(identity, np, least, most, answering=answering, again=again)
 
     def _observation(self, worker: str, given: Command) -> Observation:
         """What is not said is as before, but a reason and a pause are said once."""
@@ -331,10 +316,10 @@ def _scaling(given: Command) -> Input:
     request, how_many = given.option("request", str, ""), given.word(0)
     given.end(1)
     if given.name == "scale":
-        return ScaleAsked(int(how_many), request)
+        return AskScale(int(how_many), request)
     if given.name == "scale_out":
-        return ScaleOutAsked(int(how_many), request)
-    return ScaleInAsked(int(how_many) if how_many.isdigit() else tuple(_names(how_many)), request)
+        return AskScaleOut(int(how_many), request)
+    return AskScaleIn(int(how_many) if how_many.isdigit() else tuple(_names(how_many)), request)
 
 
 def _names(text: str) -> list[str]:

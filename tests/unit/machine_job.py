@@ -7,13 +7,13 @@ from collections.abc import Collection
 import msgspec
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Command, Registered, Reported, Tell
+from edl.core.inputs import Command, Reported, Tell
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import Observation, Phase, Register
 
 SPEC = DataSpec(total=1000, epochs=1, batch=10)
 
@@ -50,7 +50,7 @@ class Job:
 
     def join(self, worker: str) -> list[object]:
         identity = Identity(worker, "host", "127.0.0.1", 100, 101)
-        return self.feed(Registered(identity, self.np, self.minimum, self.maximum))
+        return self.feed(Register(identity, self.np, self.minimum, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int = 0, step: int = 0, **more: object) -> list[object]:
         values = {

@@ -9,13 +9,13 @@ from machine_job import Job
 from edl.core.digest import Fingerprint
 from edl.core.divergence import Difference, difference, next_check, told
 from edl.core.horizon import Horizon
-from edl.core.inputs import Registered, TookOver
+from edl.core.inputs import TookOver
 from edl.core.job import JobMachine
 from edl.core.seat import NEVER
 from edl.protocol.divergence import Checking, Divergence, OnDivergence
 from edl.protocol.governing import Governing
 from edl.protocol.job import Identity, JobState
-from edl.protocol.messages import Phase
+from edl.protocol.messages import Phase, Register
 
 FOUND = Divergence(
     generation=1,
@@ -71,7 +71,7 @@ def training(on_divergence: OnDivergence) -> Job:
     for worker in ("w0", "w1"):
         identity = Identity(worker, "host", "127.0.0.1", 100, 101)
         governing = Governing(checking=Checking(50, on_divergence))
-        job.feed(Registered(identity, 2, 1, 0, governing=governing))
+        job.feed(Register(identity, 2, 1, 0, governing=governing))
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1)
     return job
@@ -115,6 +115,6 @@ def test_every_member_of_a_ring_is_told_the_same_of_when_to_compare() -> None:
     job = Job()
     for worker, every in (("w0", 50), ("w1", 70)):  # only the first worker's settings count
         identity = Identity(worker, "host", "127.0.0.1", 100, 101)
-        job.feed(Registered(identity, 2, 1, 0, governing=Governing(checking=Checking(every))))
+        job.feed(Register(identity, 2, 1, 0, governing=Governing(checking=Checking(every))))
     plans = [job.orders(worker).assignment for worker in ("w0", "w1")]
     assert [plan.checking.every for plan in plans if plan is not None] == [50, 50]

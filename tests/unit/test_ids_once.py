@@ -7,10 +7,10 @@ import pytest
 from machine_job import Job
 
 from edl.core.draft import GONE_KEPT, PAST_KEPT
-from edl.core.inputs import Refuse, Registered, Vanished
+from edl.core.inputs import Refuse, Vanished
 from edl.protocol.assignment import Verdict
 from edl.protocol.job import Identity
-from edl.protocol.messages import Phase
+from edl.protocol.messages import Phase, Register
 
 
 def a_job_without(lost: int) -> Job:
@@ -42,13 +42,13 @@ def test_a_trainer_that_was_a_member_is_refused_where_nothing_is_left_of_it():
     job = a_job_without(1)
     record = msgspec.structs.replace(job.machine.record, gone=(), past=())
     job.machine = type(job.machine)(record, job.machine.horizon)
-    (refused,) = job.feed(Registered(Identity("w1", "host", "127.0.0.1", 100, 102), 3, 1, 0, again=True))
+    (refused,) = job.feed(Register(Identity("w1", "host", "127.0.0.1", 100, 102), 3, 1, 0, again=True))
     assert isinstance(refused, Refuse) and "ids are used once" in refused.reason
 
 
 def test_a_member_whose_daemon_was_started_anew_is_known():
     job = a_job_without(0)
-    assert job.feed(Registered(Identity("w0", "host", "127.0.0.1", 100, 102), 3, 1, 0, again=True)) == []
+    assert job.feed(Register(Identity("w0", "host", "127.0.0.1", 100, 102), 3, 1, 0, again=True)) == []
     assert next(one.identity.daemon_pid for one in job.machine.record.members if one.identity.id == "w0") == 102
 
 

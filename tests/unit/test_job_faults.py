@@ -7,7 +7,7 @@ import pytest
 from machine_job import meet
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Refuse, Registered, Reported, ScaleAsked, Tell, TimePassed, TookOver, Vanished
+from edl.core.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.seat import Enter, Seat, Stay, are_newer, given_up, next_move
@@ -15,7 +15,7 @@ from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, Identity, JobState, WorkerState
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import AskScale, Observation, Phase, Register
 
 SPEC = DataSpec(total=40, epochs=1, batch=10)  # two steps of two workers
 LONG = DataSpec(total=100_000, epochs=1, batch=10)
@@ -36,7 +36,7 @@ class Job:
         return [*self.machine.handle(happened, self.now), *meet(self.machine, self.now, self.unmet)]  # type: ignore[arg-type]
 
     def join(self, worker: str) -> list[object]:
-        return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, self.maximum))
+        return self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), self.np, 1, self.maximum))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, **more: object) -> list[object]:
         values = {"leases_of": generation, "data": self.spec, "pause": None, "leaving": False, "reason": ""} | more
@@ -177,7 +177,7 @@ def test_a_newcomer_that_is_told_to_leave_goes_along_with_the_ring_that_counts_o
     job.sit("w0", "w1")
     job.join("w2")
     job.see("w2", Phase.READY, 0)
-    job.feed(ScaleAsked(2))
+    job.feed(AskScale(2))
     assert job.state("w2") is WorkerState.LEAVING
     assert job.orders("w2").verdict is Verdict.STAY
     after = job.plan.after_step or 0
@@ -227,7 +227,7 @@ def test_who_was_given_up_hears_why() -> None:
 
 def test_a_smaller_size_asked_for_before_the_first_ring_stands_is_kept() -> None:
     job = Job("w0", "w1", "w2")
-    job.feed(ScaleAsked(2))
+    job.feed(AskScale(2))
     job.see("w0", Phase.BROKEN, 1, 0, data=None)  # it did not form
     job.wait(job.machine.horizon.loss_s)
     job.sit(*job.plan.roster, generation=job.plan.generation)

@@ -7,22 +7,14 @@ import pytest
 from machine_job import SPEC, Job
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import (
-    Refuse,
-    Registered,
-    ScaleAsked,
-    StopAsked,
-    TimePassed,
-    TookOver,
-    Vanished,
-)
+from edl.core.inputs import Refuse, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.report import status_of
 from edl.facts import Scaled
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, WorkerState
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskScale, AskStop, Phase, Register
 
 
 def running(np: int = 2, data: DataSpec = SPEC) -> Job:
@@ -59,7 +51,7 @@ def test_what_follows_from_inputs_that_come_together_is_seen_with_the_last() -> 
     """A ring of a thousand reports within a moment; to look at all of it after each would take its square."""
     machine = JobMachine(new_record("j", 0.0), Horizon.of(10.0))
     for number in range(3):
-        register = Registered(Identity(f"w{number}", "host", "127.0.0.1", 100, 101), 2, 1, 0)
+        register = Register(Identity(f"w{number}", "host", "127.0.0.1", 100, 101), 2, 1, 0)
         machine.handle(register, number / 100, more=number < 2)
         assert (machine.record.plan is None) == (number < 2)
     assert len(machine.record.members) == 3
@@ -288,7 +280,7 @@ def test_the_status_counts_what_all_daemons_have_refused() -> None:
 
 def test_stop_ends_the_job_for_all() -> None:
     job = running()
-    job.feed(StopAsked("stopped by the user"))
+    job.feed(AskStop("stopped by the user"))
     assert job.orders("w0").verdict is Verdict.STOP
     assert job.machine.record.state is JobState.FAILED
 
@@ -303,7 +295,7 @@ def test_every_state_of_a_worker_is_drawn(state: WorkerState) -> None:
 
 def test_shrinking_tells_the_latest_comers_to_leave() -> None:
     job = running(3)
-    job.feed(ScaleAsked(1))
+    job.feed(AskScale(1))
     states = {member.identity.id: member.state for member in job.machine.record.members}
     assert states == {"w0": WorkerState.SWITCHING, "w1": WorkerState.LEAVING, "w2": WorkerState.LEAVING}
     plan = job.machine.record.plan
@@ -314,7 +306,7 @@ def test_shrinking_tells_the_latest_comers_to_leave() -> None:
 
 def test_growing_changes_the_target_and_waits_for_workers() -> None:
     job = running()
-    job.feed(ScaleAsked(4))
+    job.feed(AskScale(4))
     assert (job.machine.record.target, job.machine.record.plan) == (4, None)
 
 
@@ -322,14 +314,14 @@ def test_growing_changes_the_target_and_waits_for_workers() -> None:
 def test_a_size_outside_the_limits_is_refused_with_the_limit(size: int, why: str) -> None:
     job = Job(np=2, minimum=1, maximum=4)
     job.join("w0")
-    (refusal,) = [command for command in job.feed(ScaleAsked(size)) if isinstance(command, Refuse)]
+    (refusal,) = [command for command in job.feed(AskScale(size)) if isinstance(command, Refuse)]
     assert why in refusal.reason
 
 
 def test_a_second_request_during_a_scaling_is_not_lost() -> None:
     job = running(3, msgspec.structs.replace(SPEC, total=100_000))
-    job.feed(ScaleAsked(2))
-    job.feed(ScaleAsked(1))
+    job.feed(AskScale(2))
+    job.feed(AskScale(1))
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.roster == ("w0", "w1")  # announced already: the second follows it

@@ -6,7 +6,7 @@ import pytest
 from machine_job import meet
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Registered, Reported, Tell, TimePassed, Vanished
+from edl.core.inputs import Reported, Tell, TimePassed, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
@@ -14,7 +14,7 @@ from edl.facts import WorkerLost
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, WorkerState
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import Observation, Phase, Register
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 PATIENCE = Patience(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
@@ -42,7 +42,7 @@ class Job:
             self.feed(TimePassed(), float(at))
 
     def join(self, worker: str, at: float) -> None:
-        self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
+        self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
 
     def see(self, worker: str, phase: Phase, generation: int, step: int, at: float) -> None:
         self.feed(Reported(worker, Observation(phase, generation, step, generation, 0.01, SPEC, None, False, "")), at)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from machine_job import SPEC, Job
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import ScaleAsked, ScaleInAsked, TookOver, Vanished
+from edl.core.inputs import TookOver, Vanished
 from edl.core.job import JobMachine
 from edl.facts import SwitchPutOff, SwitchScheduled, WorkerLeft
 from edl.protocol.data import DataSpec
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskScale, AskScaleIn, Phase
 
 
 def running(np: int = 3, data: DataSpec = SPEC) -> Job:
@@ -40,10 +40,10 @@ def test_a_newcomer_is_ready() -> None:
 
 def test_leavers_leave_for_what_was_asked() -> None:
     job = running()
-    job.feed(ScaleAsked(1))
+    job.feed(AskScale(1))
     assert reason(job) == "w1, w2 leave (a size of 1 was asked for)"
     job = running()
-    job.feed(ScaleInAsked(("w0",)))
+    job.feed(AskScaleIn(("w0",)))
     assert reason(job) == "w0 leaves (a request named it)"
     job = running()
     job.see("w1", Phase.TRAINING, generation=1, step=2, data=SPEC, leaving=True)
@@ -57,7 +57,7 @@ def test_leavers_leave_for_what_was_asked() -> None:
 def test_why_a_leaver_was_told_to_is_known_to_the_leader_that_told_it() -> None:
     job = running(4)
     job.unmet = {"w0"}
-    job.feed(ScaleAsked(2))
+    job.feed(AskScale(2))
     job.unmet = set()
     job.machine = JobMachine(job.machine.record, Horizon.of(10.0))
     job.feed(TookOver(frozenset({"w0", "w1", "w2", "w3"})))
@@ -78,7 +78,7 @@ def test_somebody_is_gone_or_the_ring_has_failed() -> None:
 
 def test_of_many_only_some_are_named() -> None:
     job = running(7, DataSpec(total=10_000, epochs=1, batch=10))
-    job.feed(ScaleAsked(1))
+    job.feed(AskScale(1))
     assert reason(job) == "w1, w2, w3, w4 and 2 others leave (a size of 1 was asked for)"
 
 

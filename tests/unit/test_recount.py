@@ -6,19 +6,19 @@ from itertools import pairwise
 
 from machine_job import SPEC, Job
 
-from edl.core.inputs import Acknowledge, Refuse, Registered, ScaleAsked, ScaleInAsked, TimePassed, Vanished
+from edl.core.inputs import Acknowledge, Refuse, TimePassed, Vanished
 from edl.core.report import status_of
 from edl.protocol.assignment import Verdict
 from edl.protocol.driver import Word
 from edl.protocol.job import Identity, WorkerState
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskScale, AskScaleIn, Phase, Register
 
 
 class Driven(Job):
     """Of workers that an elastic horovodrun has started."""
 
     def start(self, worker: str, slot: str) -> list[object]:
-        return self.feed(Registered(Identity(worker, "host", "127.0.0.1", 100, 101, slot), self.np, 1, 0))
+        return self.feed(Register(Identity(worker, "host", "127.0.0.1", 100, 101, slot), self.np, 1, 0))
 
     def pass_time(self, seconds: float) -> None:
         self.now += seconds
@@ -194,7 +194,7 @@ def test_no_recount_when_a_script_has_ended():
 
 def test_a_request_for_a_size_is_kept_until_the_driver_has_come_to_it():
     job = driven("a:0", "a:1")
-    assert job.feed(ScaleAsked(3)) == [job.told[-1], Acknowledge(3)]
+    assert job.feed(AskScale(3)) == [job.told[-1], Acknowledge(3)]
     job.word("w0", noticed=1.0)
     for worker in ("w0", "w1"):
         job.word(worker, answered=1, size=2)
@@ -211,9 +211,9 @@ def test_a_request_for_a_size_is_kept_until_the_driver_has_come_to_it():
 
 def test_only_the_driver_says_who_leaves():
     job = driven("a:0", "a:1")
-    assert Acknowledge(1) in job.feed(ScaleAsked(1))
+    assert Acknowledge(1) in job.feed(AskScale(1))
     assert [job.state(worker) for worker in ("w0", "w1")] == [WorkerState.TRAINING] * 2
-    (refused,) = job.feed(ScaleInAsked(("w1",)))
+    (refused,) = job.feed(AskScaleIn(("w1",)))
     assert isinstance(refused, Refuse) and "horovodrun" in refused.reason
 
 

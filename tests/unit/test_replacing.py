@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from machine_job import Job
 
-from edl.core.inputs import Measured, Ruled, ScaleAsked, TimePassed
+from edl.core.inputs import Measured, Ruled, TimePassed
 from edl.core.patience import Patience
 from edl.protocol.data import DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.job import WorkerState
-from edl.protocol.messages import Phase
+from edl.protocol.messages import AskScale, Phase
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 
@@ -115,7 +115,7 @@ def test_a_slow_one_that_dies_is_replaced_all_the_same() -> None:
 def test_who_asks_for_a_size_meanwhile_gets_that() -> None:
     job = job_of_two()
     job.rule(2, "a")
-    job.feed(ScaleAsked(4))
+    job.feed(AskScale(4))
     assert (job.record.target, job.record.replacing) == (4, None)
 
 

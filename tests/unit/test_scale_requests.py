@@ -10,26 +10,13 @@ from machine_job import meet
 
 from edl.core import scaling
 from edl.core.horizon import Horizon
-from edl.core.inputs import (
-    Acknowledge,
-    Refuse,
-    Registered,
-    Reported,
-    ScaleAsked,
-    ScaleInAsked,
-    ScaleOutAsked,
-    Scaling,
-    StopAsked,
-    Tell,
-    TookOver,
-    Vanished,
-)
+from edl.core.inputs import Acknowledge, Refuse, Reported, Tell, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, Record, WorkerState
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register, Scaling
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 
@@ -55,7 +42,7 @@ class Job:
 
     def join(self, *workers: str, answering: bool = False) -> None:
         for worker in workers:
-            self.feed(Registered(Identity(worker, "host", "127.0.0.1", 1, 2), *self.size, answering))
+            self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), *self.size, answering))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, after_s: float = 0.01, **more) -> None:
         values = {"leases_of": generation, "data": SPEC, "pause": None, "leaving": False, "reason": ""} | more
@@ -105,14 +92,14 @@ def running(np: int = 2, minimum: int = 1, maximum: int = 4) -> Job:
 
 def test_scale_out_moves_the_target_by_what_it_says() -> None:
     job = running()
-    assert job.answer(ScaleOutAsked(2, "a")) == Acknowledge(4)
+    assert job.answer(AskScaleOut(2, "a")) == Acknowledge(4)
     assert job.record.target == 4
     assert job.details("scale_asked") == {"size": 4, "before": 2, "leavers": ()}
 
 
 def test_scale_in_lets_the_latest_comers_go() -> None:
     job = running(3)
-    assert job.answer(ScaleInAsked(2, "a")) == Acknowledge(1)
+    assert job.answer(AskScaleIn(2, "a")) == Acknowledge(1)
     assert (job.state("w1"), job.state("w2")) == (WorkerState.LEAVING, WorkerState.LEAVING)
     job.switch()
     assert (job.record.roster, job.record.target) == (("w0",), 1)
@@ -120,43 +107,43 @@ def test_scale_in_lets_the_latest_comers_go() -> None:
 
 def test_scale_in_of_named_workers_lets_just_these_go() -> None:
     job = running(3)
-    assert job.answer(ScaleInAsked(("w0", "w1", "w0"), "a")) == Acknowledge(1)
+    assert job.answer(AskScaleIn(("w0", "w1", "w0"), "a")) == Acknowledge(1)
     job.switch()
     assert (job.record.roster, job.record.target) == (("w2",), 1)
 
 
 def test_a_repeated_request_is_answered_again_and_nothing_follows() -> None:
     job = running()
-    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+    assert job.answer(AskScaleOut(1, "a")) == Acknowledge(3)
     record = job.record
-    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+    assert job.answer(AskScaleOut(1, "a")) == Acknowledge(3)
     assert job.record == record
 
 
 def test_a_repeated_request_is_known_to_the_next_leader_and_after_the_scaling() -> None:
     job = running(3)
-    job.answer(ScaleInAsked(("w1",), "a"))
+    job.answer(AskScaleIn(("w1",), "a"))
     job.switch()
     raw = msgspec.json.encode(job.record)
     job.machine = JobMachine(msgspec.json.decode(raw, type=Record), Horizon.of(10.0))
     job.feed(TookOver(frozenset({"w0", "w2"})))
-    assert job.answer(ScaleInAsked(("w1",), "a")) == Acknowledge(2)
+    assert job.answer(AskScaleIn(("w1",), "a")) == Acknowledge(2)
     assert job.record.roster == ("w0", "w2")
     assert job.record.plan is None
 
 
 def test_a_late_repetition_does_not_undo_a_newer_request() -> None:
     job = running()
-    job.feed(ScaleAsked(4, "a"))
-    job.feed(ScaleAsked(3, "b"))
-    assert job.answer(ScaleAsked(4, "a")) == Acknowledge(4)
+    job.feed(AskScale(4, "a"))
+    job.feed(AskScale(3, "b"))
+    assert job.answer(AskScale(4, "a")) == Acknowledge(4)
     assert job.record.target == 3
 
 
 def test_only_the_newest_requests_are_remembered() -> None:
     job = running()
     for number in range(scaling.KEPT + 5):
-        job.feed(ScaleAsked(2 + number % 2, f"r{number}"))
+        job.feed(AskScale(2 + number % 2, f"r{number}"))
     assert [taken.request for taken in job.record.taken] == [f"r{5 + i}" for i in range(scaling.KEPT)]
 
 
@@ -166,7 +153,7 @@ def test_only_the_newest_requests_are_remembered() -> None:
 def test_a_relative_request_waits_until_the_one_before_is_met() -> None:
     """From the ACK to the end of the last switch: RETRY, with what is under way, and nothing changes."""
     job = running()
-    job.answer(ScaleOutAsked(1, "a"))
+    job.answer(AskScaleOut(1, "a"))
     reasons = []
 
     def retried(asked: Scaling) -> None:
@@ -177,13 +164,13 @@ def test_a_relative_request_waits_until_the_one_before_is_met() -> None:
         reasons.append(answer.reason)
         assert job.record == record
 
-    retried(ScaleOutAsked(1, "b"))
+    retried(AskScaleOut(1, "b"))
     job.join("w2", answering=True)
-    retried(ScaleInAsked(1, "b"))
+    retried(AskScaleIn(1, "b"))
     job.see("w2", Phase.READY, 0)
-    retried(ScaleInAsked(("w0",), "b"))
+    retried(AskScaleIn(("w0",), "b"))
     job.switch()
-    assert job.answer(ScaleOutAsked(1, "b")) == Acknowledge(4)
+    assert job.answer(AskScaleOut(1, "b")) == Acknowledge(4)
     assert [reason.split(";")[0] for reason in reasons] == [
         "2 of the 3 workers asked for are here",
         "still joining: w2",
@@ -194,27 +181,27 @@ def test_a_relative_request_waits_until_the_one_before_is_met() -> None:
 def test_a_job_that_starts_takes_no_relative_request_yet() -> None:
     job = Job()
     job.join("w0")
-    assert job.answer(ScaleOutAsked(1)) == Refuse("the job is starting: 1 of 2 workers are here", retry=True)
+    assert job.answer(AskScaleOut(1)) == Refuse("the job is starting: 1 of 2 workers are here", retry=True)
 
 
 def test_leavers_are_waited_for() -> None:
     job = running(3)
-    job.answer(ScaleInAsked(1, "a"))
+    job.answer(AskScaleIn(1, "a"))
     plan = job.record.plan
     assert plan is not None
     for worker in plan.roster:
         job.see(worker, Phase.TRAINING, plan.generation, plan.after_step or 0)
-    assert job.answer(ScaleOutAsked(1, "b")) == Refuse("still leaving: w2", retry=True)
+    assert job.answer(AskScaleOut(1, "b")) == Refuse("still leaving: w2", retry=True)
 
 
 def test_workers_that_never_come_are_taken_back_by_a_request_for_a_size() -> None:
     job = running()
-    job.answer(ScaleOutAsked(2, "a"))
-    answer = job.answer(ScaleInAsked(1, "b"))
+    job.answer(AskScaleOut(2, "a"))
+    answer = job.answer(AskScaleIn(1, "b"))
     assert isinstance(answer, Refuse)
     assert "`edl scale j 2` takes that back" in answer.reason
-    assert job.answer(ScaleAsked(2)) == Acknowledge(2)
-    assert job.answer(ScaleInAsked(1, "b")) == Acknowledge(1)
+    assert job.answer(AskScale(2)) == Acknowledge(2)
+    assert job.answer(AskScaleIn(1, "b")) == Acknowledge(1)
 
 
 def test_a_lost_worker_is_not_waited_for() -> None:
@@ -222,7 +209,7 @@ def test_a_lost_worker_is_not_waited_for() -> None:
     job.feed(Vanished("w2", "gone"))
     job.switch()
     assert (job.record.roster, job.record.target) == (("w0", "w1"), 3)
-    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(4)
+    assert job.answer(AskScaleOut(1, "a")) == Acknowledge(4)
 
 
 # ------------------------------------------------------------------------------------------------------------ never
@@ -231,11 +218,11 @@ def test_a_lost_worker_is_not_waited_for() -> None:
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        (ScaleAsked(9), "the job may have at most 4 workers, so not 9: ask for 2 to 4 (--min-np and --max-np"),
-        (ScaleOutAsked(2), "the job may have at most 4 workers, so not 5: ask for 2 to 4"),
-        (ScaleInAsked(2), "the job needs at least 2 workers, so not 1: ask for 2 to 4"),
-        (ScaleInAsked(("w1", "w2")), "the job needs at least 2 workers, so not 1"),
-        (ScaleInAsked(("w9",)), "no worker w9 trains in this job: `edl status j` lists them"),
+        (AskScale(9), "the job may have at most 4 workers, so not 9: ask for 2 to 4 (--min-np and --max-np"),
+        (AskScaleOut(2), "the job may have at most 4 workers, so not 5: ask for 2 to 4"),
+        (AskScaleIn(2), "the job needs at least 2 workers, so not 1: ask for 2 to 4"),
+        (AskScaleIn(("w1", "w2")), "the job needs at least 2 workers, so not 1"),
+        (AskScaleIn(("w9",)), "no worker w9 trains in this job: `edl status j` lists them"),
     ],
 )
 def test_what_can_never_be_met_is_refused_for_good(asked: Scaling, reason: str) -> None:
@@ -248,7 +235,7 @@ def test_what_can_never_be_met_is_refused_for_good(asked: Scaling, reason: str) 
 
 
 def test_without_a_maximum_the_remedy_names_none() -> None:
-    answer = running(3, minimum=2, maximum=0).answer(ScaleAsked(1))
+    answer = running(3, minimum=2, maximum=0).answer(AskScale(1))
     assert isinstance(answer, Refuse)
     assert answer.reason.endswith("ask for 2 or more (--min-np sets it when a job starts)")
 
@@ -257,16 +244,16 @@ def test_named_leavers_must_leave_enough_who_are_there() -> None:
     job = running(3)
     job.feed(Vanished("w2", "gone"))
     job.switch()
-    answer = job.answer(ScaleInAsked(("w0", "w1")))
+    answer = job.answer(AskScaleIn(("w0", "w1")))
     assert answer == Refuse("only 0 workers would be left, and the job needs 1: name fewer")
 
 
 def test_a_job_that_is_over_takes_nothing_but_answers_what_it_had_taken() -> None:
     job = running()
-    job.answer(ScaleOutAsked(1, "a"))
-    job.feed(StopAsked("enough"))
-    assert job.answer(ScaleOutAsked(1, "b")) == Refuse("the job is over: enough")
-    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(3)
+    job.answer(AskScaleOut(1, "a"))
+    job.feed(AskStop("enough"))
+    assert job.answer(AskScaleOut(1, "b")) == Refuse("the job is over: enough")
+    assert job.answer(AskScaleOut(1, "a")) == Acknowledge(3)
 
 
 # ----------------------------------------------------------------------------- the target follows who comes and goes
@@ -278,7 +265,7 @@ def test_whoever_comes_unasked_is_welcome_and_counts() -> None:
     assert job.record.target == 3
     job.see("w2", Phase.READY, 0)
     job.switch()
-    assert job.answer(ScaleOutAsked(1, "a")) == Acknowledge(4)
+    assert job.answer(AskScaleOut(1, "a")) == Acknowledge(4)
 
 
 def test_whoever_was_told_to_leave_by_a_signal_does_not_count_any_more() -> None:
@@ -286,14 +273,14 @@ def test_whoever_was_told_to_leave_by_a_signal_does_not_count_any_more() -> None
     job.see("w1", Phase.TRAINING, 1, leaving=True)
     assert job.record.target == 2
     job.switch()
-    assert job.answer(ScaleInAsked(1, "a")) == Acknowledge(1)
+    assert job.answer(AskScaleIn(1, "a")) == Acknowledge(1)
     assert job.state("w2") is WorkerState.LEAVING
 
 
 def test_a_worker_started_for_a_request_that_was_taken_back_leaves_again() -> None:
     job = running()
-    job.feed(ScaleAsked(4))
-    job.feed(ScaleAsked(2))
+    job.feed(AskScale(4))
+    job.feed(AskScale(2))
     job.join("w2", answering=True)
     assert job.state("w2") is WorkerState.LEAVING
     assert OrderBook(job.record, 1).orders("w2").verdict is Verdict.LEAVE
@@ -302,7 +289,7 @@ def test_a_worker_started_for_a_request_that_was_taken_back_leaves_again() -> No
 def test_a_smaller_size_asked_for_while_the_first_ring_forms_is_not_lost() -> None:
     job = Job(np=3)
     job.join("w0", "w1", "w2")
-    assert job.answer(ScaleAsked(1)) == Acknowledge(1)
+    assert job.answer(AskScale(1)) == Acknowledge(1)
     assert OrderBook(job.record, 1).orders("w2").verdict is Verdict.STAY
     job.switch()
     job.switch()
@@ -312,7 +299,7 @@ def test_a_smaller_size_asked_for_while_the_first_ring_forms_is_not_lost() -> No
 def test_a_smaller_size_asked_for_before_the_first_ring_is_planned() -> None:
     job = Job(np=3)
     job.join("w0", "w1")
-    job.feed(ScaleAsked(1))
+    job.feed(AskScale(1))
     job.switch()
     assert (job.record.roster, job.record.target) == (("w0",), 1)
 
@@ -343,11 +330,11 @@ class Account:
 
     def _after(self, asked: Scaling) -> int:
         match asked:
-            case ScaleAsked(size):
+            case AskScale(size):
                 return size
-            case ScaleOutAsked(workers):
+            case AskScaleOut(workers):
                 return self.target + workers
-            case ScaleInAsked(workers):
+            case AskScaleIn(workers):
                 return self.target - (workers if isinstance(workers, int) else len(set(workers)))
 
     def change_leader(self) -> None:
@@ -383,7 +370,7 @@ WISHES = st.one_of(
     st.integers(0, 20).map(lambda n: ("again", n)),
     st.sampled_from([("leader", 0), ("start", 0), ("settle", 0)]),
 )
-KINDS = {"size": ScaleAsked, "out": ScaleOutAsked, "in": ScaleInAsked}
+KINDS = {"size": AskScale, "out": AskScaleOut, "in": AskScaleIn}
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])
@@ -417,7 +404,7 @@ def test_whatever_is_asked_and_repeated_the_target_is_the_account_and_the_size_f
 
 def test_each_phase_of_a_scaling_tells_its_time() -> None:
     job = running()
-    job.feed(ScaleOutAsked(1, "a"))
+    job.feed(AskScaleOut(1, "a"))
     job.join("w2", answering=True)
     job.see("w2", Phase.REHEARSING, 0, after_s=3.0)
     job.see("w2", Phase.READY, 0, after_s=0.5)
@@ -426,14 +413,14 @@ def test_each_phase_of_a_scaling_tells_its_time() -> None:
     assert job.details("worker_ready") == {"worker": "w2", "joining_ms": 3000, "warming_ms": 500}
     scaled = job.details("scaled")
     assert (scaled["from"], scaled["to"], scaled["switching_ms"], scaled["asked_ms"]) == (2, 3, 30, 3540)
-    job.answer(ScaleInAsked(("w2",), "b"))
+    job.answer(AskScaleIn(("w2",), "b"))
     job.switch()
     assert job.details("worker_left") == {"worker": "w2", "leaving_ms": 30, "why": "a request named it"}
 
 
 def test_what_began_under_another_leader_has_no_length() -> None:
     job = running()
-    job.feed(ScaleOutAsked(1, "a"))
+    job.feed(AskScaleOut(1, "a"))
     job.join("w2", answering=True)
     job.see("w2", Phase.READY, 0)
     job.machine = JobMachine(job.record, Horizon.of(10.0))

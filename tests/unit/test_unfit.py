@@ -11,13 +11,13 @@ from machine_job import meet
 
 from edl.core import unfit
 from edl.core.horizon import Horizon
-from edl.core.inputs import Refuse, Registered, Reported, Tell, TimePassed, TookOver, Vanished
+from edl.core.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.report import status_of
 from edl.core.unfit import Evidence, accused, judge
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, Record, Trials
-from edl.protocol.messages import Observation, Phase
+from edl.protocol.messages import Observation, Phase, Register
 
 LONG = DataSpec(total=10_000_000, epochs=1, batch=10)
 VAIN = "the ring did not form: not all members came within 60 s"
@@ -43,7 +43,7 @@ class Job:
 
     def join(self, worker: str, host: str = "") -> list[object]:
         host = host or f"host-{worker}"
-        return self.feed(Registered(Identity(worker, host, f"10.0.0.{len(host)}", 1, 2), self.np, self.minimum, 0))
+        return self.feed(Register(Identity(worker, host, f"10.0.0.{len(host)}", 1, 2), self.np, self.minimum, 0))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int, reason: str = "") -> None:
         data = None if phase is Phase.BROKEN and not self.record.generation else LONG
@@ -330,7 +330,7 @@ def test_nobody_is_blamed_for_a_ring_that_failed_as_its_daemon_died(first: bool)
     if not first:
         job.ready("w1")
     assert "w1" in job.roster
-    job.feed(Registered(Identity("w1", "host-w1", "10.0.0.7", 1, 3), job.np, job.minimum, 0))
+    job.feed(Register(Identity("w1", "host-w1", "10.0.0.7", 1, 3), job.np, job.minimum, 0))
     planned = job.record.planned
     job.see("w1", Phase.BROKEN, planned, 0, "its daemon did not answer")
     assert (job.roster, job.record.planned) == (("w0", "w1"), planned + 1), "another ring is formed at once"

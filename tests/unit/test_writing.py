@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Registered, Reported, ScaleAsked, Tell
+from edl.core.inputs import Reported, Tell
 from edl.core.job import JobMachine, new_record
 from edl.core.writing import (
     ALLOWED,
@@ -35,6 +35,7 @@ from edl.errors import InvalidTransition, UsageError
 from edl.facts import EpochEnded
 from edl.protocol import messages as say
 from edl.protocol.job import Identity, JobState, Record
+from edl.protocol.messages import AskScale, Register
 
 FOUND = new_record("j", 0.0)
 EVENT = Tell(EpochEnded(epoch=1), 0, 1)
@@ -166,8 +167,8 @@ def test_each_state_is_left_by_what_may_happen_in_it() -> None:
 
 def test_of_a_batch_each_asker_has_its_own_answer_and_all_is_written_at_once() -> None:
     machine = JobMachine(FOUND, Horizon.of(5.0))
-    joins = [Registered(Identity(worker, "h", "127.0.0.1", 1, 2), 1, 1, 2) for worker in ("w0", "w1", "w2")]
-    batch = [*zip(joins, ("a", "b", "c"), strict=True), (ScaleAsked(2), "d"), (ScaleAsked(2), None)]
+    joins = [Register(Identity(worker, "h", "127.0.0.1", 1, 2), 1, 1, 2) for worker in ("w0", "w1", "w2")]
+    batch = [*zip(joins, ("a", "b", "c"), strict=True), (AskScale(2), "d"), (AskScale(2), None)]
     found = decide(machine, batch, 0.0)
     replies = {answer.asker: answer.reply for answer in found.answers}
     assert replies["a"] == replies["b"] == say.Done()
@@ -180,6 +181,6 @@ def test_a_report_that_was_overtaken_is_refused_as_stale() -> None:
     machine = JobMachine(FOUND, Horizon.of(5.0))
     seen = say.Observation(say.Phase.TRAINING, 1, 5, 1, 0.0, None, None, False, "")
     older = msgspec.structs.replace(seen, step=4)
-    joins = Registered(Identity("w0", "h", "127.0.0.1", 1, 2), 1, 1, 2)
+    joins = Register(Identity("w0", "h", "127.0.0.1", 1, 2), 1, 1, 2)
     found = decide(machine, [(joins, None), (Reported("w0", seen), "a"), (Reported("w0", older), "b")], 0.0)
     assert [(answer.asker, answer.stale) for answer in found.answers] == [("a", ""), ("b", "generation")]
