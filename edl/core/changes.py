@@ -9,24 +9,11 @@ from typing import TypedDict
 
 from edl.protocol.figures import Rate
 from edl.protocol.governing import Governing, Recut, Replacing
-from edl.protocol.job import Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
+from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.ledger import LedgerSnapshot
 
 
-class DriverChanges(TypedDict, total=False):
-    """Of what is known of horovodrun's driver."""
-
-    driven: bool
-    recounts: int
-    recounted: int
-    heeded: dict[str, float]
-    wished: bool
-    lost_slots: tuple[str, ...]
-    told_lost: tuple[str, ...]
-    given_up: tuple[str, ...]
-
-
-class OtherChanges(DriverChanges, total=False):
+class OtherChanges(TypedDict, total=False):
     """All but the ledger."""
 
     state: JobState
@@ -44,6 +31,7 @@ class OtherChanges(DriverChanges, total=False):
     gone: tuple[Gone, ...]
     awaited: int
     taken: tuple[Taken, ...]
+    driver: DriverCount | None
     governing: Governing
     rates: tuple[Rate, ...]
     ruling: str

@@ -151,9 +151,9 @@ class JobMachine:
         draft, first = self._draft, not self.record.arrivals
         if first:
             maximum = max(happened.maximum, 0)
-            driven = bool(happened.identity.driver_slot)
             limits, governing = Limits(happened.minimum, maximum), happened.governing
-            draft.change(target=happened.np, limits=limits, driven=driven, governing=governing, keep_s=happened.keep_s)
+            driver = recount.found(happened.identity)
+            draft.change(target=happened.np, limits=limits, driver=driver, governing=governing, keep_s=happened.keep_s)
             draft.supply.batching = happened.governing.batching
         maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
         if maximum and present >= maximum:
@@ -166,11 +166,10 @@ class JobMachine:
             draft.commands.append(Refuse(refusal))
             return
         number = self.record.arrivals + 1
-        asks_from = recount.asks_from(self.record, self.seen)
         local_rank = free_local_rank(self.record.members, happened.identity)
-        member = Member(happened.identity, WorkerState.JOINING, number, asks_from, local_rank)
-        known = recount.known_to_live(self.record, happened.identity.driver_slot)
-        draft.change(members=(*self.record.members, member), arrivals=number, **known)
+        member = Member(happened.identity, WorkerState.JOINING, number, local_rank)
+        driver = recount.joined(self.record, self.seen, happened.identity)
+        draft.change(members=(*self.record.members, member), arrivals=number, driver=driver)
         draft.spans.enter(happened.identity.id, member.state, draft.now)
         if first:
             draft.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=maximum))
@@ -323,9 +322,9 @@ class JobMachine:
         self._lose(worker, reason)
 
     def _lose_slot(self, member: Member) -> None:
-        slot = member.identity.driver_slot
-        if self.record.driven and slot and slot not in self.record.lost_slots:
-            self._draft.change(lost_slots=(*self.record.lost_slots, slot))
+        driver = recount.lost(self.record.driver, member.identity)
+        if driver is not self.record.driver:
+            self._draft.change(driver=driver)
 
     def _lose(self, worker: str, reason: str) -> None:
         member = self._draft.members.get(worker)

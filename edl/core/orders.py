@@ -6,6 +6,7 @@ from functools import cached_property
 
 import msgspec
 
+from edl.core import recount
 from edl.core.exchange import errands
 from edl.core.hosts import Seating, seatings
 from edl.core.ledger import Ledger
@@ -54,7 +55,7 @@ class OrderBook:
             boot_alone=self._boots_alone(worker),
             assignment=self._assignment(worker),
             shares=tuple(self._shares(worker)),
-            recount=self._recount(worker),
+            recount=recount.asked_of(record.driver, worker) if worker in self._members else 0,
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
         )
@@ -85,10 +86,6 @@ class OrderBook:
             return Verdict.LEAVE, "", 0
         said = f": {reason}" if reason else ""
         return Verdict.STOP, f"the job's leader has given this worker up{said}", 0
-
-    def _recount(self, worker: str) -> int:
-        member = self._members.get(worker)
-        return self.record.recounts if member and member.asks_from <= self.record.recounts else 0
 
     def _local_rank(self, worker: str) -> int:
         member = self._members.get(worker)

@@ -32,7 +32,7 @@ def status_of(
         data=ledger.counts() if ledger else None,
         spec=ledger.spec if ledger else None,
         refused=_refused(machine, leader, refused),
-        recounts=record.recounts,
+        recounts=record.driver.begun if record.driver is not None else 0,
         horovodrun=recount.told(record),
         rates=meter.rates if meter is not None else record.rates,
         rate=meter.present if meter is not None else None,

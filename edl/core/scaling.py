@@ -47,7 +47,7 @@ def _fewer(workers: int | tuple[str, ...], record: Record) -> Change | Refuse:
     if isinstance(workers, int):
         target = record.target - workers
         return _outside(target, record.limits) or _under_way(record) or Change(target, _leavers(record, target))
-    if record.driven:
+    if is_driven(record):
         return Refuse("horovodrun's driver decides who leaves: give a number instead of workers' ids")
     leavers = tuple(dict.fromkeys(workers))
     target = record.target - len(leavers)
@@ -60,6 +60,11 @@ def awaited(record: Record, change: Change) -> int:
     return record.arrivals + max(0, change.target - present)
 
 
+def is_driven(record: Record) -> bool:
+    """By an elastic horovodrun, whose driver alone starts workers and says who leaves (`edl.core.recount`)."""
+    return record.driver is not None
+
+
 def staying(record: Record) -> list[Member]:
     """The workers that count."""
     return [member for member in record.members if member.state not in GOING]
@@ -67,7 +72,7 @@ def staying(record: Record) -> list[Member]:
 
 def _leavers(record: Record, size: int) -> tuple[str, ...]:
     """Nobody yet where horovodrun starts and frees: it counts on all that it has not freed."""
-    return () if record.driven else surplus(record, size)
+    return () if is_driven(record) else surplus(record, size)
 
 
 def surplus(record: Record, size: int) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ class Sizing:
             draft.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
             draft.spans.asked_at = draft.now
         awaited = scaling.awaited(before, change)
-        draft.change(target=change.target, awaited=awaited, wished=before.driven, replacing=None)
+        driver = recount.wished(before.driver)
+        draft.change(target=change.target, awaited=awaited, driver=driver, replacing=None)
         if asked.request:
             taken = (*before.taken, Taken(asked.request, change.target))
             draft.change(taken=taken[-scaling.KEPT :])
@@ -93,7 +94,7 @@ class Sizing:
         """A worker has come. Whoever was not asked for is welcome, too; horovodrun's come as they are counted."""
         record = self._draft.record
         present = len(scaling.staying(record))
-        if record.driven or not record.generation or present <= record.target:
+        if scaling.is_driven(record) or not record.generation or present <= record.target:
             return
         if answering:  # the request that it was started for was taken back meanwhile
             self._dismiss((worker,), "the request that it was started for was taken back")
@@ -109,7 +110,7 @@ class Sizing:
         """A worker leaves of its own accord."""
         self._dismiss((worker,), "it was stopped from outside")
         record = self._draft.record
-        if record.generation and not record.driven:  # else another one is waited for in its place
+        if record.generation and not scaling.is_driven(record):  # else another one is waited for in its place
             self._draft.change(target=max(1, record.target - 1))
 
     # ------------------------------------------------------------------------------------------- what is under way
@@ -138,17 +139,14 @@ class Sizing:
     def go_on_counting(self) -> None:
         """Under horovodrun: let its driver count anew when it wants to, and do what it has decided."""
         draft, record = self._draft, self._draft.record
-        if not record.driven:
-            return
         match self._recounts.follows(record, draft.seen, draft.left_at, draft.now):
-            case recount.Begin(heeded):
-                number = record.recounts + 1
-                draft.change(recounts=number, told_lost=record.lost_slots, heeded=heeded)
-                draft.tell(facts.DriverCounts(number=number))
-            case recount.Counted(size, freed, target, given_up, lost):
-                number, wished = record.recounts, record.wished and size != target
-                draft.change(recounted=number, target=target, wished=wished, given_up=given_up, lost_slots=lost)
-                draft.tell(facts.DriverCounted(number=number, size=size, freed=freed, given_up=given_up))
+            case recount.Begin(driver):
+                draft.change(driver=driver)
+                draft.tell(facts.DriverCounts(number=driver.begun))
+            case recount.Counted(driver, size, freed, target):
+                draft.change(driver=driver, target=target)
+                counted = facts.DriverCounted(number=driver.answered, size=size, freed=freed, given_up=driver.given_up)
+                draft.tell(counted)
                 able = tuple(worker for worker in freed if may(draft.members[worker], Cause.TOLD_TO_LEAVE))
                 self._dismiss(able, _FREED)
             case recount.Dismiss(workers):

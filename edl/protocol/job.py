@@ -63,7 +63,6 @@ class Member(msgspec.Struct, frozen=True):
     identity: Identity
     state: WorkerState
     number: int  # order of arrival, from 1
-    asks_from: int = 1  # the first recount of horovodrun's driver that this worker's slot takes part in
     local_rank: int = 0  # unique among the members of its host (`edl.core.hosts`)
 
 
@@ -133,6 +132,27 @@ class Trials(msgspec.Struct, frozen=True):
     unfit: tuple[Unfit, ...] = ()  # the last ones
 
 
+class DriverCount(msgspec.Struct, frozen=True):
+    """The driver of an elastic horovodrun, which alone starts workers and frees their slots, and its counts.
+
+    Changed by `edl.core.recount` only.
+    """
+
+    begun: int = 0  # counts that all slots were told to ask for
+    answered: int = 0  # and those that the driver has answered
+    asks_from: dict[str, int] = {}  # by worker: the first count that its slot takes part in
+    heeded: dict[str, float] = {}  # its newest notice of other hosts, by slot, when the newest count was begun
+    wished: bool = False  # the target was asked for, and the driver has not come to it yet
+    lost_slots: tuple[str, ...] = ()  # which may have failed in its eyes since its last count
+    told_lost: tuple[str, ...] = ()  # those among them that it must have heard of before it answers the present count
+    given_up: tuple[str, ...] = ()  # hosts that it has given up for that
+
+    @property
+    def counting(self) -> bool:
+        """A count was begun, and is not answered yet."""
+        return self.answered < self.begun
+
+
 class Record(msgspec.Struct, frozen=True):
     """All that the leaders of a job have decided so far."""
 
@@ -155,14 +175,7 @@ class Record(msgspec.Struct, frozen=True):
     gone: tuple[Gone, ...] = ()  # the last ones: they may not know yet, and an id is never used twice
     awaited: int = 0  # `arrivals` once all have come that were asked for
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
-    driven: bool = False  # by an elastic horovodrun, which alone starts workers and frees their slots
-    recounts: int = 0  # of its driver, begun
-    recounted: int = 0  # and those that are answered
-    heeded: dict[str, float] = {}  # its newest notice of other hosts, by slot, when the newest recount was begun
-    wished: bool = False  # the target was asked for, and the driver has not come to it yet
-    lost_slots: tuple[str, ...] = ()  # of the driver's, which may have failed in its eyes since its last recount
-    told_lost: tuple[str, ...] = ()  # those among them that it must have heard of before it answers the present recount
-    given_up: tuple[str, ...] = ()  # hosts that it has given up for that
+    driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
     governing: Governing = Governing()  # how its size is chosen, where people do not
     rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
     ruling: str = ""  # the newest reason for the size that it has, or should have

@@ -18,7 +18,7 @@ from edl.core.job import new_record
 from edl.core.sightings import Sightings
 from edl.horovodrun.post import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
 from edl.protocol.driver import Word
-from edl.protocol.job import Identity, Member, WorkerState
+from edl.protocol.job import DriverCount, Identity, Member, WorkerState
 from edl.protocol.messages import Observation, Phase
 
 SEEDS = 400
@@ -128,7 +128,7 @@ class World:
     def __init__(self, seed: int) -> None:
         self.dice = random.Random(seed)
         self.driver = Driver({"a": 2, "b": self.dice.randint(1, 2)})
-        self.record = msgspec.structs.replace(new_record("j", 0.0), driven=True, target=len(self.driver.slots))
+        self.record = msgspec.structs.replace(new_record("j", 0.0), driver=DriverCount(), target=len(self.driver.slots))
         self.seen = Sightings()
         self.stand_ins: list[StandIn] = []
         self.number, self.clock = 0, 0.0
@@ -136,6 +136,11 @@ class World:
         self.over = False
         self.told = False  # the driver's notice, to a worker that lives
         self.start_all()
+
+    @property
+    def count(self) -> DriverCount:
+        assert self.record.driver is not None
+        return self.record.driver
 
     # ------------------------------------------------------------------------------------------------- what happens
 
@@ -151,9 +156,9 @@ class World:
         self.number += 1
         one.worker, one.boots = f"w{self.number}", False
         identity = Identity(one.worker, "h", "10.0.0.1", 1, 2, one.slot)
-        member = Member(identity, WorkerState.TRAINING, self.number, recount.asks_from(self.record, self.seen))
-        known = recount.known_to_live(self.record, one.slot)
-        self.change(members=(*self.record.members, member), **known)
+        member = Member(identity, WorkerState.TRAINING, self.number)
+        driver = recount.joined(self.record, self.seen, identity)
+        self.change(members=(*self.record.members, member), driver=driver)
 
     def report(self, one: StandIn) -> None:
         if any(member.identity.id == one.worker for member in self.record.members):
@@ -163,11 +168,9 @@ class World:
         gone = next((member for member in self.record.members if member.identity.id == worker), None)
         if gone is None:
             return
-        lost = self.record.lost_slots
-        if missed and gone.identity.driver_slot not in lost:
-            lost = (*lost, gone.identity.driver_slot)
+        driver = recount.lost(self.record.driver, gone.identity) if missed else self.record.driver
         self.calm = 0
-        self.change(members=tuple(m for m in self.record.members if m is not gone), lost_slots=lost)
+        self.change(members=tuple(m for m in self.record.members if m is not gone), driver=driver)
         self.seen.forget(worker)
 
     def crash(self, one: StandIn) -> None:
@@ -202,11 +205,11 @@ class World:
             settled=self.calm > ENDING_TURNS,
             deserted=self.empty > EMPTY_TURNS,
         ):
-            case recount.Begin(heeded):
+            case recount.Begin(driver):
                 self.empty = 0
-                self.change(recounts=self.record.recounts + 1, told_lost=self.record.lost_slots, heeded=heeded)
-            case recount.Counted(size, freed, target, given_up, lost):
-                self.change(recounted=self.record.recounts, target=target, given_up=given_up, lost_slots=lost)
+                self.change(driver=driver)
+            case recount.Counted(driver, size, freed, target):
+                self.change(driver=driver, target=target)
                 assert size or not self.record.members
                 self.dismiss(freed)
             case recount.Dismiss(workers):
@@ -225,16 +228,16 @@ class World:
         self.record = msgspec.structs.replace(self.record, **changes)
 
     def order(self, one: StandIn) -> None:
-        member = next((m for m in self.record.members if m.identity.id == one.worker), None)
-        if member is not None and member.asks_from <= self.record.recounts:
-            one.ask(self.record.recounts, self.driver)
+        here = any(member.identity.id == one.worker for member in self.record.members)
+        if here and (number := recount.asked_of(self.record.driver, one.worker)):
+            one.ask(number, self.driver)
 
     def look(self, one: StandIn) -> None:
         """Of a stand-in whose trainer has ended."""
         if not one.post.looks:
             return
         if not one.word.freed:
-            one.ask(self.record.recounts, self.driver)
+            one.ask(self.count.begun, self.driver)
         for command in one.post.handle(JobAtEnd(self.over, self.over), 0.0):
             if isinstance(command, StartTrainer):
                 one.boots = True
@@ -296,9 +299,7 @@ class World:
                 self.kill_host(self.dice.choice(sorted(hosts)))
         else:
             begun = {recount.host_of(one.slot) for one in self.here() if not one.boots}
-            fresh = [
-                one.slot for one in self.here() if one.boots and not one.worker and one.asked == self.record.recounts
-            ]
+            fresh = [one.slot for one in self.here() if one.boots and not one.worker and one.asked == self.count.begun]
             if slots := [slot for slot in fresh if recount.host_of(slot) not in {"a", *begun}]:
                 self.fail_to_start(self.dice.choice(slots))
 
@@ -364,4 +365,4 @@ def check(world: World, seed: int) -> None:
     assert slots == sorted(world.driver.slots), f"seed {seed}: {slots}, {world.driver.__dict__}, {world.record}"
     assert not world.driver.wants, f"seed {seed}: {world.driver.__dict__}, {world.record}"
     assert world.record.target == len(slots), f"seed {seed}: {slots}, {world.record}"
-    assert not set(world.record.given_up) & {recount.host_of(slot) for slot in slots}, f"seed {seed}"
+    assert not set(world.count.given_up) & {recount.host_of(slot) for slot in slots}, f"seed {seed}"

@@ -10,7 +10,7 @@ from edl.core.inputs import Acknowledge, Refuse, TimePassed, Vanished
 from edl.core.report import status_of
 from edl.protocol.assignment import Verdict
 from edl.protocol.driver import Word
-from edl.protocol.job import Identity, WorkerState
+from edl.protocol.job import DriverCount, Identity, WorkerState
 from edl.protocol.messages import AskScale, AskScaleIn, Phase, Register
 
 
@@ -29,6 +29,11 @@ class Driven(Job):
         last = self.last[worker]
         more = {"data": last.data, "driver": Word(**word)}  # type: ignore[arg-type]
         return self.see(worker, last.phase, last.generation, last.step, **more)
+
+    @property
+    def count(self) -> DriverCount:
+        assert self.machine.record.driver is not None
+        return self.machine.record.driver
 
     def state(self, worker: str) -> WorkerState:
         return next(m.state for m in self.machine.record.members if m.identity.id == worker)
@@ -52,7 +57,7 @@ def test_all_ask_when_the_driver_has_told_one_of_a_change():
     job.word("w0", noticed=1.0)
     assert [job.orders(worker).recount for worker in ("w0", "w1")] == [1, 1]
     job.word("w0", noticed=1.0)  # an old report
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
 
 
 def test_the_slots_that_are_freed_leave_at_once_and_the_size_is_the_drivers():
@@ -95,7 +100,7 @@ def test_who_is_lost_meanwhile_is_not_waited_for():
     job.word("w0", noticed=1.0)
     job.word("w0", answered=1, size=1)
     job.see("w1", Phase.FAILED, generation=1, reason="its process ended without a word")
-    assert job.machine.record.recounted == 1
+    assert job.count.answered == 1
 
 
 def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
@@ -106,27 +111,27 @@ def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
     assert job.orders("w0").recount == 1
     job.word("w0", answered=1, size=1)
     record = job.machine.record
-    assert (record.given_up, record.lost_slots, record.target) == (("b",), (), 1)
+    assert (record.driver.given_up, record.driver.lost_slots, record.target) == (("b",), (), 1)
     assert "given up b" in status_of(job.machine, 1, "w0", {}).horovodrun
     job.start("w2", "b:0")
-    assert job.machine.record.given_up == ()
+    assert job.count.given_up == ()
 
 
 def test_no_recount_that_would_end_the_job():
     job = driven("a:0", "a:1")
     job.feed(Vanished("w1", "its daemon's session ended"))
     job.word("w0", noticed=1.0)
-    assert job.machine.record.recounts == 0
+    assert job.count.begun == 0
     assert "would end the job" in status_of(job.machine, 1, "w0", {}).horovodrun
     job.start("w2", "a:1")  # its stand-in lives, and has started another one
     job.pass_time(3.0)
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
 
 
 def test_a_stand_in_that_is_killed_is_a_failure_in_the_drivers_eyes():
     job = driven("a:0", "b:0")
     job.word("w1", gone=True)
-    assert job.machine.record.lost_slots == ("b:0",)
+    assert job.count.lost_slots == ("b:0",)
     assert job.orders("w0").recount == 1
 
 
@@ -137,25 +142,25 @@ def test_nobody_comes_from_a_slot_that_the_driver_has_counted():
         job.word(worker, answered=1, size=3, slots=1)
     job.pass_time(0.0)
     job.pass_time(29.0)
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
     job.pass_time(1.0)
-    assert job.machine.record.recounts == 2
+    assert job.count.begun == 2
     job.start("w2", "c:0")  # it was only late, and the driver waits for it
     assert job.orders("w2").recount == 2
     job.see("w2", Phase.BOOTING, generation=0)
     for worker in ("w0", "w1", "w2"):
         job.word(worker, answered=2, size=3, slots=1)
     job.pass_time(100.0)
-    assert job.machine.record.recounts == 2
+    assert job.count.begun == 2
 
 
 def test_a_slot_that_stays_empty_is_asked_after_ever_more_seldom():
     job = driven("a:0", "b:0")
     begun = []
     for second in range(1000):
-        before = job.machine.record.recounts
+        before = job.count.begun
         job.pass_time(1.0)
-        if (number := job.machine.record.recounts) > before:
+        if (number := job.count.begun) > before:
             begun.append(second)
             for worker in ("w0", "w1"):
                 job.word(worker, answered=number, size=3, slots=1)
@@ -173,7 +178,7 @@ def test_an_empty_slot_is_left_alone_where_its_failure_would_end_the_job():
         job.word(worker, answered=1, size=3, slots=3)
     job.pass_time(0.0)
     job.pass_time(100.0)
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
 
 
 def test_a_slot_that_was_never_filled_at_the_start():
@@ -182,14 +187,14 @@ def test_a_slot_that_was_never_filled_at_the_start():
         job.word(worker, size=3, slots=1)
     job.pass_time(0.0)
     job.pass_time(30.0)
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
 
 
 def test_no_recount_when_a_script_has_ended():
     job = driven("a:0", "a:1")
     job.see("w1", Phase.DONE, generation=1, step=5)
     job.word("w0", noticed=1.0)
-    assert job.machine.record.recounts == 0
+    assert job.count.begun == 0
 
 
 def test_a_request_for_a_size_is_kept_until_the_driver_has_come_to_it():
@@ -202,7 +207,7 @@ def test_a_request_for_a_size_is_kept_until_the_driver_has_come_to_it():
     job.word("w0", answered=1, size=2, noticed=2.0)
     for worker in ("w0", "w1"):
         job.word(worker, answered=2, size=3)
-    assert (job.machine.record.target, job.machine.record.wished) == (3, False)
+    assert (job.machine.record.target, job.count.wished) == (3, False)
     job.word("w0", answered=2, size=3, noticed=3.0)
     for worker in ("w0", "w1"):
         job.word(worker, answered=3, size=2)
@@ -241,7 +246,7 @@ def test_a_loss_in_the_middle_of_a_recount_needs_another_one():
     for worker in ("w0", "w1"):
         job.word(worker, answered=1, size=3)
     job.pass_time(3.0)
-    assert (job.machine.record.recounts, job.machine.record.given_up) == (2, ())
+    assert (job.count.begun, job.count.given_up) == (2, ())
 
 
 def test_no_recount_before_those_of_the_last_one_have_ended():
@@ -251,14 +256,14 @@ def test_no_recount_before_those_of_the_last_one_have_ended():
     job.word("w0", answered=1, size=1, noticed=2.0)
     assert job.state("w1") is WorkerState.LEAVING
     job.pass_time(10.0)
-    assert job.machine.record.recounts == 1  # its slot could be given anew, and its end be taken for the next one's
+    assert job.count.begun == 1  # its slot could be given anew, and its end be taken for the next one's
     job.see("w1", Phase.DONE, generation=1, step=99)
     job.see("w0", Phase.TRAINING, generation=2, step=99, data=SPEC, driver=Word(answered=1, size=1, noticed=2.0))
     assert [m.identity.id for m in job.machine.record.members] == ["w0"]
     job.pass_time(1.0)
-    assert job.machine.record.recounts == 1
+    assert job.count.begun == 1
     job.pass_time(3.0)
-    assert job.machine.record.recounts == 2
+    assert job.count.begun == 2
 
 
 def test_an_answer_that_never_comes_is_not_waited_for():
@@ -266,7 +271,7 @@ def test_an_answer_that_never_comes_is_not_waited_for():
     job.word("w0", noticed=1.0)
     job.word("w0", answered=1, size=2)
     job.word("w1", answered=1, freed=True, size=0)
-    assert job.machine.record.recounted == 0
+    assert job.count.answered == 0
     job.pass_time(6.0)
-    assert job.machine.record.recounted == 1
+    assert job.count.answered == 1
     assert job.state("w1") is WorkerState.LEAVING
