@@ -1,4 +1,4 @@
-"""The job as people see it: a pure view of the leader's machine."""
+"""The job as people see it: a pure view of what a leader has made durable, and of what it has seen."""
 
 from __future__ import annotations
 
@@ -6,15 +6,24 @@ from collections import Counter
 
 from edl.core import recount
 from edl.core.job import JobMachine
+from edl.core.ledger import Ledger
 from edl.core.meter import Meter
-from edl.protocol.job import Member, Status, WorkerStatus
+from edl.protocol.job import Member, Record, Status, WorkerStatus
 
 
 def status_of(
-    machine: JobMachine, term: int, leader: str, refused: dict[str, int], meter: Meter | None = None
+    machine: JobMachine,
+    term: int,
+    leader: str,
+    refused: dict[str, int],
+    meter: Meter | None = None,
+    durable: Record | None = None,
 ) -> Status:
-    """What `edl status` shows. `refused`: by the leader's own process."""
-    record, ledger = machine.record, machine.ledger
+    """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
+    are, as nobody is told more (I9); None: all are.
+    """
+    record = machine.record if durable is None else durable
+    ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
     return Status(
         job=record.job,
         state=record.state,
@@ -28,10 +37,10 @@ def status_of(
         target=record.target,
         min_workers=record.limits.minimum,
         max_workers=record.limits.maximum,
-        workers=tuple(_worker(machine, member) for member in record.members),
+        workers=tuple(_worker(machine, record, member) for member in record.members),
         data=ledger.counts() if ledger else None,
         spec=ledger.spec if ledger else None,
-        refused=_refused(machine, leader, refused),
+        refused=_refused(machine, record, leader, refused),
         recounts=record.driver.begun if record.driver is not None else 0,
         horovodrun=recount.told(record),
         rates=meter.rates if meter is not None else record.rates,
@@ -44,18 +53,27 @@ def status_of(
     )
 
 
-def _refused(machine: JobMachine, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
+def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
+    """The data on record, and what was seen to be trained of it since."""
+    if record.ledger is None or present is None:
+        return None
+    ledger = Ledger.restore(record.ledger)
+    ledger.commit(max(ledger.step, min(present.step, ledger.covered_step)))
+    return ledger
+
+
+def _refused(machine: JobMachine, record: Record, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
     """By all daemons that are members now."""
     total = Counter(by_leader)
-    for member in machine.record.members:
+    for member in record.members:
         observation = machine.seen.observation(member.identity.id)
         if observation is not None and member.identity.id != leader:  # its own are older news of the same
             total.update(observation.refused)
     return dict(total)
 
 
-def _worker(machine: JobMachine, member: Member) -> WorkerStatus:
-    identity, roster = member.identity, machine.record.roster
+def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus:
+    identity, roster = member.identity, record.roster
     sighting = machine.seen.get(identity.id)
     return WorkerStatus(
         id=identity.id,

@@ -293,8 +293,10 @@ class Leader:
         return say.Ordered(book.orders(worker))
 
     def _status(self) -> say.Reply:
-        if self._machine is None or self._chronicle.record is None:
+        """Of what is durable: while the coordinator is away, what waits to be written is told to nobody (I9)."""
+        machine, durable = self._machine, self._chronicle.record
+        if machine is None or durable is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
         meter = None if self._governor is None else self._governor.meter
-        status = status_of(self._machine, self._reign.term, self._about.worker, self._refusals.snapshot(), meter)
-        return say.Told(status)
+        refused, ours = self._refusals.snapshot(), self._about.worker
+        return say.Told(status_of(machine, self._reign.term, ours, refused, meter, durable))

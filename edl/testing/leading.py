@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 TICK_S = 0.1
+LOOK_EACH = 8  # of so many writes, somebody asks for the job's status during one
 Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
 
 
@@ -109,6 +110,8 @@ class SimLeader:
                 self._under_way = command
                 self.job.after(self.job.random.random() * 0.003, self._commit, command)
                 self.job.decided()
+                if command.version % LOOK_EACH == 0:
+                    self.job.checks.writing.asked_for_status(self)
             case Look(after_s) | ForgetSecret(after_s):
                 self.job.after(after_s, self._ask, command)
             case Publish(book, pressing):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.inputs import Command, Tell
 from edl.core.orders import OrderBook
+from edl.core.report import status_of
 from edl.core.writing import WritingState
 from edl.protocol.job import OVER
 
@@ -46,6 +47,14 @@ class WritingChecks:
     def answered(self, leader: SimLeader) -> None:
         """Who asked hears that it was taken, or why it was not."""
         self._is_durable(leader)
+
+    def asked_for_status(self, leader: SimLeader) -> None:
+        """By somebody, while a write is under way."""
+        durable = leader.writing.record
+        shown = status_of(leader.machine, leader.term, "", {}, durable=durable)
+        told = (shown.generation, shown.target, shown.state, [worker.id for worker in shown.workers])
+        if told != (durable.generation, durable.target, durable.state, [one.identity.id for one in durable.members]):
+            self._job.checks.violated("I9", f"{told} is shown, and version {durable.version} is durable")
 
     def registered(self, worker: str) -> None:
         """It hears that it was taken."""

@@ -15,7 +15,7 @@ from edl.core.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, W
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol import messages as say
 from edl.protocol.data import DataSpec
-from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, writing_checks
 from edl.testing.node import RecordNode
 
 SEEDS = 150
@@ -152,6 +152,16 @@ def answers_nobody(patch: Patch) -> None:
     patch.setattr(Writing, "_told", lambda self: [one for one in told(self) if not isinstance(one, GiveAnswer)])
 
 
+def shows_what_is_not_durable_yet(patch: Patch) -> None:
+    shown = writing_checks.status_of
+
+    def hasty(*told, durable):
+        assert durable is not None
+        return shown(*told)
+
+    patch.setattr(writing_checks, "status_of", hasty)
+
+
 def gives_up_after_one_look(patch: Patch) -> None:
     no_answer = Writing._on_no_answer
 
@@ -219,6 +229,7 @@ CASES: dict[Callable[[Patch], None], Case] = {
     tells_the_end_before_the_secret_is_gone: Case("secret"),
     tells_the_end_though_the_secret_could_not_be_removed: Case("secret", lost_answers),
     answers_nobody: Case("I12"),
+    shows_what_is_not_durable_yet: Case("I9"),
     gives_up_after_one_look: Case("I12", lost_answers),
 }
 

@@ -208,6 +208,36 @@ async def test_a_void_mini_batch_is_told_of_once_by_all_leaders_together(fate: s
     await asyncio.gather(task, return_exceptions=True)
 
 
+async def test_what_waits_to_be_written_is_shown_to_nobody() -> None:
+    store = Frail(MemoryServer())
+    candidate, reign = await elected(store)
+    leader, task = await lead(store, reign)
+
+    async def members() -> list[str]:
+        told = await leader.answer(Call("w0", reign.term, say.AskStatus()))
+        assert isinstance(told, say.Told)
+        return [worker.id for worker in told.status.workers]
+
+    def register(worker: str) -> asyncio.Task[say.Reply]:
+        body = say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), 2, 1, 0)
+        return asyncio.ensure_future(leader.answer(Call(worker, reign.term, body)))
+
+    for worker in ("w0", "w1"):
+        await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
+    await register("w0")
+    store.fates = itertools.repeat(UNSENT)
+    joining = register("w1")
+    while leader._machine is not None and len(leader._machine.record.members) < 2:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0)
+    assert await members() == ["w0"]
+    store.fates = iter(())
+    await joining
+    assert await members() == ["w0", "w1"]
+    await candidate.resign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 def test_what_was_told_of_a_worker_is_on_record() -> None:
     record: Record = msgspec.structs.replace(new_record(JOB, 0.0), voided={"w0": 3})
     assert keeping.decode(keeping.encode(record)).voided == {"w0": 3}
