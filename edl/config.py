@@ -1,12 +1,12 @@
 """The settings of a job, and where each comes from: a keyword or flag, else the environment, else the default.
 
 Owns: names, forms and defaults of all settings: one table for the command line, the environment and `edl.init`.
-Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), nor what is started with them.
+Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), what a launcher has left of a job on this
+machine (`edl.host.joining`), nor what is started with them.
 """
 
 from __future__ import annotations
 
-import json
 import math
 import os
 import re
@@ -21,7 +21,6 @@ import msgspec
 from edl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
-OVER = frozenset({"finished", "failed"})  # states of a record
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
 
 # ------------------------------------------------------------------------------------------------ forms of values
@@ -346,14 +345,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def from_environment(cls, environ: Mapping[str, str], **keywords: object) -> Settings:
-        """The settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record."""
+        """Settings from keywords (None: not given), else from EDL_ variables. Raises ConfigError."""
         unknown = sorted(keywords.keys() - {setting.field for setting in TABLE})
         if unknown:
             raise ConfigError(f"{unknown[0]} is no setting of edl")
         given = {
             field: Given(str(value), f"{field}={value!r}") for field, value in keywords.items() if value is not None
         }
-        return cls.from_given(given, environ).with_record()._joinable()
+        settings = cls.from_given(given, environ)
+        if settings.job is None and settings.coordinator is not None:
+            raise ConfigError(f"EDL_COORDINATOR={settings.coordinator} is given without a job: set EDL_JOB too")
+        return settings
 
     @classmethod
     def from_given(cls, given: Mapping[str, Given], environ: Mapping[str, str]) -> Settings:
@@ -402,45 +404,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The variables that hand these settings down to a child."""
         values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE}
         return {name: str(value) for name, value in values.items() if value is not None}
-
-    def with_record(self) -> Settings:
-        """Complete the coordinator and the secret from the record of a living job started on this machine."""
-        if self.job is None or self.secret_file is not None:
-            return self
-        record = self._record()
-        coordinator, secret_file = record.get("coordinator"), self.job_home / "secret"
-        if not coordinator or record.get("state") in OVER or self.coordinator not in {None, coordinator}:
-            return self
-        if not secret_file.exists():
-            return msgspec.structs.replace(self, coordinator=coordinator)
-        return msgspec.structs.replace(self, coordinator=coordinator, secret_file=secret_file)
-
-    def _joinable(self) -> Settings:
-        if self.job is None and self.coordinator is not None:
-            raise ConfigError(f"EDL_COORDINATOR={self.coordinator} is given without a job: set EDL_JOB too")
-        if self.job is not None and self.coordinator is None:
-            raise ConfigError(self._why_no_coordinator())
-        return self
-
-    def _why_no_coordinator(self) -> str:
-        record = self._record()
-        state = record.get("state")
-        if state in OVER:
-            return f"EDL_JOB={self.job}: that job is over ({state}); start it again by `edl run --job {self.job} ...`"
-        if record:
-            return f"EDL_JOB={self.job}: that job is just being started; try again in a moment"
-        return (
-            f"EDL_JOB={self.job} is given without a coordinator: set EDL_COORDINATOR=HOST:PORT too "
-            "(only for a job that `edl run` has started on this machine it is known)"
-        )
-
-    def _record(self) -> dict[str, str]:
-        """What `edl run` has written down of the job on this machine; empty where it has not."""
-        try:
-            record = json.loads((self.job_home / "record.json").read_bytes())
-        except (OSError, ValueError):
-            return {}
-        return record if isinstance(record, dict) else {}
 
 
 def _is_open_to_others(file: os.stat_result) -> bool:

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 
 from edl.config import Given, Settings
 from edl.errors import ConfigError
+from edl.host.joining import completed
 from edl.launch import hosts
 from edl.launch.hosts import Host, LastLook, Wanted
 from edl.launch.records import Folder
@@ -53,7 +54,7 @@ def warning(job: str, wanted: Wanted, allowed: Sequence[Host]) -> str:
 
 def _warn(settings: Settings, wanted: Wanted, text: str) -> None:
     """Once, unless a person looks: what horovodrun runs each second says the same each second."""
-    coordinator = settings.with_record().coordinator or ""
+    coordinator = completed(settings).coordinator or ""
     before = hosts.remembered(Folder(settings.job_home), coordinator)
     if text and (text != before.said or sys.stderr.isatty()):
         sys.stderr.write(f"edl: {' '.join(text.split())}\n")

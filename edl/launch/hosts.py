@@ -18,6 +18,7 @@ from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import EdlError
 from edl.host.credentials import coordinator_of
+from edl.host.joining import completed
 from edl.launch.records import Folder, LaunchRecord, keep
 from edl.protocol import keeping, tree
 
@@ -108,7 +109,7 @@ def wanted(settings: Settings, *, again: bool = False) -> Wanted:
         if size is not None:
             return Wanted(size)
     begins = settings.np if record is None else record.np
-    coordinator = None if record is not None and _is_gone(record) else coordinator_of(settings.with_record())
+    coordinator = None if record is not None and _is_gone(record) else coordinator_of(completed(settings))
     return Wanted(begins) if coordinator is None else _asked(coordinator, folder, begins)
 
 

@@ -14,6 +14,7 @@ from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.host.credentials import coordinator_of, with_secret
+from edl.host.joining import completed
 from edl.launch.records import OVER, Folder, LaunchRecord, find, records
 from edl.outside.client import JobClient
 from edl.protocol.job import JobState, Status
@@ -44,7 +45,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 def locate(settings: Settings, secret: bytes = b"") -> Whereabouts:
     """The job that is named, else the only one that runs here. Raises ConfigError or UsageError."""
     job = settings.job or only_living(records(settings.home))
-    settings = msgspec.structs.replace(settings, job=job).with_record()
+    settings = completed(msgspec.structs.replace(settings, job=job))
     secret = secret or settings.secret()
     folder = find(settings.home, job)
     record = folder.read() if folder else None

@@ -22,6 +22,7 @@ from edl.config import Settings
 from edl.core.batching import bites
 from edl.core.seat import Enter
 from edl.errors import JobFailed, RingBroken, UsageError
+from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
@@ -97,7 +98,7 @@ class Trainer:
             given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
             os.environ.update({name: value for name, value in given.items() if value is not None})
             splitting.split()
-        self._settings = Settings.from_environment(
+        self._settings = joined(
             os.environ,
             job=job,
             coordinator=coordinator,

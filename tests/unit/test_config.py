@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import stat
 from pathlib import Path
@@ -63,7 +62,6 @@ def test_two_spellings_that_differ_are_refused():
         ({"EDL_MIN_NP": "3", "EDL_MAX_NP": "2"}, {}, "EDL_MIN_NP=3 is more than EDL_MAX_NP=2"),
         ({"EDL_MIN_NP": "3", "EDL_NP": "2"}, {}, "EDL_NP=2 is less than EDL_MIN_NP=3"),
         ({"EDL_MAX_NP": "3", "EDL_NP": "4"}, {}, "EDL_NP=4 is more than EDL_MAX_NP=3"),
-        ({"EDL_JOB": "x"}, {}, "EDL_JOB=x is given without a coordinator"),
         ({"EDL_COORDINATOR": "zk:1"}, {}, "EDL_COORDINATOR=zk:1 is given without a job"),
         ({}, {"colour": 1}, "colour is no setting"),
     ],
@@ -146,43 +144,3 @@ class TestSecret:
         (tmp_path / "none").touch(mode=0o600)
         with pytest.raises(ConfigError, match=r"is empty"):
             Settings(secret_file=tmp_path / "none").secret()
-
-
-class TestRecordOfThisMachine:
-    """A second shell joins with the job's name alone."""
-
-    @pytest.fixture
-    def folder(self, tmp_path):
-        folder = tmp_path / "jobs" / "mnist"
-        folder.mkdir(parents=True)
-        (folder / "secret").touch(mode=0o600)
-        (folder / "secret").write_text("abc")
-        return folder
-
-    def write(self, folder: Path, **record: str) -> None:
-        (folder / "record.json").write_text(json.dumps(record))
-
-    def test_completes_coordinator_and_secret(self, folder, tmp_path):
-        self.write(folder, coordinator="localhost:4242", state="running")
-        settings = Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
-        assert (settings.coordinator, settings.secret()) == ("localhost:4242", b"abc")
-
-    @pytest.mark.parametrize(
-        ("record", "complaint"),
-        [
-            (
-                {"coordinator": "localhost:4242", "state": "finished"},
-                r"that job is over \(finished\); start it again by",
-            ),
-            ({"coordinator": "", "state": "starting"}, "that job is just being started; try again in a moment"),
-        ],
-    )
-    def test_of_a_job_that_is_over_or_not_yet_there_is_not_used(self, folder, tmp_path, record, complaint):
-        self.write(folder, **record)
-        with pytest.raises(ConfigError, match=complaint):
-            Settings.from_environment({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
-
-    def test_of_another_coordinator_is_not_used(self, folder, tmp_path):
-        self.write(folder, coordinator="localhost:4242", state="running")
-        settings = Settings.from_environment({"EDL_HOME": str(tmp_path), **JOINED})
-        assert (settings.coordinator, settings.secret()) == ("zk:2181", b"")

@@ -1,0 +1,66 @@
+"""How a process joins a job by its name alone: by what the job's launcher has left of it on this machine.
+
+Owns: completing a trainer's settings by that. Does not own: writing it (`edl.launch.records`), nor what the settings
+are (`edl.config`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+from edl.config import Settings
+from edl.errors import ConfigError
+
+OVER: Final = frozenset({"finished", "failed"})  # as `edl status` says
+
+
+class Left(msgspec.Struct, frozen=True):
+    """As much of a launcher's record as somebody needs who joins."""
+
+    coordinator: str = ""  # empty until it is known
+    state: str = ""
+
+
+def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
+    """The settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record.
+
+    Raises ConfigError, also when there is a job and nobody knows its coordinator.
+    """
+    settings = completed(Settings.from_environment(environ, **keywords))
+    if settings.job is not None and settings.coordinator is None:
+        raise ConfigError(_why_no_coordinator(settings.job, _left(settings)))
+    return settings
+
+
+def completed(settings: Settings) -> Settings:
+    """With the coordinator and the secret of a living job that was started on this machine."""
+    if settings.job is None or settings.secret_file is not None:
+        return settings
+    left, secret_file = _left(settings) or Left(), settings.job_home / "secret"
+    if not left.coordinator or left.state in OVER or settings.coordinator not in {None, left.coordinator}:
+        return settings
+    if not secret_file.exists():
+        return msgspec.structs.replace(settings, coordinator=left.coordinator)
+    return msgspec.structs.replace(settings, coordinator=left.coordinator, secret_file=secret_file)
+
+
+def _why_no_coordinator(job: str, left: Left | None) -> str:
+    if left is None:
+        return (
+            f"EDL_JOB={job} is given without a coordinator: set EDL_COORDINATOR=HOST:PORT too "
+            "(only for a job that `edl run` has started on this machine it is known)"
+        )
+    if left.state in OVER:
+        return f"EDL_JOB={job}: that job is over ({left.state}); start it again by `edl run --job {job} ...`"
+    return f"EDL_JOB={job}: that job is just being started; try again in a moment"
+
+
+def _left(settings: Settings) -> Left | None:
+    """None: nothing, or nothing that can be read."""
+    try:
+        return msgspec.json.decode((settings.job_home / "record.json").read_bytes(), type=Left)
+    except (OSError, msgspec.MsgspecError):
+        return None

@@ -1,0 +1,59 @@
+"""A second shell joins a job of this machine with its name alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from edl.errors import ConfigError
+from edl.host.joining import joined
+
+JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
+
+
+def test_a_job_that_nobody_has_started_here_needs_its_coordinator(tmp_path):
+    with pytest.raises(ConfigError, match="EDL_JOB=x is given without a coordinator"):
+        joined({"EDL_HOME": str(tmp_path), "EDL_JOB": "x"})
+
+
+@pytest.fixture
+def folder(tmp_path):
+    folder = tmp_path / "jobs" / "mnist"
+    folder.mkdir(parents=True)
+    (folder / "secret").touch(mode=0o600)
+    (folder / "secret").write_text("abc")
+    return folder
+
+
+def write(folder: Path, **record: str) -> None:
+    (folder / "record.json").write_text(json.dumps(record))
+
+
+def test_the_record_completes_coordinator_and_secret(folder, tmp_path):
+    write(folder, coordinator="localhost:4242", state="running")
+    settings = joined({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
+    assert (settings.coordinator, settings.secret()) == ("localhost:4242", b"abc")
+
+
+@pytest.mark.parametrize(
+    ("record", "complaint"),
+    [
+        (
+            {"coordinator": "localhost:4242", "state": "finished"},
+            r"that job is over \(finished\); start it again by",
+        ),
+        ({"coordinator": "", "state": "starting"}, "that job is just being started; try again in a moment"),
+    ],
+)
+def test_the_record_of_a_job_that_is_over_or_not_yet_there_is_not_used(folder, tmp_path, record, complaint):
+    write(folder, **record)
+    with pytest.raises(ConfigError, match=complaint):
+        joined({"EDL_HOME": str(tmp_path), "EDL_JOB": "mnist"})
+
+
+def test_the_record_of_another_coordinator_is_not_used(folder, tmp_path):
+    write(folder, coordinator="localhost:4242", state="running")
+    settings = joined({"EDL_HOME": str(tmp_path), **JOINED})
+    assert (settings.coordinator, settings.secret()) == ("zk:2181", b"")
