@@ -83,7 +83,7 @@ class Switching:
         if first:
             self._sizing.settle()
         else:
-            self._tell_scaled(plan, old)
+            self._tell_scaled(plan, old, forced=plan.after_step is None or step < plan.after_step)
 
     def _stands(self, plan: Plan) -> bool:
         """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
@@ -98,7 +98,8 @@ class Switching:
         ended = (worker for worker in plan.roster if draft.state(worker) is WorkerState.DONE)
         return any(seen.sits(worker, plan.generation) and seen.step(worker) > 0 for worker in ended)
 
-    def _tell_scaled(self, plan: Plan, old: tuple[str, ...]) -> None:
+    def _tell_scaled(self, plan: Plan, old: tuple[str, ...], *, forced: bool) -> None:
+        """`forced`: the ring before was broken, as its members did not come to the step that was planned."""
         draft, spans = self._draft, self._draft.spans
         sighted = [draft.seen.observation(worker) for worker in plan.roster if worker in old]
         pauses = [observation.pause for observation in sighted if observation and observation.pause]
@@ -107,7 +108,7 @@ class Switching:
             before=len(old),
             after=len(plan.roster),
             pause_ms=None if worst is None else round(worst.total, 1),
-            forced=plan.after_step is None,
+            forced=forced,
             leave_ms=UNSET if worst is None else round(worst.leave, 1),
             enter_ms=UNSET if worst is None else round(worst.enter, 1),
             state_ms=UNSET if worst is None else round(worst.state, 1),

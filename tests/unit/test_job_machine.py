@@ -166,6 +166,21 @@ def test_a_leaver_goes_after_the_switch() -> None:
     assert [m.identity.id for m in job.machine.record.members] == ["w0"]
 
 
+def test_a_planned_ring_that_stands_before_its_step_was_forced_by_a_death() -> None:
+    job = running(3)
+    job.see("w1", Phase.TRAINING, generation=1, step=5, leaving=True)
+    plan = job.machine.record.plan
+    assert plan is not None
+    job.feed(Vanished("w1", "gone"))
+    for worker in ("w0", "w2"):
+        job.see(worker, Phase.BROKEN, generation=1, step=5, reason="reset by peer")
+    for worker in ("w0", "w2"):
+        job.see(worker, Phase.TRAINING, generation=plan.generation, step=5, leases_of=1)
+    (scaled,) = [tell.fact for tell in job.told if isinstance(tell.fact, Scaled)]
+    assert scaled.forced
+    assert job.machine.record.began_step == 5
+
+
 def test_a_death_makes_the_survivors_switch_at_once() -> None:
     job = running(3)
     job.feed(Vanished("w1", "gone"))
