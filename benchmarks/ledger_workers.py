@@ -1,7 +1,7 @@
 """Simulated workers of `benchmarks/ledger.py`: the real conversation with the leader, and a clock instead of training.
 
 Owns: hundreds of workers in one process. Each has its own real `Membership` with a connection of its own, its own
-`Observer` over a page, and takes its samples through `LeaseFeed`, `Holdings` and `Pass` as a trainer does. Not real:
+`Observer` over a page, and takes its samples through `SharedLeases` and `Pass` as a trainer does. Not real:
 the ring, the pipe between trainer and daemon, and ZooKeeper sessions, of which the workers of one process share one.
 
 They train in step, each at a moment of its own within it, so that none is more than a step ahead of another.
@@ -13,7 +13,6 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Sequence
 
 import msgspec
 
@@ -26,13 +25,13 @@ from edl.daemon.observer import Observer
 from edl.protocol import link as say
 from edl.protocol import tree
 from edl.protocol.assignment import Orders
-from edl.protocol.data import DataSpec, Lease
+from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Register
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.feed import LeaseFeed
-from edl.trainer.data.holdings import Holdings
 from edl.trainer.data.passes import Pass
+from edl.trainer.data.sample_ids import SampleIds
+from edl.trainer.data.shared_leases import SharedLeases
 from edl.transport.page import Page
 
 HOSTS = 125  # of 8 workers each, where there are a thousand
@@ -63,7 +62,7 @@ class Worker:
         self.spec = DataSpec(about.total, 3, about.batch, shuffle=True, seed=7)
         self.page = Page.unshared()
         self.observer = SeenObserver(self.page)
-        self.feed = LeaseFeed()
+        self.leases = SharedLeases()
         self.grants: list[tuple[int, float]] = []  # version of the orders that brought leases, and when they were here
         self.waits = 0  # times that a batch was asked for and its lease was not here
         self.waited_s = 0.0
@@ -71,7 +70,7 @@ class Worker:
         self.late_s = 0.0
         self._number = 0  # of the newest lease
         self._waiting_since: float | None = None
-        self._pass = Pass(self.spec, self, Holdings(self), Audit(), one_epoch=False)
+        self._pass = Pass(self.spec, self, SampleIds(), Audit(), one_epoch=False)
         identity = Identity(self.id, f"host-{number % HOSTS:03d}", ADDRESS, 10_000 + number, 20_000 + number)
         register = Register(identity, about.workers, 1, 0)
         candidacy = Candidacy(about.job, about.secret.encode(), register, about.session_timeout_s)
@@ -91,29 +90,24 @@ class Worker:
             self.open(self.spec)
         for share in orders.shares:
             if share.generation == self.observer.generation:
-                self.feed.adopt(share, (orders.term, orders.version))
+                self.leases.adopt(share, (orders.term, orders.version))
                 newest = max((lease.number for lease in share.leases), default=0)
                 if newest > self._number:
                     self._number = newest
                     self.covered_step = share.covered_step
                     self.grants.append((orders.version, time.monotonic()))
 
-    # ------------------------------------------------------------------- what a pass asks of its job (holdings.Feed)
+    # ------------------------------------------------------------------- what a pass asks of its job (`DataPort`)
 
     def open(self, spec: DataSpec) -> None:
-        self.feed.want(spec.epochs)
+        self.leases.want(spec.epochs)
         self.observer.hear(say.Opened(spec))
         self.membership.stir()
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         assert not wait
-        return self.feed.there_after(after)
-
-    def hand_out(self, lease: Lease, step: int) -> bool:
-        return self.feed.hand_out(lease, step)
-
-    def renewed(self, leases: Sequence[Lease], *, wait: bool) -> tuple[Lease, ...] | None:
-        return self.feed.renewed(leases, wait=wait)
+        self.leases.forget_before(self.page.step)
+        return self.leases.offers(step or self.step())
 
     def rehearsing(self) -> bool:
         return False

@@ -3,35 +3,36 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 from edl.core.ledger import Ledger
+from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
-from edl.protocol.data import DataSpec, Lease
+from edl.protocol.assignment import Share
+from edl.protocol.data import DataSpec
 
 HORIZON_STEPS = 6
 PATIENCE_S = 5.0
 
 
-class NeverCut:
-    """The part of a feed whose leases stay as they are."""
-
-    def hand_out(self, lease: Lease, step: int) -> bool:  # noqa: ARG002 - the port's names
-        return True
-
-    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:  # noqa: ARG002
-        return tuple(leases)
+def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
+    """What a leader would tell `worker` now."""
+    epochs, last = ledger.spec.epochs, ledger.fully_leased
+    leases, totals = ledger.leases(worker), ledger.totals()
+    return Share(generation, ledger.step, leases, totals, ledger.covered_step, epochs, last)
 
 
-class SoloFeed(NeverCut):
+class SoloFeed:
     """One worker is the whole job. Leases come at once, as a leader would grant them."""
 
     def __init__(self) -> None:
+        self.leases = LeaseBuffer()
         self._ledger: Ledger | None = None
         self.committed = 0
         self.newcomer = False
         self.asked = 0
         self._changed = threading.Condition()
+        self._told = 0  # shares
 
     @property
     def ledger(self) -> Ledger:
@@ -46,16 +47,17 @@ class SoloFeed(NeverCut):
             if spec.differences(self.ledger.spec):
                 raise UsageError(f"the job trains on something else: {spec.differences(self.ledger.spec)}")
             self.ledger.extend(spec.epochs)
+            self.leases.want(spec.epochs)
             self._changed.notify_all()
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         with self._changed:
             if not wait:
-                return None if self.newcomer else self._after(after)
+                return self._offers(step)
             self.asked += 1
             self._changed.notify_all()
-            self._wait_for(lambda: not self.newcomer and (self._after(after) is not None or self._dry()))
-            return self._after(after)
+            self._wait_for(lambda: self._offers(step) or self._dry())
+            return self._offers(step)
 
     def loaded(self, nanoseconds: int) -> None:
         """Nobody asks."""
@@ -88,10 +90,13 @@ class SoloFeed(NeverCut):
         if not self._changed.wait_for(condition, PATIENCE_S):
             raise TimedOut(f"not within {PATIENCE_S:g} s")
 
-    def _after(self, number: int) -> Lease | None:
+    def _offers(self, step: int | None) -> bool:
+        if self.newcomer:
+            return False
         self.ledger.grant(self.committed + HORIZON_STEPS)
-        lease = next(iter(self.ledger.leases("w", number)), None)
-        return None if lease is None or lease.epoch >= self.ledger.spec.epochs else lease
+        self._told += 1
+        self.leases.adopt(share_of(self.ledger, "w"), (1, self._told))
+        return self.leases.offers(step or self.step())
 
     def _dry(self) -> bool:
-        return self.ledger.fully_leased and self.committed >= self.ledger.wanted_step
+        return not self.newcomer and self.leases.ends_before(self.step())

@@ -23,7 +23,7 @@ from edl.protocol.divergence import Checking, Divergence
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.endings import Leaving
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -35,7 +35,7 @@ from edl.transport.page import Page
 class Sitting:
     """One trainer's seat in the job."""
 
-    def __init__(self, framework: Framework, feed: LeaseFeed, extras: Extras) -> None:
+    def __init__(self, framework: Framework, feed: SharedLeases, extras: Extras) -> None:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0
         self.even_until = NEVER  # the weight holds up to this step

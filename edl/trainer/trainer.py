@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterator, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -26,13 +26,13 @@ from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
-from edl.protocol.data import DataSpec, Lease
+from edl.protocol.data import DataSpec
 from edl.sources.port import Source
 from edl.trainer import fork_stand_in as splitting
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.audit import AuditedCount, AuditFile
-from edl.trainer.data.feed import LeaseFeed
 from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.data.source import files_of
 from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
 from edl.trainer.extras import Extras
@@ -60,7 +60,7 @@ class Trainer:
     def __init__(self, framework: Framework) -> None:
         self._framework = framework
         self._settings: Settings | None = None
-        self._feed = LeaseFeed()
+        self._feed = SharedLeases()
         self._extras = Extras(framework.sort)
         self._seat = Sitting(framework, self._feed, self._extras)
         # The seat's own; here, as each look at a cold object costs the hot path.
@@ -350,29 +350,26 @@ class Trainer:
         if seat.link.orders is not None:
             seat.hear(seat.link.orders)  # another worker may have opened first: then our share is here already
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        """The lease after number `after`, None when all is leased and trained, or when it is not here."""
+    @property
+    def leases(self) -> SharedLeases:
+        """What this worker holds now."""
+        return self._feed
+
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        """Until samples of `step` (None: of the coming one) may be handed out. False: none come, or are here yet."""
         self.begin_batch()
-        seat = self._seat
-        self._feed.forget_before(seat.step)  # else a job of weeks would search through all that it has trained
-        lease = self._feed.there_after(after)
-        if lease is None and wait:
-            lease = self._feed.next_after(after, lambda: seat.step, self._while_waiting)
-        if lease is not None and lease.after_step <= seat.step and seat.step >= seat.even_until:
-            # A pipeline's thread asks for the first samples of the coming step, whose weight could not be known when
-            # the training thread passed by. That one cannot begin the step before it has them: set the weight first.
-            seat.weigh(seat.step + 1)
-        return lease
-
-    def hand_out(self, lease: Lease, step: int) -> bool:
-        """The samples that `lease` gives `step` are about to be handed out. False: not as it is, or not yet."""
-        return self._feed.hand_out(lease, step)
-
-    def renewed(self, leases: Sequence[Lease], step: int, *, wait: bool) -> tuple[Lease, ...] | None:
-        """`leases` as they are now, without those taken back. None: a recut is under way that may change `step`'s."""
-        if wait:
-            self._while_waiting()
-        return self._feed.renewed(leases, step, wait=wait)
+        seat, leases = self._seat, self._feed
+        leases.forget_before(seat.step)  # else a job of weeks would search through all that it has trained
+        if not leases.offers(step or seat.step + 1) and not (
+            wait and leases.wait_offered(step, lambda: seat.step, self._while_waiting)
+        ):
+            return False
+        coming = seat.step + 1
+        if (step or coming) == coming and seat.step >= seat.even_until:
+            # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
+            # training thread passed by. That one cannot begin the step before it has them: set the weight first.
+            seat.weigh(coming)
+        return True
 
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:

@@ -22,7 +22,7 @@ from warm_python import WarmPython
 from edl.core.ledger import Ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
-from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shared_leases import SharedLeases
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
@@ -59,7 +59,7 @@ def last_step(left: int) -> tuple[list[int], list[float]]:
     counts, weights = [], []
     for worker in ledger.roster:
         leases = ledger.leases(worker)
-        feed = LeaseFeed()
+        feed = SharedLeases()
         feed.adopt(Share(1, 0, leases, ledger.totals(), ledger.covered_step, 1, last=True), (1, 1))
         counts.append(leases[-1].share(3))
         weights.append(feed.weight(3))

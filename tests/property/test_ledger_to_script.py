@@ -14,19 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.core.ledger import Ledger
-from edl.protocol.data import DataSpec, Lease
-from edl.testing.solo import NeverCut
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.protocol.data import DataSpec
+from edl.testing.solo import share_of
 from edl.trainer.data.shards import ShardGenerator
 
 HORIZON = 5
 
 
-class Worker(NeverCut):
-    """A script, and the feed of its process."""
+class Worker:
+    """A script, and the port of its process."""
 
     def __init__(self, job: Job, name: str, newcomer: bool) -> None:
         self.job, self.name, self.newcomer = job, name, newcomer
-        self.committed = self.wanted = 0
+        self.leases, self.told = LeaseBuffer(), 0
+        self.committed = 0
         self.shards = ShardGenerator(job.total, self, epochs=job.epochs, default_batch=job.batch, step_timeout_s=0)
         self.loop = self.script()
         if newcomer:
@@ -53,18 +55,20 @@ class Worker(NeverCut):
             yield batch
 
     def open(self, spec: DataSpec) -> None:
-        self.wanted = spec.epochs
+        self.leases.want(spec.epochs)
         self.job.open(spec)
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         ledger = self.job.ledger
         ledger.grant(ledger.step + HORIZON)
-        lease = next(iter(ledger.leases(self.name, after)), None)
-        if lease is not None and lease.epoch < max(self.wanted, ledger.spec.epochs):
-            return lease
-        assert ledger.exhausted, "it would have to wait here"
+        self.told += 1
+        self.leases.adopt(share_of(ledger, self.name), (1, self.told))
+        if self.leases.offers(step or self.step()):
+            return True
+        assert self.leases.ends_before(self.step()), "it would have to wait here"
+        assert ledger.exhausted
         assert self.committed == ledger.wanted_step
-        return None
+        return False
 
     def rehearsing(self) -> bool:
         return self.newcomer

@@ -1,6 +1,6 @@
 """Mutants of a worker's lease buffer: each breaks one of its rules, and whole jobs must notice (see `test_checks`).
 
-What a job cannot notice, as it concerns one trainer's threads alone, is in `tests/unit/test_feed.py`.
+What a job cannot notice, as it concerns one trainer's threads alone, is in `tests/unit/test_lease_buffer.py`.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def tells_the_mark_that_the_leader_set(patch: Patch) -> None:
 
 
 def keeps_what_was_taken_back(patch: Patch) -> None:
-    patch.setattr(lease_buffer, "left_of", lambda leases, _newer, _covered: tuple(leases))
+    patch.setattr(lease_buffer, "_left_of", lambda leases, _newer, _covered: tuple(leases))
 
 
 def takes_old_news(patch: Patch) -> None:

@@ -18,14 +18,15 @@ from edl.core.audit import Account, Offender, Portion, Weighed, account
 from edl.core.lineage import WorkerAudit, lineage
 from edl.core.permutation import samples_at
 from edl.core.seat import NEVER
+from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import ConfigError, UsageError
+from edl.protocol.assignment import Share
 from edl.protocol.audit import BatchGiven, Began, Committed, Damaged, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Lease, Range
 from edl.protocol.ring import Place
-from edl.testing.solo import NeverCut
 from edl.trainer.data.audit import AuditedCount, AuditFile, read
-from edl.trainer.data.holdings import Holdings
 from edl.trainer.data.passes import Pass
+from edl.trainer.data.sample_ids import SampleIds
 from edl.trainer.data.shards import ShardGenerator
 from edl.transport.page import Page
 
@@ -273,16 +274,19 @@ def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path)
     assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1, 0.5), Committed(7, 2, 0.5)), ()]
 
 
-class OneLease(NeverCut):
+class OneLease:
     """Three steps of two samples, one sample, none."""
 
     def __init__(self, rehearses: bool) -> None:
         self._rehearses = rehearses
+        self.leases = LeaseBuffer()
+        lease = Lease(1, 0, 3, 2, (Range(0, 0, 3),), 0, final=True)
+        self.leases.adopt(Share(1, 0, (lease,), (), 3, 1, last=True), (1, 1))
 
     def open(self, spec: DataSpec) -> None: ...
-
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        return None if after else Lease(1, 0, 3, 2, (Range(0, 0, 3),), 0, final=True)
+    def loaded(self, nanoseconds: int) -> None: ...
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return self.leases.offers(step or self.step())
 
     def rehearsing(self) -> bool:
         return self._rehearses
@@ -302,7 +306,7 @@ def test_a_generator_writes_down_what_it_hands_out(tmp_path: Path) -> None:
 
 def test_a_look_at_samples_to_come_is_no_handing_out(tmp_path: Path) -> None:
     spec, feed = DataSpec(3, 1, 2), OneLease(rehearses=False)
-    one = Pass(spec, feed, Holdings(feed), AuditFile(tmp_path, "j", "w"), one_epoch=False)
+    one = Pass(spec, feed, SampleIds(), AuditFile(tmp_path, "j", "w"), one_epoch=False)
     one.next()
     assert one.coming(1)[0].tolist() == [2]
     (found,) = read(tmp_path)

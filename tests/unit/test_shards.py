@@ -9,13 +9,15 @@ from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
 from edl.core.permutation import samples_at
 from edl.errors import InvalidTransition, UsageError
+from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease, Range
-from edl.testing.solo import HORIZON_STEPS, SoloFeed
+from edl.testing.solo import HORIZON_STEPS, SoloFeed, share_of
 from edl.trainer.data.passes import Pass
 from edl.trainer.data.shards import ShardGenerator
 
@@ -198,13 +200,14 @@ class ListFeed(SoloFeed):
 
     def __init__(self, *leases: Lease) -> None:
         super().__init__()
-        self._given = {lease.number: lease for lease in leases}
+        self.committed = leases[0].after_step
+        self.leases.adopt(Share(1, self.committed, leases, (), leases[-1].until_step, 99, last=True), (1, 1))
 
     def open(self, spec: DataSpec) -> None:
         pass
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        return self._given.get(after + 1)
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return self.leases.offers(step or self.step())
 
     def commit(self) -> None:
         self.committed += 1
@@ -240,7 +243,7 @@ def test_an_epoch_ends_where_its_leases_do_even_if_the_next_one_is_there():
     feed = ListFeed(Lease(1, 0, 1, 2, (Range(4, 0, 2),), epoch=4), Lease(2, 1, 1, 2, (Range(5, 0, 2),), epoch=5))
     shards = ShardGenerator(20, feed, shuffle=False)
     assert train(shards.batches(2), feed) == [[0, 1]]
-    assert shards.epoch(2) == 5
+    assert feed.leases.epoch(2) == 5
     assert train(shards.batches(2), feed) == [[0, 1]]
 
 
@@ -502,7 +505,6 @@ def test_most_batches_of_a_lease_are_handed_out_without_looking_for_it(monkeypat
     shards, feed = shards_of(40, epochs=1)
     batches = shards.batches(4)
     assert [next(batches).tolist()[0] for _ in range(3)] == [0, 4, 8]
-    feed.hand_out = lambda lease, step: False  # a recut is under way
-    feed.renewed = lambda leases, step, *, wait: setattr(feed, "hand_out", lambda lease, step: True) or tuple(leases)
+    feed.leases.adopt(msgspec.structs.replace(share_of(feed.ledger, "w"), recut=1, mark=3), (1, feed._told))
     assert next(batches).tolist()[0] == 12
     assert len(looked) == 2

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from edl.errors import DataError, UsageError
+from edl.protocol.assignment import Share
 from edl.protocol.data import Lease, Range
 from edl.testing import SoloFeed
 from edl.trainer.data.reading import ReadAhead
@@ -96,10 +97,10 @@ class ListFeed(SoloFeed):
 
     def __init__(self, lease: Lease) -> None:
         super().__init__()
-        self._lease = lease
+        self.leases.adopt(Share(1, 0, (lease,), (), lease.until_step, 1, last=True), (1, 1))
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        return None if after else self._lease
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return self.leases.offers(step or self.step())
 
     def commit(self) -> None:
         self.committed += 1

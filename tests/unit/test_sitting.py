@@ -11,7 +11,7 @@ import pytest
 from edl.protocol.assignment import Assignment
 from edl.protocol.link import Broke, Entered
 from edl.protocol.ring import Place
-from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
 from edl.trainer.sitting import Sitting
 from edl.transport.page import Page
@@ -80,7 +80,7 @@ class FakeLink:
 
 
 def seated(members: Members, rank: int, step: int, generation: int) -> Sitting:
-    sitting = Sitting(FakeFramework(members, rank, f"of step {step}"), LeaseFeed(), Extras())  # type: ignore[arg-type]
+    sitting = Sitting(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
     sitting.link = FakeLink()  # type: ignore[assignment]
     sitting.count.step, sitting.generation = step, generation
     return sitting
@@ -129,7 +129,7 @@ def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
     assert all(isinstance(sitting.link.sent[-1], Entered) for sitting in seats)  # type: ignore[attr-defined]
 
 
-class WhileAnotherRingIsEntered(LeaseFeed):
+class WhileAnotherRingIsEntered(SharedLeases):
     """Its data comes at the moment at which the training thread goes to another ring."""
 
     def covers(self, step: int) -> bool:

@@ -3,7 +3,7 @@
 Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a recut under
 way (`edl.core.recut`), and the epochs that somebody has begun; where its data ends. Does not own: who grants leases
 (`edl.core.ledger`), which ids their samples have (`edl.core.permutation`), nor waiting for leases: a trainer's threads
-share a buffer behind a lock (`edl.trainer.data.feed`), and each simulated worker has one.
+share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated worker has one.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from edl.core.seat import NEVER
+from edl.errors import InvalidTransition
 from edl.protocol.assignment import Share
 from edl.protocol.data import Lease
 
@@ -50,7 +51,7 @@ class LeaseBuffer:
     def _merged(self, share: Share) -> dict[int, Lease]:
         """What is held from now on. A lease that comes again as it was stays the object that it was."""
         held = self._leases
-        merged = {lease.number: lease for lease in left_of(held.values(), share.leases, share.covered_step)}
+        merged = {lease.number: lease for lease in _left_of(held.values(), share.leases, share.covered_step)}
         for lease in share.leases:
             known = held.get(lease.number)
             merged[lease.number] = lease if known is None or known != lease else known
@@ -91,6 +92,11 @@ class LeaseBuffer:
         return tuple(self._leases.values())
 
     @property
+    def handed_out(self) -> int:
+        """The last step whose samples the script has been given."""
+        return self._handed_out
+
+    @property
     def marked(self) -> tuple[int, int]:
         """The recut under way, and the step that nothing is handed out beyond; zeros without one."""
         return (self._recut, self._mark) if self._recut else (0, 0)
@@ -112,6 +118,12 @@ class LeaseBuffer:
         """The same, of an epoch that somebody has begun. Beyond the mark it may yet change."""
         lease = self.at(step)
         return None if lease is None or self._is_beyond(lease) else lease
+
+    def offers(self, step: int) -> bool:
+        """Its samples may be handed out now. Raises InvalidTransition where what is held has a gap."""
+        if self.at(step) is None and any(lease.after_step >= step for lease in self._leases.values()):
+            raise InvalidTransition(self.leases, f"leases of a worker have no gaps (I7), and none is for step {step}")
+        return step <= self._mark and self.wanted_at(step) is not None
 
     def covers(self, step: int) -> bool:
         """What everybody trains in `step` is known."""
@@ -166,7 +178,7 @@ class LeaseBuffer:
         return lease.epoch >= max(self._epochs, 0 if share is None else share.epochs)
 
 
-def left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int) -> tuple[Lease, ...]:
+def _left_of(leases: Iterable[Lease], newer: Sequence[Lease], covered_step: int) -> tuple[Lease, ...]:
     """Of `leases`, those before all of `newer`, which are in order: they are trained, as far as they were not cut.
 
     What was leased on speculation, and not begun, may have been taken back.

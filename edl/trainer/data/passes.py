@@ -1,7 +1,7 @@
 """One pass of a script over its samples: which step comes next, and what is handed out for it.
 
-Owns: the place of one iteration, and stepping back over a void mini-batch. Does not own: leases (`holdings`), nor what
-becomes of an iteration that is followed by another (`shards`).
+Owns: the place of one iteration, and stepping back over a void mini-batch. Does not own: which leases there are
+(`edl.core.worker.lease_buffer`), nor what becomes of an iteration that is followed by another (`shards`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from enum import Enum
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.holdings import Feed, Holdings, Ids, first_ids
+from edl.trainer.data.port import DataPort
+from edl.trainer.data.sample_ids import Ids, SampleIds, first_ids
 
 LEFT = (
     "elastic_shard_generator() is iterated again while an earlier iteration goes on: a worker has one "
@@ -44,45 +45,46 @@ class Pass:
     def __init__(
         self,
         spec: DataSpec,
-        feed: Feed,
-        holdings: Holdings,
+        port: DataPort,
+        ids: SampleIds,
         audit: Audit,
         *,
         one_epoch: bool,
         epoch: int | None = None,
     ) -> None:
         self._spec = spec
-        self._feed = feed
-        self._holdings = holdings
+        self._port = port
+        self._leases = port.leases
+        self._ids = ids
         self._audit = audit
         self._one_epoch = one_epoch
-        self._lock = threading.Lock()  # not held while waiting for the feed
+        self._lock = threading.Lock()  # not held while waiting for samples
         self._rehearsed = False
         self._lease: Lease | None = None  # of the step handed out
         self.state = State.BUSY
         self.epoch = epoch  # the one it was made for, or that its first step belongs to
-        self.step = holdings.trained_step  # handed out up to and with this one; None before the first lease has come
+        # Handed out up to and with this one. None before this worker's first one, which may wait for another ring.
+        self.step = port.step() - 1 if self._leases.handed_out else None
 
     def next(self, *, wait: bool = True) -> Batch | None:
         """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
         self._enter(State.BUSY)
-        if not self._rehearsed and self._feed.rehearsing():
+        if not self._rehearsed and self._port.rehearsing():
             self._rehearsed = True
             return Batch(first_ids(self._spec, 0, self._spec.batch))
+        awaited = self._lease  # its other steps need no waiting for
         while True:
-            newest = self._holdings.newest
             with self._lock:
                 self._check_current()
-                lease = self._coming()
+                step = self._coming_step
+                lease = self._leases.wanted_at(step)
                 if lease is not None and self._is_beyond(lease):
                     return None
-                if lease is not None and self._feed.hand_out(lease, (self.step or 0) + 1):
-                    return self._take(lease)
-            if lease is None:
-                if not self._holdings.fetch(newest, wait=wait):
-                    return None
-            elif not self._holdings.renew((self.step or 0) + 1, wait=wait) and not wait:
+                if lease is not None and lease is awaited and self._leases.hand_out(lease, step):
+                    return self._take(lease, step)
+            if not self._port.await_samples(None if self.step is None else step, wait=wait):
                 return None
+            awaited = self._leases.wanted_at(self._coming_step)
 
     def next_usual(self) -> Ids | None:
         """What `next` would give, where the step before was of the same lease; its `rest` included. None: ask `next`.
@@ -90,13 +92,13 @@ class Pass:
         A step leaves the caches cold, where what counts is how many functions are gone through.
         """
         with self._lock:
-            block, step = self._holdings.block, (self.step or 0) + 1
+            block, step = self._ids.block, (self.step or 0) + 1
             if self.state is not State.IDLE or block is None or block.lease is not self._lease or self._audit.on:
                 return None
             if not block.after_step < step <= block.until_step:
                 return None
             ids = block.of(step)
-            if not ids.size or not self._feed.hand_out(block.lease, step):
+            if not ids.size or not self._leases.hand_out(block.lease, step):
                 return None
             self.step = step
             return ids
@@ -107,10 +109,10 @@ class Pass:
         with self._lock:
             while self.step is not None and len(found) < steps:
                 step = self.step + 1 + len(found)
-                lease = self._holdings.at(step)
+                lease = self._leases.wanted_at(step)
                 if lease is None or self._is_beyond(lease):
                     break
-                found.append(self._holdings.ids(self._spec, lease, step))
+                found.append(self._ids.of(self._spec, lease, step))
         return [ids for ids in found if ids.size]
 
     def rest(self) -> None:
@@ -154,20 +156,18 @@ class Pass:
             return self._spec.epochs
         return None if self.epoch is None else self.epoch + 1
 
-    def _coming(self) -> Lease | None:
-        if self.step is None:
-            self.step = self._holdings.trained_step
-        return None if self.step is None else self._holdings.at(self.step + 1)
+    @property
+    def _coming_step(self) -> int:
+        return self._port.step() if self.step is None else self.step + 1
 
     def _is_beyond(self, lease: Lease) -> bool:
         return self._one_epoch and self.epoch is not None and lease.epoch > self.epoch
 
-    def _take(self, lease: Lease) -> Batch:
-        step = self.step = (self.step or 0) + 1
-        self._lease = lease
+    def _take(self, lease: Lease, step: int) -> Batch:
+        self.step, self._lease = step, lease
         self.epoch = lease.epoch if self.epoch is None else self.epoch
         ends_pass = lease.final and step == lease.until_step
-        ids = self._holdings.ids(self._spec, lease, step)
+        ids = self._ids.of(self._spec, lease, step)
         if self._audit.on:
             self._audit.given(lease, step, ids)
         if ids.size == 0:

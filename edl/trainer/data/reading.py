@@ -17,7 +17,7 @@ from typing import Any
 
 from edl.errors import DataError
 from edl.sources.port import Source
-from edl.trainer.data.holdings import Ids
+from edl.trainer.data.sample_ids import Ids
 
 LINGER_S = 2.0  # that the thread waits for more before it ends: a new one costs a tenth of a millisecond
 END_S = 5.0  # that the end of the script waits for it

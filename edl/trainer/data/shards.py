@@ -1,8 +1,8 @@
 """What `elastic_shard_generator` returns: this worker's samples, in the batches of its steps or one by one.
 
 Owns: the faces that scripts iterate, and how one pass over the samples follows another. Does not own: the place inside
-a pass (`passes`), leases and their samples (`holdings`), reading files (`reading`), the committed step (the feed, which
-the trainer implements).
+a pass (`passes`), leases (`edl.core.worker.lease_buffer`) and their samples (`sample_ids`), reading files (`reading`),
+the committed step (the port, which the trainer implements).
 
 A generator may be pulled in another thread than the training one, and ahead of it. What a step consumes follows from
 the leases alone (I7), never from what was handed out. A pass starts at the first step that is not trained, so leaving
@@ -26,9 +26,10 @@ from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.holdings import Feed, Holdings, Ids
 from edl.trainer.data.passes import LEFT, Batch, Pass, State
+from edl.trainer.data.port import DataPort
 from edl.trainer.data.reading import ReadAhead
+from edl.trainer.data.sample_ids import Ids, SampleIds
 from edl.trainer.data.source import positive, records_of, samples_of, whole
 
 AHEAD_STEPS = 2  # whose records are read before they are asked for
@@ -53,7 +54,7 @@ class ShardGenerator:
     def __init__(  # noqa: PLR0913 - the names that users type
         self,
         source: int | Sized | os.PathLike[str],
-        feed: Feed,
+        port: DataPort,
         *,
         epochs: int | None = None,
         shuffle: bool = False,
@@ -74,9 +75,9 @@ class ShardGenerator:
         self._fingerprint = str(getattr(source if records is None else records, "fingerprint", ""))
         self._reader = None if records is None else ReadAhead(records, 2 * step_timeout_s)
         self._default_batch = default_batch
-        self._feed = feed
+        self._port = port
         self._audit = audit or Audit()
-        self._holdings = Holdings(feed)
+        self._ids = SampleIds()
         self._step_timeout_s = step_timeout_s
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows
@@ -165,10 +166,6 @@ class ShardGenerator:
         """Samples that this worker trains in `step`: a function of its leases."""
         return self._lease_at(step).share(step)
 
-    def epoch(self, step: int) -> int:
-        """The pass over the data that `step` belongs to."""
-        return self._lease_at(step).epoch
-
     def hold(self) -> Held:
         """From now on the caller keeps the item that is being trained, and looks whether it is to come again."""
         self._held = Held()
@@ -186,7 +183,7 @@ class ShardGenerator:
             return True
         if now is not None and now.state is State.GIVEN_UP:
             return True  # the pass that follows begins with it
-        return now is not None and now.step_back(self._feed.step())
+        return now is not None and now.step_back(self._port.step())
 
     def give_up(self) -> None:
         """The script leaves its iteration, whatever its pipeline has read ahead."""
@@ -255,7 +252,7 @@ class ShardGenerator:
             return batch.ids
         began = time.perf_counter_ns()
         records = self._reader.take(batch.ids)
-        self._feed.loaded(time.perf_counter_ns() - began)
+        self._port.loaded(time.perf_counter_ns() - began)
         self._reader.expect(now.coming(AHEAD_STEPS))
         return records
 
@@ -277,25 +274,26 @@ class ShardGenerator:
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
             one_epoch = self._epochs is None
-            now = self._pass = Pass(spec, self._feed, self._holdings, self._audit, one_epoch=one_epoch, epoch=epoch)
-        self._feed.open(spec)
+            now = self._pass = Pass(spec, self._port, self._ids, self._audit, one_epoch=one_epoch, epoch=epoch)
+        self._port.open(spec)
         return now
 
     def _finish(self, before: Pass) -> None:
         """The end of a pass may still be in the script's pipeline: wait until it is trained, bounded by step (I12)."""
-        trained, since = self._holdings.trained_step or 0, time.monotonic()
+        trained, since = self._port.step() - 1, time.monotonic()
         while before.state is State.ENDED and trained < (before.step or 0):
             if time.monotonic() - since > self._step_timeout_s:
                 raise UsageError(_NOT_TRAINED)
             time.sleep(0.01)
-            now = self._holdings.trained_step or 0
+            now = self._port.step() - 1
             trained, since = now, (since if now == trained else time.monotonic())
         self._epochs_done = self.epochs_done
         before.give_up()
 
     def _lease_at(self, step: int) -> Lease:
-        lease = self._holdings.at(step)
-        if lease is None:
+        leases = self._port.leases
+        lease = leases.at(step)
+        if lease is None or step > leases.handed_out:
             raise UsageError(
                 f"step {step} has no mini-batch from elastic_shard_generator(): take one batch from it before each "
                 "notify_batch_end()"

@@ -9,7 +9,7 @@ from __future__ import annotations
 from edl.core.seat import NEVER
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
-from edl.trainer.data.feed import LeaseFeed
+from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.rates.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
@@ -20,7 +20,7 @@ from edl.trainer.sitting import Sitting
 class Rates:
     """Of one trainer; none of them at first. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, seat: Sitting, feed: LeaseFeed, extras: Extras) -> None:
+    def __init__(self, framework: Framework, seat: Sitting, feed: SharedLeases, extras: Extras) -> None:
         self._framework = framework
         self._seat = seat
         self._feed = feed

@@ -2,110 +2,134 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from collections.abc import Iterator
+from functools import partial
 
 import msgspec
+import pytest
 
 from edl.core.ledger import Ledger
+from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.assignment import Share
-from edl.protocol.data import DataSpec, Lease
-from edl.trainer.data.feed import LeaseFeed
+from edl.protocol.data import DataSpec
+from edl.testing.solo import share_of
 from edl.trainer.data.shards import ShardGenerator
+from edl.trainer.data.shared_leases import SharedLeases
 
 
-def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
-    epochs, last = ledger.spec.epochs, ledger.fully_leased
-    leases, totals = ledger.leases(worker), ledger.totals()
-    return Share(generation, ledger.step, leases, totals, ledger.covered_step, epochs, last)
-
-
-def open_ended() -> tuple[Ledger, LeaseFeed]:
+def open_ended() -> tuple[Ledger, LeaseBuffer]:
     """Two workers, three steps an epoch, of which one is wanted and more are leased."""
-    ledger, feed = Ledger(DataSpec(24, 1, 4, open_ended=True), ["a", "b"]), LeaseFeed()
+    ledger, leases = Ledger(DataSpec(24, 1, 4, open_ended=True), ["a", "b"]), LeaseBuffer()
     ledger.grant(9)
-    feed.want(1)
-    feed.adopt(share_of(ledger, "a"), (1, 1))
-    return ledger, feed
-
-
-def next_lease(feed: LeaseFeed, number: int, committed: int) -> Lease | None:
-    def never() -> None:
-        raise AssertionError("it waits")
-
-    return feed.next_after(number, lambda: committed, never)
+    leases.want(1)
+    leases.adopt(share_of(ledger, "a"), (1, 1))
+    return ledger, leases
 
 
 def test_an_epoch_that_nobody_asked_for_is_kept_back_until_it_is():
-    ledger, feed = open_ended()
-    assert next_lease(feed, 0, 0) == ledger.leases("a")[0]
-    assert feed.there_after(1) is None
-    assert (feed.epoch(3), feed.epoch(4)) == (0, None)
-    assert feed.covers(4)
-    feed.want(2)
-    assert feed.there_after(1) == ledger.leases("a")[1]
-    assert (feed.epoch(3), feed.epoch(4), feed.epoch(7)) == (0, 1, None)
+    ledger, leases = open_ended()
+    assert leases.wanted_at(1) == ledger.leases("a")[0]
+    assert (leases.offers(3), leases.offers(4)) == (True, False)
+    assert (leases.epoch(3), leases.epoch(4)) == (0, None)
+    assert leases.covers(4)
+    leases.want(2)
+    assert leases.wanted_at(4) == ledger.leases("a")[1]
+    assert leases.offers(4)
+    assert (leases.epoch(3), leases.epoch(4), leases.epoch(7)) == (0, 1, None)
 
 
 def test_a_pass_ends_without_a_leader_once_all_of_it_is_trained():
-    _, feed = open_ended()
-    assert not feed.ends_before(3)
-    assert feed.ends_before(4)
-    assert next_lease(feed, 1, committed=3) is None
-    feed.want(2)
-    assert not feed.ends_before(4)
+    _, leases = open_ended()
+    assert not leases.ends_before(3)
+    assert leases.ends_before(4)
+    leases.want(2)
+    assert not leases.ends_before(4)
 
 
 def test_what_another_worker_asked_for_is_there_for_all():
-    ledger, feed = open_ended()
+    ledger, leases = open_ended()
     ledger.extend(2)
-    feed.adopt(share_of(ledger, "a"), (1, 2))
-    assert feed.there_after(1) == ledger.leases("a")[1]
-
-
-def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
-    ledger, feed = open_ended()
-    ledger.enter(["a", "c"], 2)
-    ledger.grant(3)
-    feed.adopt(share_of(ledger, "a", generation=2), (1, 2))
-    assert feed.there_after(1) is None
-    ledger.enter(["a"], 2)
-    ledger.grant(12)
-    feed.adopt(share_of(ledger, "a", generation=3), (1, 3))
-    assert [lease.epoch for lease in ledger.leases("a")] == [0, 0, 1, 2]
-    assert feed.there_after(1) == ledger.leases("a")[1]
-    assert not feed.ends_before(4)
-    assert feed.ends_before(5)
+    leases.adopt(share_of(ledger, "a"), (1, 2))
+    assert leases.wanted_at(4) == ledger.leases("a")[1]
 
 
 def test_orders_that_come_after_newer_ones_say_nothing():
-    ledger, feed = open_ended()
+    ledger, leases = open_ended()
     old = share_of(ledger, "a")
     ledger.extend(2)
-    feed.adopt(share_of(ledger, "a"), (1, 2))
-    feed.adopt(old, (1, 1))
-    assert feed.epoch(4) == 1
+    leases.adopt(share_of(ledger, "a"), (1, 2))
+    leases.adopt(old, (1, 1))
+    assert leases.epoch(4) == 1
 
 
 def test_a_lease_that_comes_again_as_it_was_goes_on_being_handed_out():
-    ledger, feed = open_ended()
-    lease = feed.at(1)
+    ledger, leases = open_ended()
+    lease = leases.at(1)
     assert lease is not None
     again = msgspec.msgpack.decode(msgspec.msgpack.encode(share_of(ledger, "a")), type=Share)
-    feed.adopt(again, (1, 2))
-    assert feed.at(1) is lease
-    assert feed.hand_out(lease, 1)
-    assert not feed.hand_out(lease.up_to(1), 1), "that is another lease"
+    leases.adopt(again, (1, 2))
+    assert leases.at(1) is lease
+    assert leases.hand_out(lease, 1)
+    assert not leases.hand_out(lease.up_to(1), 1), "that is another lease"
+
+
+def test_leases_that_were_taken_back_give_way_to_those_of_the_next_generation():
+    ledger, leases = open_ended()
+    ledger.enter(["a", "c"], 2)
+    ledger.grant(3)
+    leases.adopt(share_of(ledger, "a", generation=2), (1, 2))
+    assert leases.at(4) is None
+    ledger.enter(["a"], 2)
+    ledger.grant(12)
+    leases.adopt(share_of(ledger, "a", generation=3), (1, 3))
+    assert [lease.epoch for lease in ledger.leases("a")] == [0, 0, 1, 2]
+    assert leases.wanted_at(4) == ledger.leases("a")[1]
+    assert not leases.ends_before(4)
+    assert leases.ends_before(5)
+
+
+def test_who_waits_for_samples_has_them_as_soon_as_they_come_and_hears_where_none_will():
+    ledger, leases = Ledger(DataSpec(16, 1, 4), ["a", "b"]), SharedLeases()
+    leases.want(1)
+    found: queue.Queue[bool] = queue.Queue()
+
+    def script() -> None:
+        for committed in (0, 2):
+            found.put(leases.wait_offered(None, partial(int, committed), lambda: None))
+
+    threading.Thread(target=script, daemon=True).start()
+    with pytest.raises(queue.Empty):
+        found.get(timeout=0.05)
+    ledger.grant(1)
+    leases.adopt(share_of(ledger, "a"), (1, 1))
+    assert found.get(timeout=10)
+    with pytest.raises(queue.Empty):
+        found.get(timeout=0.05)
+    ledger.grant(9)
+    leases.adopt(share_of(ledger, "a"), (1, 2))
+    assert not found.get(timeout=10)
+
+
+def test_who_waits_beyond_a_mark_is_freed_when_the_trainer_ends():
+    worker = Worker()
+    worker.hear(recut=7, mark=2)
+    ends: queue.Queue[bool] = queue.Queue()
+    waits = lambda: ends.put(worker.leases.wait_offered(3, lambda: 2, lambda: None))  # noqa: E731
+    threading.Thread(target=waits, daemon=True).start()
+    worker.leases.close()
+    assert ends.get(timeout=10) is False
 
 
 def test_the_samples_of_all_steps_are_those_of_all_epochs():
-    ledger, feed, found = Ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseFeed(), []
+    ledger, leases, found = Ledger(DataSpec(50, 2, 4), ["a", "b"]), LeaseBuffer(), []
     while not ledger.exhausted:
         if ledger.step == 3:
             ledger.enter(["a", "b", "c"], 3)
         ledger.grant(ledger.step + 2)
-        feed.adopt(share_of(ledger, "a", generation=1 if ledger.step < 3 else 2), (1, ledger.step + 1))
-        found.append(feed.samples(ledger.step + 1))
+        leases.adopt(share_of(ledger, "a", generation=1 if ledger.step < 3 else 2), (1, ledger.step + 1))
+        found.append(leases.samples(ledger.step + 1))
         ledger.commit(ledger.step + 1)
     assert (found[:3], found[3:5], sum(found)) == ([8, 8, 8], [12, 12], 100)
     assert sorted(set(found)) == [2, 8, 12]
@@ -114,11 +138,11 @@ def test_the_samples_of_all_steps_are_those_of_all_epochs():
 # ------------------------------------------------------------------------------------------------ leases cut anew
 
 
-class Worker(LeaseFeed):
-    """Worker `a` of two, whose batches change from 4 to 2."""
+class Worker:
+    """Worker `a` of two, whose batches change from 4 to 2: what its generator needs."""
 
     def __init__(self) -> None:
-        super().__init__()
+        self.leases = SharedLeases()
         self.ledger = Ledger(DataSpec(40, 1, 4), ["a", "b"])
         self.ledger.grant(5)
         self.committed = self.version = 0
@@ -127,7 +151,7 @@ class Worker(LeaseFeed):
     def hear(self, recut: int = 0, mark: int = 0) -> None:
         self.version += 1
         share = share_of(self.ledger, "a", 1)
-        self.adopt(msgspec.structs.replace(share, after_step=0, recut=recut, mark=mark), (1, self.version))
+        self.leases.adopt(msgspec.structs.replace(share, after_step=0, recut=recut, mark=mark), (1, self.version))
 
     def cut(self, step: int) -> None:
         for member in self.ledger._members.values():
@@ -138,8 +162,10 @@ class Worker(LeaseFeed):
 
     def open(self, spec: DataSpec) -> None: ...
 
-    def next_lease(self, after: int = 0, *, wait: bool = True) -> Lease | None:
-        return self.there_after(after)
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return self.leases.offers(step or self.step())
+
+    def loaded(self, nanoseconds: int) -> None: ...
 
     def rehearsing(self) -> bool:
         return False
@@ -157,14 +183,13 @@ def test_beyond_a_mark_nothing_is_handed_out_and_nothing_is_certain():
     batches = worker.batches()
     assert next(batches) == [0, 1, 2, 3]
     worker.hear(recut=7, mark=2)
-    assert worker.marked == (7, 2)
-    assert (worker.covers(2), worker.covers(3)) == (True, False)
-    assert worker.constant_until(1) == 2
+    assert worker.leases.marked == (7, 2)
+    assert (worker.leases.covers(2), worker.leases.covers(3)) == (True, False)
+    assert worker.leases.constant_until(1) == 2
     assert next(batches) == [4, 5, 6, 7]
-    lease = worker.there_after(0)
-    assert lease is not None and not worker.hand_out(lease, 3)
-    assert worker.renewed([lease], 3, wait=False) is None
-    assert worker.renewed([lease], 2, wait=False) == (lease,)
+    lease = worker.leases.at(3)
+    assert lease is not None and not worker.leases.hand_out(lease, 3)
+    assert (worker.leases.offers(2), worker.leases.offers(3)) == (True, False)
 
 
 def test_a_mark_that_comes_too_late_is_where_the_pipeline_is():
@@ -173,11 +198,11 @@ def test_a_mark_that_comes_too_late_is_where_the_pipeline_is():
     for _ in range(4):
         next(batches)
     worker.hear(recut=7, mark=2)
-    assert worker.marked == (7, 4)
+    assert worker.leases.marked == (7, 4)
     worker.hear(recut=7, mark=2)
-    assert worker.marked == (7, 4)
+    assert worker.leases.marked == (7, 4)
     worker.hear()
-    assert worker.marked == (0, 0)
+    assert worker.leases.marked == (0, 0)
     assert len(next(batches)) == 4
 
 
@@ -192,7 +217,7 @@ def test_after_a_cut_the_samples_are_those_of_the_new_leases():
     mine = [piece for lease in leases for step in range(1, 9) for piece in lease.between(step - 1, step)]
     assert [len(batch) for batch in taken] == [4, 4, 2, 2, 2, 2, 2, 2]
     assert [at for batch in taken for at in batch] == [at for piece in mine for at in range(piece.start, piece.stop)]
-    assert worker.weight(3) == 0.5
+    assert worker.leases.weight(3) == 0.5
 
 
 def test_what_was_cut_before_a_mark_is_handed_out_up_to_it():
@@ -209,18 +234,18 @@ def test_what_was_cut_before_a_mark_is_handed_out_up_to_it():
     reading.join(10)
     assert not reading.is_alive()
     assert [len(batch) for batch in coming] == [2, 2]
-    assert worker.marked == (8, 3)
+    assert worker.leases.marked == (8, 3)
 
 
 def test_the_samples_of_the_step_at_work_are_handed_out_whatever_the_mark():
     """The script may wait for them already, where no ring can be changed; then it waits at the end of that step."""
     worker = Worker()
     share = msgspec.structs.replace(share_of(worker.ledger, "a", 1), after_step=0, recut=7, mark=0)
-    worker.adopt(share, (1, worker.version), at_work=1)
-    assert worker.marked == (7, 1)
-    assert (worker.holds_at(0), worker.holds_at(1)) == (False, True)
+    worker.leases.adopt(share, (1, worker.version), at_work=1)
+    assert worker.leases.marked == (7, 1)
+    assert (worker.leases.holds_at(0), worker.leases.holds_at(1)) == (False, True)
     worker.hear()
-    assert not worker.holds_at(1)
+    assert not worker.leases.holds_at(1)
 
 
 def test_a_lease_that_was_cut_where_the_next_ring_begins_is_gone_beyond():
@@ -234,7 +259,7 @@ def test_a_lease_that_was_cut_where_the_next_ring_begins_is_gone_beyond():
     worker.ledger.grant(12)
     worker.committed = 2
     worker.hear()
-    worker.forget_before(3)
+    worker.leases.forget_before(3)
     taken += [next(batches) for _ in range(2)]
     leases = worker.ledger.leases("a")
     assert [lease.after_step for lease in leases] == [2]
@@ -242,4 +267,4 @@ def test_a_lease_that_was_cut_where_the_next_ring_begins_is_gone_beyond():
         at for step in (3, 4) for piece in leases[0].between(step - 1, step) for at in range(piece.start, piece.stop)
     ]
     assert [at for batch in taken[2:] for at in batch] == mine
-    assert worker.weight(3) == 1 / 3
+    assert worker.leases.weight(3) == 1 / 3

@@ -1,0 +1,72 @@
+"""The lease buffer of a trainer: the pipe's thread fills it, the training thread weighs by it, pipelines read by it.
+
+Owns: the lock around it, and waiting for leases. Does not own: what leases say (`edl.core.worker.lease_buffer`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.protocol.assignment import Share
+from edl.protocol.data import Lease
+
+POLL_S = 0.1
+
+
+class SharedLeases(LeaseBuffer):
+    """For all threads of a trainer. Who only looks needs no lock: what is looked at is replaced, never changed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._lock = threading.RLock()
+        self._changed = threading.Condition(self._lock)
+
+    def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
+        with self._changed:
+            super().adopt(share, stamp, at_work)
+            self._changed.notify_all()
+
+    def want(self, epochs: int) -> None:
+        with self._changed:
+            super().want(epochs)
+            self._changed.notify_all()
+
+    def forget_before(self, step: int) -> None:
+        with self._changed:
+            super().forget_before(step)
+
+    def close(self) -> None:
+        with self._changed:
+            super().close()
+            self._changed.notify_all()
+
+    @property
+    def marked(self) -> tuple[int, int]:
+        with self._changed:
+            return super().marked
+
+    def holds_at(self, step: int) -> bool:
+        with self._changed:
+            return super().holds_at(step)
+
+    def hand_out(self, lease: Lease, step: int) -> bool:
+        with self._lock:  # of each step: past the methods of the condition, which are Python's, and past `super`
+            return LeaseBuffer.hand_out(self, lease, step)
+
+    def wait_offered(self, step: int | None, committed: Callable[[], int], while_waiting: Callable[[], None]) -> bool:
+        """Until samples of `step` may be handed out; None: of the first step that is not committed by then.
+
+        False: there are none, and all is trained; until then a fault may bring samples back. Between two looks
+        `while_waiting` is called, and may raise.
+        """
+        while True:
+            with self._changed:
+                coming = committed() + 1
+                if self.offers(step or coming):
+                    return True
+                if self.ends_before(coming):
+                    return False
+                self._changed.wait(POLL_S)
+            while_waiting()
