@@ -70,7 +70,7 @@ class TensorFlowFramework:
         prepare_environment()
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
         self.sort = TensorFlowTensors()
-        self._share = TensorShare()
+        self._share = TensorShare(lambda: self.ring.size)
         self._waiting = Waiting()
         self._averaged = Averaged()
         self._rate = TensorRate()

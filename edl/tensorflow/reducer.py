@@ -162,11 +162,11 @@ class Reducer:
         # TensorFlow orders only what depends on each other. The weight may be set by the very thread that fetches this
         # step's samples, so it is read after a gradient, which cannot be there before them.
         with tf.control_dependencies(list(_tensors(gradients[-1]))):
-            weight = self._share.tensor(self._trainer.before_reduce)
+            scale = self._share.tensor(self._trainer.before_reduce)
         ready = when(_all_tensors(gradients))
         averaged = [
             self._summed(gradient, f"{self._prefix}_{position}")
-            for position, gradient in enumerate(_weighed(gradients, weight))
+            for position, gradient in enumerate(_weighed(gradients, scale))
         ]
         waited = self._waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
         return _behind_gate(averaged, waited)
@@ -174,7 +174,7 @@ class Reducer:
     def _summed(self, gradient: Gradient, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):
             return self._gathered(gradient, name)
-        return hvd._allreduce(gradient, op=hvd.Sum, name=name, ignore_name_scope=True)
+        return hvd._allreduce(gradient, op=hvd.Average, name=name, ignore_name_scope=True)
 
     def _gathered(self, gradient: Any, name: str) -> Any:
         """Sparse gradients: all ranks' rows, one behind the other, which is a sum."""
@@ -203,17 +203,32 @@ def _scaled(gradient: Gradient, factor: float) -> Gradient:
     return _with_values(gradient, values * tf.cast(factor, values.dtype) if factor else tf.zeros_like(values))
 
 
-def _weighed(gradients: list[Gradient], weight: Any) -> list[Gradient]:
-    """The same with a weight that is known only when the step runs, each gradient as soon as it is there.
+def _weighed(gradients: list[Gradient], scale: Any) -> list[Gradient]:
+    """The same with a scale that is known only when the step runs, each gradient as soon as it is there.
 
-    Not by `multiply_no_nan`, which looks at element after element: it takes three times as long. A branch becomes a
-    switch for each of its tensors, which are handed on as they come, and not copied.
+    Dense ones are averaged then, and most steps are even: they are handed on as they are. Sparse ones are summed up. A
+    branch becomes a switch for each of its tensors, which are handed on as they come, and not copied.
     """
-    scaled = [_values(gradient) * tf.cast(weight, gradient.dtype) for gradient in gradients]
+    values, sparse = [_values(one) for one in gradients], [isinstance(one, tf.IndexedSlices) for one in gradients]
     with tf.device("/CPU:0"):  # a switch is thrown in the main memory
-        weighs_nothing = tf.equal(weight, 0.0)
-    found = tf.cond(weighs_nothing, lambda: [tf.zeros_like(values) for values in scaled], lambda: scaled)
+        factor, weight = tf.unstack(scale)
+        as_they_are, nothing = tf.equal(weight if any(sparse) else factor, 1.0), tf.equal(weight, 0.0)
+    scales = [weight if is_sparse else factor for is_sparse in sparse]
+    found = tf.cond(as_they_are, lambda: values, lambda: _multiplied(values, scales, nothing))
     return [_with_values(*pair) for pair in zip(gradients, tf.nest.flatten(found), strict=True)]
+
+
+def _multiplied(values: list[Any], scales: list[Any], nothing: Any) -> list[Any]:
+    """Not by `multiply_no_nan`, which looks at element after element: it takes three times as long."""
+    return list(
+        tf.nest.flatten(
+            tf.cond(
+                nothing,
+                lambda: [tf.zeros_like(one) for one in values],
+                lambda: [one * tf.cast(scale, one.dtype) for one, scale in zip(values, scales, strict=True)],
+            )
+        )
+    )
 
 
 def _values(gradient: Gradient) -> Any:
