@@ -23,6 +23,7 @@ class Fault(StrEnum):
     CRASH_LEADER = "crash leader"  # what it was about to write is lost, or is written and told to nobody
     RENEW_DAEMON = "renew a daemon"  # it died: the trainer starts another, which registers again
     SCALE = "scale"  # somebody asks for another size
+    AWAY = "the coordinator is away"  # for a while it answers nobody, and ends no session
     CUT_OFF = "cut off"  # from now on a worker can be part of no ring but one of its own; its daemon is well
 
 

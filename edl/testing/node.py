@@ -46,6 +46,7 @@ class RecordNode:
         self.version = 0
         self.has_secret = True
         self.lost = LOST
+        self.away_until = 0.0
         self._job = job
         self._fates = random.Random(f"answers {seed}")  # noqa: S311 - repeatable is the point
 
@@ -90,6 +91,8 @@ class RecordNode:
 
     def _fate(self) -> LostCall | None:
         """None: it is answered. Where no message is late, no answer is lost."""
+        if self._job.now < self.away_until:
+            return LostCall.UNSENT
         if not self._job.late or self._fates.random() >= self.lost:
             return None
         fate = self._fates.choice(tuple(LostCall))

@@ -15,6 +15,7 @@ from edl.testing.faults import Fault, Moment, Planned, draw
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
+AWAY = 0.1  # of the jobs: the coordinator is away once
 CUT_OFF = 0.15  # somebody can be part of no ring from some moment on
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
@@ -57,6 +58,9 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob) -> SimJob:
     if cut.random() < CUT_OFF:
         moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
         job.plan([Planned(Fault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))])
+    away = random.Random(f"away {seed}")  # noqa: S311
+    if away.random() < AWAY:
+        job.plan([Planned(Fault.AWAY, away.random() * within_s)])
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)

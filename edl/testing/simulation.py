@@ -44,7 +44,8 @@ PATIENCE = Patience(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, mo
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached
-OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
+OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.AWAY)
+AWAY_S = 2 * SESSION_S  # at most
 
 
 class SimJob:
@@ -169,7 +170,7 @@ class SimJob:
             return
         living = [one for one in self.workers.values() if one.alive and one.doing is not Doing.OVER]
         victim = worker if worker in living else self.random.choice(living) if living else None
-        self._calm_at = self.now
+        self._calm_at = max(self.now, self.node.away_until)
         self.struck[fault] += 1
         strikes = victim is not None and fault not in OF_THE_JOB
         self.note(f"FAULT {fault.value}{f': {victim.id}, {victim.doing.value}' if strikes and victim else ''}")
@@ -182,6 +183,8 @@ class SimJob:
                 self._change_leader(dies=True)
             case Fault.SCALE:
                 self.ask(self.random.randint(1, 4))
+            case Fault.AWAY:
+                self._calm_at = self.node.away_until = self.now + AWAY_S * self.random.random()
             case _ if victim is not None:
                 self._strike(fault, victim)
             case _:
@@ -218,9 +221,15 @@ class SimJob:
         self.rings.missed(worker)
 
     def _expire(self, worker: SimWorker) -> None:
+        if self._is_away():  # all sessions begin anew when it is back
+            self.after(self.node.away_until - self.now + SESSION_S, self._expire, worker)
+            return
         self._roll.discard(worker.id)
         self._call(Vanished(worker.id, "its daemon's session ended"))
         self.after(2 * SESSION_S, self._is_missed, worker, self._calm_at)
+
+    def _is_away(self) -> bool:
+        return self.now < self.node.away_until
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
         """By whoever leads, unless something else has happened meanwhile."""
@@ -267,6 +276,9 @@ class SimJob:
     def _elect(self, old: SimLeader) -> None:
         """Another leads, unless yet another does already."""
         if self.leader is not old:
+            return
+        if self._is_away():
+            self.after(self.node.away_until - self.now + LATE_S * self.random.random(), self._elect, old)
             return
         self.term += 1
         self.leader = SimLeader(self, self.term)

@@ -7,12 +7,15 @@ EDL_SEEDS sets how many seeds are tried; the default keeps the suite quick. `pyt
 from __future__ import annotations
 
 import os
+from itertools import pairwise
 
 import pytest
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing.rings import STEP_S
+from edl.testing.worker import SimWorker
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
 BLOCK = 50
@@ -62,6 +65,25 @@ def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:
     job = SimJob(DataSpec(total=total, epochs=3, batch=8), seed=1, workers=workers)
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
+
+
+class Timed(SimJob):
+    """Remembers when steps were made."""
+
+    def stepped(self, worker: SimWorker) -> None:
+        self.made = [*getattr(self, "made", []), self.now]
+        super().stepped(worker)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_training_goes_on_while_the_coordinator_is_away(seed: int) -> None:
+    job = Timed(DataSpec(total=3000, epochs=1, batch=8), seed=seed, workers=2, lease_s=1.2)
+    job.plan([Planned(Fault.AWAY, 0.4)])
+    job.run()
+    gaps = [later - earlier for earlier, later in pairwise(job.made)]
+    assert job.durable.state is JobState.FINISHED
+    assert job.node.away_until > 0.4
+    assert max(gaps) < 5 * STEP_S, job.story(f"{max(gaps):.3f} s without a step")
 
 
 class Prompt(SimJob):
