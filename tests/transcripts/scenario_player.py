@@ -6,9 +6,10 @@
     register W [host=H] [address=A] [daemon=N] [answering] [again]
                                 a daemon presents its worker; it is the N-th of this worker
     report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
-           [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT]
+           [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT] [at=S]
                                 a daemon tells what its worker was seen doing. What is not said is as in its report
-                                before; a reason and a pause are said once. `opens`: its script has asked for data
+                                before; a reason and a pause are said once. `opens`: its script has asked for data;
+                                `at`: it was seen then, and not just now
     meet [without=W[,W...]]     the daemons that are called, but these, tell that they have met the others
     vanish W                    a daemon has no session any more
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
@@ -195,7 +196,7 @@ class Player:
             self._feed([TimePassed()], written=True, after_s=due - self.now)
             for worker, last in self._reports.items():
                 if steps and last.phase is Phase.TRAINING and last.generation == self._machine.record.generation:
-                    stepped = msgspec.structs.replace(last, step=last.step + steps)
+                    stepped = msgspec.structs.replace(last, step=last.step + steps, at=self.now)
                     self._feed([Reported(worker, stepped)], written=True, after_s=0.0)
         self._timed = False
 
@@ -262,6 +263,7 @@ class Player:
             marked=given.option("mark", _mark, last.marked),
             diverged=given.option("diverged", lambda one: _diverged(one, generation, step), last.diverged),
             booted=last.booted or trains or phase is Phase.READY,
+            at=given.option("at", float, self.now),
         )
         if epochs := given.option("epochs", int, 0):
             seen = msgspec.structs.replace(seen, data=msgspec.structs.replace(settings.data, epochs=epochs))
@@ -287,7 +289,7 @@ class Player:
         for worker in muster.roster:
             if worker not in away:
                 last = self._reports[worker]
-                yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks)))
+                yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks), at=self.now))
 
     # ------------------------------------------------------------------------------------------------- the machine
 
