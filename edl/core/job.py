@@ -17,6 +17,7 @@ from edl.core import recount, scaling
 from edl.core.arrivals import Arrivals
 from edl.core.divergence import CAUSES, told
 from edl.core.draft import LONG_AGO, Draft
+from edl.core.driver import HorovodrunDriver
 from edl.core.ending import Ending
 from edl.core.fitness import Fitness
 from edl.core.horizon import Horizon
@@ -26,6 +27,7 @@ from edl.core.leasing import Leasing
 from edl.core.ledger import Ledger
 from edl.core.members import Cause, may
 from edl.core.patience import Patience, Waits
+from edl.core.rulings import PolicyRulings
 from edl.core.sightings import only_stepped, overtaken
 from edl.core.sizing import Sizing
 from edl.core.switching import Switching
@@ -66,7 +68,9 @@ class JobMachine:
         self.horizon = horizon
         self.seen = self._draft.seen
         self._waits = Waits(patience)
-        self._sizing = Sizing(self._draft, patience.boot_s)
+        self._sizing = Sizing(self._draft)
+        self._rulings = PolicyRulings(self._draft, self._sizing, patience.boot_s)
+        self._driver = HorovodrunDriver(self._draft, self._sizing)
         self._leasing = Leasing(self._draft, horizon)
         self._fitness = Fitness(self._draft, horizon, patience)
         self._switching = Switching(self._draft, self._sizing, self._leasing, self._fitness, horizon, patience.boot_s)
@@ -112,7 +116,7 @@ class JobMachine:
                 self._draft.change(rates=rates, pressing=False)
                 news = False
             case Ruled():
-                self._sizing.rule(happened)
+                self._rulings.rule(happened)
             case TimePassed():
                 pass
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
@@ -224,7 +228,7 @@ class JobMachine:
             if self.record.state in OVER:
                 return
         if observation.driver is not None and observation.driver.gone:
-            self._lose_slot(member)
+            self._driver.lose(member.identity)
         if observation.data is not None:
             self._leasing.open(worker, observation.data)
         if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
@@ -280,9 +284,9 @@ class JobMachine:
         if self.record.state in OVER:
             return
         self._expel()
-        self._sizing.go_on_counting()
+        self._driver.go_on()
         self._switching.complete()
-        self._sizing.go_on_replacing()
+        self._rulings.go_on()
         self._leasing.commit_stable()
         self._switching.follow()
         self._leasing.go_on_cutting()
@@ -318,13 +322,8 @@ class JobMachine:
     def _miss(self, worker: str, reason: str) -> None:
         """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
         if (member := self._draft.members.get(worker)) is not None:
-            self._lose_slot(member)
+            self._driver.lose(member.identity)
         self._lose(worker, reason)
-
-    def _lose_slot(self, member: Member) -> None:
-        driver = recount.lost(self.record.driver, member.identity)
-        if driver is not self.record.driver:
-            self._draft.change(driver=driver)
 
     def _lose(self, worker: str, reason: str) -> None:
         member = self._draft.members.get(worker)

@@ -1,7 +1,7 @@
 """Recounts of horovodrun's driver: when to have one, when it is over, and what it has decided.
 
-Owns: what the record has of the driver (`DriverCount`), which nobody else changes. Does not own: the size that follows
-from a count, nor who leaves for it (`edl.core.sizing`).
+Owns: what the record has of the driver (`DriverCount`), which nobody else changes. Does not own: what is done about
+it (`edl.core.driver`).
 
 The driver answers nobody before all of its slots have asked; so all ask, or none. It takes whoever has failed since
 its last recount for a reason to give up the host, and ends the job when no other host is left.

@@ -7,7 +7,6 @@ from collections import Counter
 from edl.core import recount
 from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
-from edl.core.meter import Meter
 from edl.protocol.job import Member, Record, Status, WorkerStatus
 
 
@@ -16,7 +15,6 @@ def status_of(
     term: int,
     leader: str,
     refused: dict[str, int],
-    meter: Meter | None = None,
     durable: Record | None = None,
 ) -> Status:
     """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
@@ -43,8 +41,7 @@ def status_of(
         refused=_refused(machine, record, leader, refused),
         recounts=record.driver.begun if record.driver is not None else 0,
         horovodrun=recount.told(record),
-        rates=meter.rates if meter is not None else record.rates,
-        rate=meter.present if meter is not None else None,
+        rates=record.rates,
         autoscale=record.governing.autoscale,
         ruling=record.ruling,
         batching=str(record.governing.batching),

@@ -15,13 +15,13 @@ from edl.clock import Clock
 from edl.core.batching import weighted_shares
 from edl.core.inputs import Input, Measured, Ruled
 from edl.core.job import JobMachine
-from edl.core.meter import Meter
 from edl.core.scaling import staying
 from edl.daemon.policies import Code
 from edl.daemon.policy_process import PolicyFailed, PolicyProcess
 from edl.errors import ConfigError
 from edl.policy.choice import Choice
 from edl.policy.engine import Engine, Pacing, Ruling
+from edl.policy.meter import Meter
 from edl.policy.stragglers import Paces, Straggler, Uneven
 from edl.policy.timesheets import Seated, Timesheets
 from edl.policy.view import Policy, View

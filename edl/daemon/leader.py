@@ -297,6 +297,8 @@ class Leader:
         machine, durable = self._machine, self._chronicle.record
         if machine is None or durable is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
-        meter = None if self._governor is None else self._governor.meter
-        refused, ours = self._refusals.snapshot(), self._about.worker
-        return say.Told(status_of(machine, self._reign.term, ours, refused, meter, durable))
+        status = status_of(machine, self._reign.term, self._about.worker, self._refusals.snapshot(), durable)
+        if self._governor is not None:  # it has measured since it was written down
+            meter = self._governor.meter
+            status = msgspec.structs.replace(status, rates=meter.rates, rate=meter.present)
+        return say.Told(status)

@@ -112,13 +112,13 @@ def waits_for_those_that_hang(patch: pytest.MonkeyPatch) -> None:
 
 
 def loses_requests_during_a_switch(patch: pytest.MonkeyPatch) -> None:
-    take = sizing.Sizing._take
+    take = sizing.Sizing.take
 
     def forgetful(self: sizing.Sizing, asked, change, why) -> None:
         if self._draft.record.plan is None:
             take(self, asked, change, why)
 
-    patch.setattr(sizing.Sizing, "_take", forgetful)
+    patch.setattr(sizing.Sizing, "take", forgetful)
 
 
 def admits_more_than_the_maximum(patch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from edl.core.meter import SETTLE_STEPS, WINDOW_S, Meter
+from edl.policy.meter import SETTLE_STEPS, WINDOW_S, Meter
 from edl.policy.timesheets import Seated, Timesheets
 from edl.protocol.figures import Rate, Usage
 
