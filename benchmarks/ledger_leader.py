@@ -77,6 +77,8 @@ class TimedLeader(Leader):
         self.turns: list[tuple[str, int, float]] = []  # worker, version of its orders, when it was its turn to hear
         self._woken = 0.0  # when something pressing was published
         self._arrived: dict[str, float] = {}
+        self._keep_untimed = self._chronicle.keep
+        self._chronicle.keep = self._keep
 
     async def answer(self, call: Call) -> messages.Reply:
         if not isinstance(call.body, messages.Report):
@@ -112,7 +114,7 @@ class TimedLeader(Leader):
     async def _keep(self, decided: BatchDecided) -> None:
         kept, record = self._chronicle.record, decided.record
         self.writes += bool(decided.told) or record.version != kept.version
-        await super()._keep(decided)
+        await self._keep_untimed(decided)
         self.record_bytes = max(self.record_bytes, len(keeping.encode(record)))
         self.plain_bytes = max(self.plain_bytes, len(msgspec.json.encode(record)))
 

@@ -135,7 +135,7 @@ class Leader:
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
             decided = dataclasses.replace(decided, told=(elected, *decided.told))
-        await self._keep(decided)
+        await self._chronicle.keep(decided)
         return machine
 
     async def _work(self, machine: JobMachine) -> None:
@@ -144,7 +144,7 @@ class Leader:
             batch = [await self._next_input(machine.wake_at)]
             while len(batch) < BATCH and not self._queue.empty():
                 batch.append(self._queue.get_nowait())
-            await self._keep(decide(machine, batch, self._clock.now()))
+            await self._chronicle.keep(decide(machine, batch, self._clock.now()))
 
     async def _next_input(self, wake_at: float) -> Pending:
         try:
@@ -152,9 +152,6 @@ class Leader:
                 return await self._queue.get()
         except TimeoutError:
             return TimePassed(), None
-
-    async def _keep(self, decided: BatchDecided[Asked]) -> None:
-        await self._chronicle.keep(decided)
 
     def _tell(self, said: Telling[Asked]) -> None:
         match said:

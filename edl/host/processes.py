@@ -1,4 +1,4 @@
-"""Facts about processes: when one ends, how one is started to stay, and how several are made to end.
+"""Facts about processes: when one ends, and how one is started to stay.
 
 Owns: the Linux calls (pidfd, prctl, /proc). Does not own: which process ought to live (`edl.trainer`, `edl.launch`).
 A pid alone may by now be somebody else's; where that matters, `process_start_time` tells the two apart.
@@ -11,17 +11,13 @@ import contextlib
 import ctypes
 import os
 import resource
-import select
 import shutil
 import signal
 import subprocess
-import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from edl.errors import ConfigError
-
-KILL_WAIT_S = 5.0  # a process in the middle of a disk write ends late even after SIGKILL
 
 _PR_SET_PDEATHSIG = 1
 _START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
@@ -167,52 +163,3 @@ def spawn_daemon(argv: Sequence[str], env: Mapping[str, str], log_path: str | os
     finally:
         os.close(log)
     return int(shell.stdout)
-
-
-def terminate(pids: Sequence[int], grace_s: float) -> list[int]:
-    """SIGTERM to all, SIGKILL to whoever is there after `grace_s`; returns those that even then did not end.
-
-    Blocks for `grace_s` + KILL_WAIT_S at most. Own children are not reaped here; that stays with whoever started them.
-    """
-    running = _open_all(pids)
-    try:
-        _signal_all(running, signal.SIGTERM)
-        _drop_ended(running, grace_s)
-        _signal_all(running, signal.SIGKILL)
-        _drop_ended(running, KILL_WAIT_S)
-        return sorted(running.values())
-    finally:
-        for pidfd in running:
-            os.close(pidfd)
-
-
-def _open_all(pids: Sequence[int]) -> dict[int, int]:
-    """By pidfd, which means this very process, whoever gets its number later."""
-    running = {}
-    for pid in pids:
-        with contextlib.suppress(ProcessLookupError):
-            running[os.pidfd_open(pid)] = pid
-    return running
-
-
-def _signal_all(running: Mapping[int, int], number: signal.Signals) -> None:
-    for pidfd in running:
-        with contextlib.suppress(ProcessLookupError):
-            signal.pidfd_send_signal(pidfd, number)
-
-
-def _drop_ended(running: dict[int, int], timeout_s: float) -> None:
-    """Waits until all have ended, or the time is over; closes and removes those that have."""
-    poll = select.poll()
-    for pidfd in running:
-        poll.register(pidfd, select.POLLIN)
-    deadline = time.monotonic() + timeout_s
-    while running:
-        left_ms = max(0.0, deadline - time.monotonic()) * 1000
-        ended = poll.poll(left_ms)
-        if not ended:
-            return
-        for pidfd, _ in ended:
-            poll.unregister(pidfd)
-            running.pop(pidfd)
-            os.close(pidfd)

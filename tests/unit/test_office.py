@@ -129,13 +129,13 @@ def spoil_take_over(leader: Leader) -> None:
 
 def spoil_record(leader: Leader) -> None:
     """More than the coordinator takes."""
-    keep = leader._keep
+    keep = leader._chronicle.keep
     noise = tuple(Gone(f"w{n}", "".join(map(str, range(n, n + 9)))) for n in range(100_000))
 
     async def keep_more(decided: BatchDecided[Asked]) -> None:
         await keep(dataclasses.replace(decided, record=msgspec.structs.replace(decided.record, gone=noise)))
 
-    leader._keep = keep_more  # type: ignore[method-assign]
+    leader._chronicle.keep = keep_more  # type: ignore[method-assign]
 
 
 @pytest.mark.parametrize("spoil", [spoil_work, spoil_roll_call, spoil_clock, spoil_take_over, spoil_record])

@@ -14,14 +14,9 @@ from pathlib import Path
 import pytest
 
 from edl.errors import ConfigError
-from edl.host.processes import process_start_time, spawn_daemon, terminate, watch_exit
+from edl.host.processes import process_start_time, spawn_daemon, watch_exit
 
 FOREVER = [sys.executable, "-c", "import signal, sys; print('up', flush=True); signal.pause()"]
-STUBBORN = [
-    sys.executable,
-    "-c",
-    "import signal; signal.signal(15, signal.SIG_IGN); print('up', flush=True)\nwhile True: signal.pause()",
-]
 
 DIES_WITH_PARENT = """
 import os, signal, sys
@@ -170,7 +165,7 @@ def test_a_daemon_is_not_our_child(tmp_path: Path) -> None:
     pid = spawn_daemon(FOREVER, os.environ, tmp_path / "log")
     with pytest.raises(ChildProcessError):
         os.waitpid(pid, os.WNOHANG)
-    assert terminate([pid], 5) == []
+    os.kill(pid, signal.SIGKILL)
     wait_gone(pid)
 
 
@@ -183,7 +178,8 @@ def test_a_daemon_outlives_whoever_started_it(tmp_path: Path) -> None:
     )
     pid = int(result.stdout)
     assert process_start_time(pid) is not None
-    assert terminate([pid], 5) == []
+    os.kill(pid, signal.SIGKILL)
+    wait_gone(pid)
 
 
 def test_the_log_is_continued(tmp_path: Path) -> None:
@@ -195,38 +191,6 @@ def test_the_log_is_continued(tmp_path: Path) -> None:
 def test_a_program_that_is_not_there_is_a_mistake(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no-such-program"):
         spawn_daemon(["no-such-program"], os.environ, tmp_path / "log")
-
-
-# -------------------------------------------------------------------------------------------------------- terminate
-
-
-def test_all_are_asked_and_the_stubborn_are_made_to_end(child: subprocess.Popen[bytes]) -> None:
-    with subprocess.Popen(STUBBORN, stdout=subprocess.PIPE) as stubborn:
-        assert stubborn.stdout is not None
-        stubborn.stdout.readline()
-        assert terminate([child.pid, stubborn.pid], 0.2) == []
-        assert child.wait() == -signal.SIGTERM
-        assert stubborn.wait() == -signal.SIGKILL
-
-
-def test_the_frozen_end_too(child: subprocess.Popen[bytes]) -> None:
-    child.send_signal(signal.SIGSTOP)
-    os.waitid(os.P_PID, child.pid, os.WSTOPPED)
-    assert terminate([child.pid], 0.1) == []
-    assert child.wait() == -signal.SIGKILL
-
-
-def test_nobody_waits_longer_than_needed(child: subprocess.Popen[bytes]) -> None:
-    before = time.monotonic()
-    assert terminate([child.pid], 60) == []
-    assert time.monotonic() - before < 5
-
-
-def test_those_who_are_gone_already_are_no_trouble(child: subprocess.Popen[bytes]) -> None:
-    child.kill()
-    child.wait()
-    assert terminate([child.pid], 1) == []
-    assert terminate([], 1) == []
 
 
 # -------------------------------------------------------------------------------------------------------- open files
