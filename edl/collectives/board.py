@@ -24,7 +24,7 @@ _MESH = re.compile(r"global(_process_set_hash_[0-9a-f]{1,16})?")
 _TRIVIAL = re.compile(r"(local_[A-Za-z0-9._-]{1,200}?|cross_0)(_process_set_hash_[0-9a-f]{1,16})?")
 _REQUEST_LINE = re.compile(rb"(GET|PUT|DELETE) /([!-.0-~]{1,100})/([!-.0-~]{1,300})/([!-.0-~]{1,300}) HTTP/1\.[01]")
 _KEY = re.compile(r"(rank_)?(0|[1-9][0-9]{0,5})")
-_REMOVED = b"-1,-1,-1,-1,-1,-1"  # whoever is left without an answer would take itself for rank 0
+_REMOVED = b"-1,-1,-1,-1,-1,-1"  # a trainer without an answer would take itself for rank 0
 
 
 class Refusal(StrEnum):
@@ -132,7 +132,7 @@ class Board:
             mesh.parcels.update(parcels)
 
     def finish(self, scope: str, key: str) -> None:
-        """This member is done with a mesh. It says so after a barrier, when nobody needs addresses any more."""
+        """This member is done with a mesh. It says so after a barrier, when no member needs addresses any more."""
         mesh, rank = self._find(scope, key)
         if mesh is None or rank != mesh.rank:
             raise RequestRefused(Refusal.UNKNOWN)

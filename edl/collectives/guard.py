@@ -49,7 +49,7 @@ class Guard:
     def cut(self) -> int:
         """Shut down all sockets that Horovod's library has open, and no others. From any thread. Returns how many.
 
-        Without a guard nobody knows which those are: then whoever is stuck waits for gloo's own time-out.
+        Without a guard it is not known which those are: then a stuck trainer waits for gloo's own time-out.
         """
         return 0 if self._native is None else int(self._native.edl_cut())
 

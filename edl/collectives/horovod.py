@@ -96,8 +96,8 @@ class HorovodRing:
         if self._place is None:
             return
         # A clean shutdown is negotiated between all members. If one of them is gone or frozen, it ends in a hurry;
-        # gloo's own time-out would be tens of seconds. If one is merely the first to be through with it, nobody needs
-        # anything of anybody any more.
+        # gloo's own time-out would be tens of seconds. If one is merely the first to be through with it, no
+        # member needs anything of another any more.
         if self._broken:
             self.abort()
         rescue = threading.Timer(self._timeout_s, self.abort)

@@ -20,7 +20,7 @@ for a host of its own (its id is the host name), so that the local and cross mes
 
 Horovod has no room for a proof in that, but it takes its server's address as it finds it: in
 `http://<address>:<port>/<scope>/<key>` the address may end with a slash and a word. So each request begins with a
-token, drawn anew for each ring, and our trainer is known by it; whoever else is on this machine has nothing to say.
+token, drawn anew for each ring, and our trainer is known by it; other processes of this machine have nothing to say.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _STATUS = {
 
 
 class Heard(Protocol):
-    """Whoever brings addresses from and to the other members."""
+    """What brings addresses from and to the other members."""
 
     def began(self, mesh: str) -> None:
         """The trainer is about to build this mesh."""
@@ -102,7 +102,7 @@ class Rendezvous:
         return f"{LOOPBACK}:{listening.getsockname()[1]}/{self._token}"
 
     async def stop(self) -> None:
-        """Cuts whoever still asks: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
+        """Cuts connections that still ask: Horovod tries three times, 0.5 s apart, and fails. Harmless twice.
 
         Without the guard of `edl.collectives.forming` that ends their processes.
         """
@@ -132,7 +132,7 @@ class Rendezvous:
     # What connections call:
 
     def _joined(self, connection: _Connection) -> bool:
-        """False: there are too many. Whoever has not shown the token must make room, so that our trainer gets in."""
+        """False: there are too many. A connection without the token must make room, so that our trainer gets in."""
         if len(self._connections) >= self._max_connections:
             self._count(Refusal.FULL)
             unproven = next((one for one in self._connections if not one.proven), None)
@@ -181,7 +181,7 @@ class Rendezvous:
         if value is not None:
             connection.answer(200, value)
         elif key.startswith("rank_"):
-            connection.answer(404)  # a hint that gloo asks for and does not use: nobody is asked for it
+            connection.answer(404)  # a hint that gloo asks for and does not use: no member is asked for it
         else:
             connection.awaited = (scope, key)
             self._waiting[scope, key].add(connection)

@@ -13,7 +13,7 @@ class Weight:
 
     def __init__(self) -> None:
         self._weight: float | None = None
-        self.weightless = False  # nobody has samples: whatever gradients are, there is no update (I13)
+        self.weightless = False  # no worker has samples: whatever gradients are, there is no update (I13)
 
     def set(self, weight: float, *, weightless: bool = False) -> None:
         if not 0.0 <= weight <= 1.0:

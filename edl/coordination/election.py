@@ -12,7 +12,7 @@ Why it is safe (I1). Names are ordered by <seq>, which only grows, so that once 
 only the lowest can begin a term, and a term begins in one transaction that renames that node and counts `term` up.
 The new name is the fence. It exists exactly as long as the reign: it goes with the session, and it goes when the same
 candidate begins another term after a short suspension. A write that checks it can therefore not follow a newer term's
-first write, whoever was paused, partitioned or late in between; nor can a write of a task that missed the news.
+first write, if a leader was paused, partitioned or late in between; nor can a write of a task that missed the news.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Withdraw:
 
 @dataclass(frozen=True, slots=True)
 class WaitBehind:
-    """Somebody stands before me: wait for the nearest of them."""
+    """Other candidates stand before me: wait for the nearest of them."""
 
     name: str
     predecessor: str
@@ -81,7 +81,7 @@ class WaitBehind:
 
 @dataclass(frozen=True, slots=True)
 class Lead:
-    """Nobody stands before me."""
+    """No candidate stands before me."""
 
     name: str
 
@@ -131,7 +131,7 @@ class Candidate:
         retry_s: float = 0.1,
         on_crash: Callable[[BaseException], None] = lambda _: None,
     ) -> None:
-        """`on_crash`: it stands no longer, by a fault that is nobody's to mend; its nodes are gone, or go soon."""
+        """`on_crash`: it stands no longer, by a fault that it cannot mend; its nodes are gone, or go soon."""
         self._on_crash = on_crash
         self._store = store
         self._folder = f"{root}/candidates"

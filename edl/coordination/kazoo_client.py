@@ -129,7 +129,7 @@ def _stop(client: KazooClient) -> None:
 
 
 async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
-    """Run a blocking call in a thread that nobody waits for beyond the time-out; None if it takes longer.
+    """Run a blocking call in a thread that is not waited for beyond the time-out; None if it takes longer.
 
     The loop's own executor would be waited for at the loop's end, however long the call takes.
     """
@@ -146,7 +146,7 @@ async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
 
 
 def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: nobody listens any more
+    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener any more
         loop.call_soon_threadsafe(call, *args)
 
 

@@ -109,7 +109,7 @@ class LocalServer:
             self._lock = -1
 
     async def _close_root(self) -> None:
-        """Let nobody else create anything, from the root on: access rights are not inherited, so each level counts."""
+        """Let no other client create nodes, from the root on: access rights are not inherited, so each level counts."""
         if self._digest is None:
             return
         client = kazoo_client.make_client(self.coordinator, session_timeout_s=10.0)
@@ -126,7 +126,7 @@ class LocalServer:
 
 
 def free_port(address: str = LOOPBACK) -> int:
-    """A port of that address that nobody listens on.
+    """A port of that address on which no process listens.
 
     Not one of those that the kernel gives to outgoing connections: a client that keeps trying a dead server there
     will in time be given that very port, connect to itself, and keep the server from coming back.
@@ -166,7 +166,7 @@ async def _lock(folder: Path) -> int:
     descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         async with asyncio.timeout(_LOCK_S):
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - nobody tells when a lock is free
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
                 await asyncio.sleep(0.05)
     except BaseException as error:
         os.close(descriptor)

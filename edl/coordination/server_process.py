@@ -122,7 +122,7 @@ class ServerProcess:
             return False
         return f"dataDir={self._folder}/".encode() in await _ask(
             self.address, self.port, b"conf"
-        )  # nobody else on this port
+        )  # no other process on this port
 
     async def wait_exit(self) -> int:
         """The exit status, once there is one; as `subprocess` gives it."""
@@ -164,7 +164,7 @@ class ServerProcess:
         return f"{(telling or lines or ['its log is empty'])[-1].strip()} (all of it in {self.log})"
 
     def found_port_taken(self) -> bool:
-        """Whether it ended because somebody else has the port."""
+        """Whether it ended because another process has the port."""
         return "java.net.BindException" in self._log_text()
 
     def _log_text(self) -> str:

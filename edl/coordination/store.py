@@ -104,7 +104,7 @@ class NoNode(StoreRefused):
 
 
 class VersionConflict(StoreRefused):
-    """Somebody else wrote first: read again."""
+    """Another client wrote first: read again."""
 
     because = "the node has another version"
 

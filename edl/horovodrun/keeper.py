@@ -1,7 +1,7 @@
 """The coordinator of a job that horovodrun has started and for which none was named.
 
 A process of its own on the first worker's host, which belongs to no worker: it outlives horovodrun and the worker that
-started it, and ends when the job is over or when nobody of it is left. It keeps the job's record there, so that
+started it, and ends when the job is over or when no worker of it is left. It keeps the job's record there, so that
 `edl status`, `edl scale` and the others find the job by its name.
 """
 
@@ -40,7 +40,7 @@ START_S = 90.0
 LOOK_S = 0.05
 PERIOD_S = 1.0
 FIRST_S = 600.0  # until the first worker comes: scripts import for long
-NOBODY_S = 60.0  # then nobody of the job is left on any host
+NOBODY_S = 60.0  # then no worker of the job is left on any host
 LINGER_S = 5.0  # after the end of the job and of its workers, for the last looks of stand-ins and people
 
 
@@ -69,7 +69,7 @@ async def start_keeper(settings: Settings, interface: str, command: Sequence[str
 
 
 def _log(settings: Settings) -> Path:
-    """Beside the job's folder, which is made anew by whoever claims the name."""
+    """Beside the job's folder, which is made anew by the process that claims the name."""
     settings.home.mkdir(mode=0o700, parents=True, exist_ok=True)
     return settings.home / f"keeper-{settings.job}.log"
 
@@ -85,7 +85,7 @@ class Keeper:
         self._stopped = asyncio.Event()
 
     async def run(self, address: str) -> None:
-        """Until the job is over, or nobody of it is left. Raises ConfigError when it cannot begin."""
+        """Until the job is over, or no worker of it is left. Raises ConfigError when it cannot begin."""
         for signum in (signal.SIGTERM, signal.SIGINT):
             asyncio.get_running_loop().add_signal_handler(signum, self._stopped.set)
         claim(self._settings.home, self._record)

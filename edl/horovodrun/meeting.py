@@ -2,9 +2,9 @@
 
 One stand-in writes the job's name and coordinator there, all others read it: one on the driver's own host if there is
 any, since the job depends on that host already, else the first worker's. The driver empties that store at each recount,
-so whoever has asked it writes it again.
+so each stand-in that has asked it writes it again.
 
-That store is open to whoever reaches its port. So the job's secret goes into it only where a job may span hosts and
+That store is open to all that reach its port. So the job's secret goes into it only where a job may span hosts and
 no file with a secret was given (docs/security.md).
 """
 
@@ -41,7 +41,7 @@ class MeetingPlace(msgspec.Struct, frozen=True):
     coordinator: str
     host: str  # where the coordinator's record is
     secret: str = ""
-    recounts: int = 0  # of the driver, so far: whoever it starts takes part in each one after that
+    recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in each one after that
 
 
 class WayToMeeting:
@@ -74,7 +74,7 @@ class WayToMeeting:
     async def renew(self, recounts: int = 0) -> None:
         """After a recount nothing is in the store. Raises PeerError.
 
-        Whoever asked too late for the one before has a smaller number of it than the others: the largest counts.
+        A stand-in that asked too late for the one before has a smaller number than the others: the largest counts.
         """
         if self._place is not None:
             there = await self._read()

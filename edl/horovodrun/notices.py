@@ -1,7 +1,7 @@
 """Hearing from horovodrun's driver that its hosts have changed.
 
 The driver speaks Horovod's service protocol: a digest of 32 bytes, a length, and a pickle. Here no pickle is ever
-loaded. Whoever does not know the key that we gave the driver is refused by the digest; of the rest it is enough to
+loaded. A sender without the key that we gave the driver is refused by the digest; of the rest it is enough to
 know which class the pickle names, and that is read without carrying it out.
 """
 
@@ -51,12 +51,12 @@ class Notices:
                     writer.write(digest + _LENGTH.pack(len(answer)) + answer)
                     await writer.drain()
         except (OSError, EOFError, TimeoutError):
-            pass  # whoever it was hung up, or said nothing
+            pass  # the caller hung up, or said nothing
         finally:
             writer.close()
 
     async def _read(self, reader: asyncio.StreamReader) -> bytes | None:
-        """One message of whoever has the key."""
+        """One message of a sender that has the key."""
         digest = await reader.readexactly(_DIGEST)
         (length,) = _LENGTH.unpack(await reader.readexactly(_LENGTH.size))
         if not 0 < length <= _LONGEST:

@@ -1,6 +1,6 @@
 """The little of Python's pickle format that Horovod's driver speaks: written by hand, and read without being loaded.
 
-What a pickle says is carried out by whoever loads it. We load none; and of what we write, the driver gets names of its
+What a pickle says is carried out by its reader. We load none; and of what we write, the driver gets names of its
 own classes and plain values only.
 """
 

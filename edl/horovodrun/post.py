@@ -28,12 +28,12 @@ class JobAtEnd:
     finished: bool
     reason: str = ""
     done: bool = False  # the trainer told it of a good end
-    spent: bool = False  # all is trained that was to be: whoever is started now comes too late
+    spent: bool = False  # all is trained that was to be: a trainer that is started now comes too late
 
 
 @dataclass(frozen=True, slots=True)
 class JobUnknown:
-    """Nobody can be asked."""
+    """There is no leader to ask."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,7 +128,7 @@ class Post:
         if job.over or self._freed or (self._alone and not ended):
             self.status = _code(ended) if job.over and job.done else 0
         elif ended and (job.done or job.spent):
-            pass  # nobody can make up for its end: the job's tells whether it matters
+            pass  # no other trainer can make up for its end: the job's tells whether it matters
         elif ended and self._restarts > 0:
             self._restarts -= 1
             self._ended = None

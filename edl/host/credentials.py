@@ -1,7 +1,7 @@
 """How a process of a job is let in: to the coordinator, and to the other daemons.
 
 One secret per job opens both. A launcher that gives one by file closes the job's nodes to everybody else with a digest
-that follows from it; without one, the first worker leaves a fresh secret in the coordinator, and whoever may read the
+that follows from it; without one, the first worker leaves a fresh secret in the coordinator, and all that may read the
 job's nodes there may join it (docs/security.md).
 """
 
@@ -61,7 +61,7 @@ async def shared_secret(store: Store, job: str, given: bytes) -> bytes:
 
 
 async def known_secret(store: Store, job: str, given: bytes) -> bytes:
-    """The same for somebody who is no worker of the job, and leaves nothing there. Raises PeerError and JobFailed."""
+    """The same for a client that is no worker of the job, and leaves nothing there. Raises PeerError and JobFailed."""
     if given:
         return given
     node = await store.read(tree.secret(job))

@@ -1,7 +1,7 @@
 """The folder that a trainer shares with its daemon: private to the user, in memory, and gone when both are.
 
-A daemon removes it after its trainer. When both are killed at once nobody does; so whoever makes one, and every launch
-at its end, removes those whose trainer is no more. The name tells which one that was.
+A daemon removes it after its trainer. When both are killed at once neither does; so each process that makes one, and
+every launch at its end, removes those whose trainer is no more. The name tells which one that was.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def sweep() -> None:
             continue
         try:
             ours = folder.stat().st_uid == os.geteuid()
-        except FileNotFoundError:  # somebody else swept
+        except FileNotFoundError:  # another process swept
             continue
         if ours:
             shutil.rmtree(folder, ignore_errors=True)

@@ -18,7 +18,7 @@ OVER: Final = frozenset({"finished", "failed"})  # as `edl status` says
 
 
 class Left(msgspec.Struct, frozen=True):
-    """As much of a launcher's record as somebody needs who joins."""
+    """As much of a launcher's record as a newcomer needs."""
 
     coordinator: str = ""  # empty until it is known
     state: str = ""
@@ -27,7 +27,7 @@ class Left(msgspec.Struct, frozen=True):
 def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
     """The settings of a trainer: keywords (None: not given), else EDL_ variables, else this machine's record.
 
-    Raises ConfigError, also when there is a job and nobody knows its coordinator.
+    Raises ConfigError, also when there is a job and its coordinator is not known.
     """
     settings = completed(Settings.from_environment(environ, **keywords))
     if settings.job is not None and settings.coordinator is None:

@@ -1,7 +1,7 @@
 """Facts about processes: when one ends, and how one is started to stay.
 
 Owns: the Linux calls (pidfd, prctl, /proc). Does not own: which process ought to live (`edl.trainer`, `edl.launch`).
-A pid alone may by now be somebody else's; where that matters, `process_start_time` tells the two apart.
+A pid alone may by now be another process's; where that matters, `process_start_time` tells the two apart.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def used_by(pid: int) -> tuple[float, int]:
 
 
 def yield_to_trainers() -> None:
-    """This process, and its threads to come, do not interrupt whoever computes on their core: it comes to its pause, or
-    to the end of its turn, some milliseconds later. The share of the core that they get is as before.
+    """This process, and its threads to come, do not interrupt the trainer on their core: it comes to its pause, or to
+    the end of its turn, some milliseconds later. The share of the core that they get is as before.
     """
     with contextlib.suppress(OSError):  # a container may not allow it: then as all processes do
         os.sched_setscheduler(0, os.SCHED_BATCH, os.sched_param(0))
@@ -129,8 +129,8 @@ async def wait_exit(pid: int) -> None:
 def die_with_parent(parent: int, number: int = signal.SIGTERM) -> None:
     """From now on this process gets the signal when its parent ends; at once if `parent` is gone by now.
 
-    The trap: the kernel means the *thread* that started this process, not the parent as a whole. Whoever starts a
-    process that calls this must do so from its main thread, or from one that lives as long as the process itself.
+    The trap: the kernel means the *thread* that started this process, not the parent as a whole. A parent must
+    start a process that calls this from its main thread, or from one that lives as long as the process itself.
     The setting survives exec, but is not inherited by children.
     """
     libc = ctypes.CDLL(None, use_errno=True)

@@ -1,7 +1,7 @@
 """A small process beside `edl run` that does its cleaning up when it is killed and cannot do so itself.
 
 The kernel kills each trainer with its launcher, but not what the trainer has started. The guard holds one end of a
-pipe that nobody writes to: its end means that the launcher is dead. One that has cleaned up ends its guard first.
+pipe to which nothing is written: its end means that the launcher is dead. One that has cleaned up ends its guard first.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ class Launch:
         self._settings = msgspec.structs.replace(self._settings, secret_file=self._folder.secret)
 
     def _keep_policy(self) -> None:
-        """As it was when it was typed: whoever leads later runs the same, whatever becomes of the file."""
+        """As it was when it was typed: later leaders run the same, whatever becomes of the file."""
         if self._policy is not None:
             self._folder.write_policy(self._policy)
         kept = self._folder.policy if self._policy is not None else None

@@ -60,7 +60,7 @@ class Sink:
         while data and self._open:
             try:
                 data = data[os.write(self._descriptor, data) :]
-            except BlockingIOError:  # somebody we share it with has made it non-blocking
+            except BlockingIOError:  # a process we share it with has made it non-blocking
                 select.select([], [self._descriptor], [])
             except OSError:  # broken pipe, full disk: training goes on without this output
                 self._open = False

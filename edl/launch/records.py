@@ -33,7 +33,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
 
     job: str
     launcher_pid: int
-    launcher_start: int  # with the pid: the launcher and nobody else
+    launcher_start: int  # with the pid: the launcher and no other process
     mark: str  # what all processes of this launch carry in their environment
     started: float
     command: tuple[str, ...]
@@ -140,7 +140,7 @@ def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:
 
 
 def new_name(home: Path) -> str:
-    """For a job that nobody has named."""
+    """For a job that the user has not named."""
     chance = random.Random()  # noqa: S311 - a name, no secret
     while find(home, name := invent(chance)) is not None:
         pass

@@ -53,7 +53,7 @@ async def _recorded(folder: Folder, follow: bool) -> AsyncIterator[dict[str, Any
 
 
 async def _newer(where: Whereabouts, kept: int) -> list[dict[str, Any]]:
-    """Those after so many; none where nobody can be asked."""
+    """Those after so many; none where there is no leader to ask."""
     try:
         async with asyncio.timeout(NEWEST_S), where.client() as client:
             return [event.flat() for event in (await client.events(kept))[1]]

@@ -54,7 +54,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     members: int = 0  # workers that are in the job to stay, booting ones too
     pids: frozenset[int] = frozenset()  # trainers of this machine that the job knows
     done: frozenset[int] = frozenset()  # those of them that told it of a good end
-    spent: bool = False  # all is trained that was to be: whoever is started now comes too late
+    spent: bool = False  # all is trained that was to be: a worker that is started now comes too late
     short: str = ""  # why the job cannot train on until more workers come
     minimum: int = 1  # workers that it needs
 
@@ -170,7 +170,7 @@ class Supervisor:
         self._ours = set(workers.values())  # pids of all that were ever started
         self._hosts = hosts
         self._restarts = restarts
-        self._crashes = 0  # that nobody was started for, and may yet be
+        self._crashes = 0  # for which no worker was started, and may yet be
         self._gone: dict[int, str] = {}  # crashed trainers, by pid, that the job may go on without, and how they ended
         self._doubt = ""  # the first crash that the leader has not gone on from yet
         self._job = JobSeen("starting")
@@ -222,7 +222,7 @@ class Supervisor:
         return self._job.state == "finished" and pid not in self._arrived
 
     def _only_latecomers(self) -> bool:
-        """The job is finished, and whoever runs still was on its way into it."""
+        """The job is finished, and a worker that runs still was on its way into it."""
         return self._job.state == "finished" and bool(self._pids) and not self._job.ranks.keys() & self._pids.values()
 
     def _end_latecomers(self, now: float) -> list[Command]:
@@ -288,7 +288,7 @@ class Supervisor:
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)
         replacing = 0 if job.spent else min(self._crashes, self._restarts, missing - asked)
-        self._crashes = 0  # whoever is not replaced now was not missed, or is one too many
+        self._crashes = 0  # a worker that is not replaced now was not missed, or is one too many
         self._restarts -= replacing
         if asked or replacing:
             return [StartWorkers(asked + replacing, replacing)]

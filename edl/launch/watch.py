@@ -24,7 +24,7 @@ class WatchedJob(Protocol):
     """What is asked of a job's leader, or of what it has left in the coordinator. `edl.outside.client` answers."""
 
     async def status(self) -> Status:
-        """Raises EdlError when nobody answers in time."""
+        """Raises EdlError when no leader answers in time."""
 
     async def events(self, after: int) -> tuple[int, list[Event]]:
         """Those after the first `after` ones, and the number to ask with next time. Raises EdlError."""

@@ -1,7 +1,7 @@
 """Which job is meant, and where it can be asked: by this machine's records, or by a coordinator that is named.
 
-For whoever looks at a job from outside: the command line, `edl.client`. A job that is over is answered for by what its
-launcher has kept.
+For those that look at a job from outside: the command line, `edl.client`. A job that is over is answered for by what
+its launcher has kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
 
     @property
     def starting(self) -> bool:
-        """It is so young that there may be nobody to ask yet."""
+        """It is so young that there may be no leader to ask yet."""
         return self.record is not None and self.record.alive and self.record.state == "starting"
 
     def client(self) -> JobClient:
@@ -83,7 +83,7 @@ def _named(settings: Settings, secret: bytes) -> Coordinator | None:
 
 
 async def read_status(where: Whereabouts) -> Status:
-    """The job as its leader shows it; when nobody answers, as it was seen last. Raises EdlError."""
+    """The job as its leader shows it; without an answer, as it was seen last. Raises EdlError."""
     try:
         async with where.client() as job:
             return await job.status()

@@ -94,7 +94,7 @@ class Paces:
         return None if worker is None else self._explained(worker)
 
     def uneven(self, shares: Mapping[str, float], dealt: Dealt) -> Uneven | None:
-        """Somebody has been slow, or idle for lack of samples, for long enough with these shares of the batch; and with
+        """A worker has been slow, or idle for lack of samples, for long enough with these shares of the batch; and with
         others, in whole samples, a step would take less time. `dealt`: the samples of each worker with such shares.
         """
         odd = {**self._fast_for, **self._slow_for}

@@ -33,7 +33,7 @@ class Timesheets:
         self._views: tuple[WorkerView, ...] = ()
 
     def begin(self) -> None:
-        """Another ring: what a switch took is nobody's work."""
+        """Another ring: what a switch took is no worker's work."""
         self._before = {}
 
     def take(self, ring: Sequence[Seated]) -> bool:

@@ -33,7 +33,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
     minimum: int
     maximum: int  # 0: as many as there are
     rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first; of the present one, so far
-    samples_left: int | None = None  # of all epochs asked for; None: nobody knows how many will be
+    samples_left: int | None = None  # of all epochs asked for; None: it is not known how many will be
     workers: tuple[WorkerView, ...] = ()
     epoch: int = 0
 
@@ -54,7 +54,7 @@ class View(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True):
-    """What a policy wants. With the present size and nobody to replace: that all stays as it is."""
+    """What a policy wants. With the present size and no worker to replace: that all stays as it is."""
 
     size: int
     reason: str

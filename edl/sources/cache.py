@@ -4,7 +4,7 @@ Owns: a folder that may be deleted at any time. One process makes an entry while
 where nothing can be kept (a home on a full or read-only disk) everybody makes it for himself. Does not own: what is in
 the entries.
 
-An entry's key names its content (file, size, time of change), so none is ever out of date. What nobody has used for
+An entry's key names its content (file, size, time of change), so none is ever out of date. What no process has used for
 `UNUSED_S` gives way to what is new.
 """
 
@@ -46,7 +46,7 @@ class Cache:
         if kept is not None:
             return kept
         with self._turn(path) as mine:
-            kept = _loaded(path, usable)  # whoever had the turn before may have made it
+            kept = _loaded(path, usable)  # the process that had the turn before may have made it
             if kept is None:
                 kept = make()
                 if mine:
@@ -86,7 +86,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _turn(self, path: Path) -> Iterator[bool]:
-        """Whoever is inside is the only one on this host. False: that cannot be said, or nothing can be kept."""
+        """The process inside is the only one on this host. False: that cannot be said, or nothing can be kept."""
         lock = self._open_lock(path.with_suffix(".lock"))
         try:
             yield lock is not None and self._locked(lock)
@@ -126,7 +126,7 @@ class Cache:
     def _forget_unused(self) -> None:
         oldest = time.time() - UNUSED_S
         for path in self.folder.iterdir():
-            with contextlib.suppress(FileNotFoundError):  # somebody else was faster
+            with contextlib.suppress(FileNotFoundError):  # another process was faster
                 if path.stat().st_mtime < oldest:
                     path.unlink()
 

@@ -152,7 +152,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
 
 def _batches_of_fit(frame: FrameType | None) -> Any:
-    """The iterator over epochs of the `fit` that calls us, which Keras shows to nobody. None: we are in no `fit`."""
+    """The iterator over epochs of the `fit` that calls us, which Keras does not show. None: we are in no `fit`."""
     while frame is not None:
         batches = frame.f_locals.get("epoch_iterator")
         if hasattr(batches, "_num_batches"):

@@ -41,7 +41,7 @@ class TensorFlowState(State):
         session: not needed: it is the default one.
         kwargs: values: whatever `edl.register` takes.
 
-    Unless `edl.Optimizer` or `hvd.DistributedOptimizer` was given the optimizer, nobody sees updates: then every
+    Unless `edl.Optimizer` or `hvd.DistributedOptimizer` was given the optimizer, edl does not see updates: then every
     `commit()` is the end of a mini-batch, so there must be one after each, and none elsewhere.
     """
 

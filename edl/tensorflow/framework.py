@@ -109,7 +109,7 @@ class TensorFlowFramework:
                 keras_optimizer.order(optimizer)
 
     def track_variables(self, variables: Iterable[Any]) -> None:
-        """Let these travel too, whoever updates them."""
+        """Let these travel too, however they are updated."""
         self._more_variables.extend(variables)
 
     def tape_reducer(self, trainer: StepPort) -> Reducer:
@@ -129,7 +129,7 @@ class TensorFlowFramework:
             self._share.create()
 
     def updates(self) -> tuple[int, ...] | None:
-        """What changes with each update, be it one that nobody had samples for. None: nobody can tell."""
+        """What changes with each update, be it one that no worker had samples for. None: edl cannot tell."""
         counts = self._counts()
         return None if counts is None else (*counts, *(reducer.skipped for reducer in self._reducers))
 
@@ -208,7 +208,7 @@ class TensorFlowFramework:
         return 0.0 if self._counted == before else self._share.value
 
     def keep(self, *, only_statistics: bool) -> None:
-        """Of a step that nobody has samples for, all there is: inside a graph nothing else holds updates back."""
+        """Of a step that no worker has samples for, all there is: inside a graph nothing else holds updates back."""
         if self._session is not None:
             self._kept = None if only_statistics else self._session.remember()
         else:

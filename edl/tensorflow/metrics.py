@@ -4,7 +4,7 @@ Owns: adding them up. Does not own: when (`edl.tensorflow.callback`).
 
 A ring cannot be asked at the end of Keras's epoch: a newcomer that has entered with the last mini-batch is not at the
 end of an epoch, and the others would wait for it. It can be at the end of that mini-batch, before the ring changes: the
-leases tell all members alike that it is the last. Whoever finds the ring broken goes on with what it has.
+leases tell all members alike that it is the last. A member that finds the ring broken goes on with what it has.
 """
 
 from __future__ import annotations

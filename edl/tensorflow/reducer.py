@@ -60,11 +60,11 @@ class Reducer:
             int, Any
         ] = {}  # positions of gradients that were sparse here, with the type of their indices
         self._all_present: Any = None
-        self.skipped = 0  # updates that were not made, as nobody had samples
+        self.skipped = 0  # updates that were not made, as no worker had samples
 
     def average(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
-        """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or nobody has
-        samples in it (only when executing eagerly).
+        """The gradients of the global batch. None: there is no update in this mini-batch, as it is void or no worker
+        has samples in it (only when executing eagerly).
         """
         if not tf.executing_eagerly():
             return _each_present(gradients, self._average_in_graph)
@@ -82,7 +82,7 @@ class Reducer:
         return None
 
     def average_of_tape(self, gradients: Sequence[Gradient], variables: Sequence[Any]) -> list[Gradient] | None:
-        """The same, for a tape; whoever applies them need not average them again."""
+        """The same, for a tape; the optimizer need not average them again."""
         found = self.average(gradients, variables)
         self._averaged.note(variables, self._trainer.step())
         return found
@@ -92,8 +92,8 @@ class Reducer:
         return self._averaged.take(variables, self._trainer.step())
 
     def skips(self) -> bool:
-        """Executing eagerly, there is no update in this mini-batch. One that nobody has samples for is over all the
-        same, and whoever looks whether there was an update must see it.
+        """Executing eagerly, there is no update in this mini-batch. One without any worker's samples is over all the
+        same, and a caller that looks whether there was an update must see it.
         """
         if not tf.executing_eagerly():
             return False
@@ -142,7 +142,7 @@ class Reducer:
         return averaged
 
     def _present(self, gradients: list[Gradient], *, counts: bool) -> Any:
-        """Which there are here. What nobody has, no optimizer may see: zeros would let momentum and decay go on."""
+        """Which there are here. What no worker has, no optimizer may see: zeros would let momentum and decay go on."""
         if counts and all(gradient is not None for gradient in gradients):
             if self._all_present is None or len(self._all_present) != len(gradients):
                 self._all_present = tf.ones(len(gradients))

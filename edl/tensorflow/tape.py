@@ -23,8 +23,8 @@ class AveragingTape(tf.GradientTape):  # type: ignore[misc]
     def gradient(self, target: Any, sources: Any, *args: Any, **kwargs: Any) -> Any:
         """As `tf.GradientTape.gradient`; of variables, averaged over all workers.
 
-        In a mini-batch that is void, or in which nobody has samples, it gives what was found here: no wrapped optimizer
-        applies it.
+        In a mini-batch that is void, or in which no worker has samples, it gives what was found here: no wrapped
+        optimizer applies it.
         """
         found = super().gradient(target, sources, *args, **kwargs)
         averaged = average(self._edl, found, sources)

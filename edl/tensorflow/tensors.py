@@ -20,7 +20,7 @@ KERAS = (keras.Layer, keras.optimizers.Optimizer, keras.metrics.Metric)
 
 
 class TensorFlowTensors:
-    """`edl.trainer.tree.Tensors`. Contents are variables; those of a tensor, which nobody changes, are bytes."""
+    """`edl.trainer.tree.Tensors`. Contents are variables; those of a tensor, which cannot be changed, are bytes."""
 
     def is_of(self, form: Form) -> bool:
         return form.sort in {VARIABLE, TENSOR}

@@ -1,4 +1,4 @@
-"""Between a collective that failed and whoever would have to handle it: the mini-batch is void (I8).
+"""Between a collective that failed and the script that would have to handle it: the mini-batch is void (I8).
 
 Eager code, `fit` and PyTorch have edl there anyway. What is inside a `tf.function` or a session cannot be caught
 inside: TensorFlow has no `try` in a graph. So the script has one line around the call, `with edl.voidable():`.

@@ -33,7 +33,7 @@ class Waiting:
     def since(self, began: Any, averaged: Sequence[Any], tell: Callable[[int], None]) -> list[Any]:
         """Take the time from `began` until all of `averaged` are there.
 
-        A traced function does it by the way. Somebody must depend on what this returns in a graph of TensorFlow 1.
+        A traced function does it by the way. An operation must depend on what this returns in a graph of TensorFlow 1.
         """
         passed = when(averaged) - began
         with tf.device("/CPU:0"):

@@ -65,7 +65,7 @@ def Optimizer(  # noqa: N802 - stands where a class would
     `backward()` returns with the averaged gradients: clip them, look at their norms, unscale them as in any script.
     Inside `with optimizer.no_sync():` it only adds up gradients, to accumulate. When a peer is lost in the middle of a
     step, `step()` leaves the parameters alone and `notify_batch_end()` returns False. It does the same in a step in
-    which nobody has samples.
+    which no worker has samples.
     """
     _framework.wrap(_trainer, optimizer, model, named_parameters)
     return optimizer

@@ -95,8 +95,8 @@ class _PassPlace:
 class ElasticSampler(data.Sampler[int]):
     """Samples of this worker, for a `DataLoader` of this module.
 
-    While gradients are recorded it gives the samples of training, each exactly once in an epoch, whoever comes, goes or
-    dies. Under `torch.no_grad()`, to evaluate, it gives each rank an equal share, as Horovod's does: where the number
+    While gradients are recorded it gives the samples of training, each exactly once in an epoch, as workers come, go
+    or die. Under `torch.no_grad()`, to evaluate, it gives each rank an equal share, as Horovod's does: where the number
     of samples does not divide, some come twice.
 
     Args:

@@ -43,7 +43,7 @@ def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:
 
 
 def _plain(leaf: Any) -> Any:
-    """Numbers of numpy are plain ones for whoever has got them from another worker."""
+    """Numbers of numpy are plain ones for a worker that has got them from another."""
     return leaf.item() if isinstance(leaf, np.generic) else leaf
 
 

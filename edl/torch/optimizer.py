@@ -21,7 +21,7 @@ from edl.torch.reducer import Reducer
 
 
 class _Moot(Exception):
-    """Ends a step whose closure met a broken ring, or samples of nobody."""
+    """Ends a step whose closure met a broken ring, or samples of no worker."""
 
 
 class Elastic:
@@ -30,7 +30,7 @@ class Elastic:
     _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Applies the averaged gradients, unless the mini-batch is void, or nobody has samples in it."""
+        """Applies the averaged gradients, unless the mini-batch is void, or no worker has samples in it."""
         reducer = self._edl
         if reducer is None:
             return super().step(closure)  # type: ignore[misc]

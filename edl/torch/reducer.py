@@ -64,7 +64,7 @@ class Reducer:
         self._passes = passes  # of backward, before a gradient is averaged
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
-        self.updates = 0  # made since the script began, or left out as nobody had samples
+        self.updates = 0  # made since the script began, or left out as no worker had samples
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
         for parameter, name in names.items():
             self.add(parameter, name)
@@ -82,7 +82,7 @@ class Reducer:
 
     @property
     def moot(self) -> bool:
-        """There is nothing to update by: the mini-batch is void (I8), or nobody has samples in it (I13)."""
+        """There is nothing to update by: the mini-batch is void (I8), or no worker has samples in it (I13)."""
         return self._trainer.voided or self._share.weightless
 
     @contextlib.contextmanager

@@ -40,7 +40,7 @@ class TorchTensors:
     def place(self, form: Form, mine: object) -> Destination:
         if isinstance(mine, torch.Tensor) and self.form(mine) == form and not _overlaps(mine):
             return Destination(mine, lambda: mine)
-        if isinstance(mine, torch.Tensor) and mine.requires_grad:  # whoever trains it would go on with the old one
+        if isinstance(mine, torch.Tensor) and mine.requires_grad:  # its optimizer would go on with the old one
             raise Differs(f"{self.form(mine)} here, {form} there")
         tensor = torch.empty(form.shape, dtype=_dtype(form.dtype), device=self._device_for(form, mine))
         return Destination(tensor, lambda: tensor)

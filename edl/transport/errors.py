@@ -29,7 +29,7 @@ class Reason(StrEnum):
 
 
 class Unreachable(PeerError):
-    """Nobody answers at that address, or the peer went away during the call. It may have been carried out."""
+    """No server answers at that address, or the peer went away during the call. It may have been carried out."""
 
 
 class DeadlineExceeded(PeerError):
@@ -37,7 +37,7 @@ class DeadlineExceeded(PeerError):
 
 
 class Unauthentic(PeerError):
-    """The peer does not share the job's secret, or somebody changed the bytes between us."""
+    """The peer does not share the job's secret, or the bytes were changed between us."""
 
 
 class Refused(PeerError):

@@ -29,7 +29,7 @@ class Fate(Enum):
     """What becomes of a message on its way."""
 
     DELIVER = auto()
-    DROP = auto()  # nobody hears of it: the caller waits until its deadline
+    DROP = auto()  # no server hears of it: the caller waits until its deadline
     HOLD = auto()  # until `MemoryNetwork.release`
     DOUBLE = auto()  # delivered twice
 
@@ -166,7 +166,7 @@ class MemoryListener:
     def _done(self, task: asyncio.Task[bytes]) -> None:
         self._answering.discard(task)
         if not task.cancelled():
-            task.exception()  # a doubled message has nobody to tell
+            task.exception()  # a doubled message has no caller to tell
 
 
 class MemoryClient:

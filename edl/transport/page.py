@@ -1,10 +1,10 @@
 """The page that a trainer and its daemon share: the hot path writes and reads it, and touches no socket.
 
 A memory-mapped file in the worker's private folder, of aligned 8-byte words. Every word has one writer, and CPython
-moves such a word with one store or load, so nobody takes a lock. Each word stands alone: no reader may conclude from
+moves such a word with one store or load, so neither takes a lock. Each word stands alone: no reader may conclude from
 one word that another, written before it, has arrived. What must travel together goes through the pipe.
 
-    offset   0  magic, version                                              whoever creates the page
+    offset   0  magic, version                                              the page's creator
             64  step, waited, loaded                                        the trainer
            128  attention_step, flags                                       the daemon
 
@@ -53,7 +53,7 @@ class Page:
 
     @classmethod
     def unshared(cls) -> Page:
-        """A page without a file, which nobody else reads."""
+        """A page without a file, which no other process reads."""
         return cls(mmap.mmap(-1, _BYTES))
 
     @classmethod

@@ -40,7 +40,7 @@ _LONGEST_ADDRESS = 107
 
 
 def private_folder(path: str | os.PathLike[str]) -> Path:
-    """A folder for nobody else, made if it is not there. Raises ConfigError where others could get in."""
+    """A folder for this user alone, made if it is not there. Raises ConfigError where others could get in."""
     folder = Path(path)
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     facts = folder.lstat()

@@ -45,16 +45,16 @@ _SERVER_OPTIONS = [
     # conversation: a leader that is busy for half a second has as many, and would be called anew by all of them.
     ("grpc.server.max_pending_requests", CALLS_AT_ONCE),
     ("grpc.server.max_pending_requests_hard_limit", CALLS_AT_ONCE),
-    ("grpc.per_message_decompression", 0),  # nobody here compresses: a stranger's few kB would be unpacked to many MB
+    ("grpc.per_message_decompression", 0),  # no peer here compresses: a stranger's few kB would be unpacked to many MB
     ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing is cut off; gRPC's default is 120 s
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 _CLIENT_OPTIONS = [
     *_BOTH,
     ("grpc.enable_http_proxy", 0),  # else http_proxy of the environment sends the job's calls to a stranger
-    ("grpc.enable_retries", 0),  # whoever calls decides whether to ask again
+    ("grpc.enable_retries", 0),  # the caller decides whether to ask again
     ("grpc.service_config_disable_resolution", 1),  # no look-ups of TXT records
-    ("grpc.use_local_subchannel_pool", 1),  # close() closes the connection, whoever else calls the same address
+    ("grpc.use_local_subchannel_pool", 1),  # close() closes the connection, though another calls the same address
     ("grpc.initial_reconnect_backoff_ms", 50),
     # Despite its name, how long an attempt to connect may take: a thousand workers that call a new leader at once took
     # 2.2 s here until all hands were shaken. How soon the next attempt follows is the line after.
@@ -121,7 +121,7 @@ class Server(Service):
 
 
 class _OneMethod:
-    """What gRPC asks for the handler of each call. Whoever calls another method hears UNIMPLEMENTED, and is counted."""
+    """What gRPC asks for the handler of each call. A caller of another method hears UNIMPLEMENTED, and is counted."""
 
     def __init__(self, handler: Any, refusals: Refusals) -> None:
         self._handler = handler
