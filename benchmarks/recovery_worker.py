@@ -63,8 +63,9 @@ def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
     from edl.trainer.sitting import Sitting
 
     notes.timed(HorovodRing, "enter", "enter")
-    notes.timed(Sitting, "say_broken", "broken")
-    notes.timed(Sitting, "_agree_on_state", "state")
+    notes.timed(Sitting, "end_uncommitted_batch", "broken")
+    notes.timed(Sitting, "_agree", "state")
+    notes.timed(Sitting, "_copy", "state")  # the last of these calls is when all have the state
     edl.init()
     task = task_of(framework)
     task.use_edl(edl)

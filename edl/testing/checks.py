@@ -6,14 +6,14 @@ runs after every event: each check looks only at what the event could have chang
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.agreement import Beginning
 from edl.core.inputs import Command, Input, Reported
 from edl.core.job import JobMachine
 from edl.core.ledger import Ledger
-from edl.errors import InvalidTransition, JobFailed
+from edl.core.worker.states import TrainerState
+from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
@@ -22,7 +22,7 @@ from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import SimWorker
 from edl.testing.writing_checks import WritingChecks
 
 if TYPE_CHECKING:
@@ -198,7 +198,7 @@ class Checks:
     def _holds_only_the_ready(self, roster: tuple[str, ...]) -> None:
         for worker in roster:
             one = self.job.workers[worker]
-            if not one.generation and not one.rehearsed:
+            if not one.booted:
                 self.violated("I4", f"{worker} is planned for, and {one.doing.value}")
 
     # -------------------------------------------------------------------------------------------------- the workers
@@ -231,43 +231,45 @@ class Checks:
             told = f"{own} of {total} samples, weight {worker.weight}"
             self.violated("I7", f"{worker.id} trains {samples} samples in step {step}, and takes that for {told}")
 
-    def enters(self, worker: SimWorker, assignment: Assignment) -> None:
-        """A worker goes to the rendezvous of its next ring."""
+    def enters(self, worker: SimWorker, before: TrainerState, assignment: Assignment) -> None:
+        """A worker goes to the rendezvous of its next ring; `before`: where it was."""
         after_step = assignment.after_step
-        there = [one for one in self.job.workers.values() if one.sits and one.generation == worker.generation]
-        early = worker.doing is Doing.TRAINING and after_step is not None and worker.step < after_step
-        if early and there != [worker]:
+        if before is not TrainerState.BETWEEN:
+            return
+        others = any(one.sits and one.generation == worker.generation for one in self.job.workers.values())
+        if others and after_step is not None and worker.step < after_step:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
         ring = self.job.rings.rings.get(worker.generation)
-        if ring is not None and after_step is None and worker.doing is Doing.TRAINING and self._works(ring):
+        if ring is not None and after_step is None and self._works(ring, worker):
             self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and nobody of it is gone")
 
-    def _works(self, ring: SimRing) -> bool:
+    def _works(self, ring: SimRing, leaver: SimWorker) -> bool:
         """All of it are in it, stay, and can go on; the word of a switch has reached them in time."""
         known = {member.identity.id for member in self.job.durable.members}
         return known.issuperset(one.id for one in ring.members) and all(
             one.alive
-            and one.sits
-            and one.generation == ring.generation >= one.missed
+            and (one.sits or one is leaver)
+            and one.generation == ring.generation >= one.machine.missed
             and not one.is_odd
             and not one.leaving
             for one in ring.members
         )
 
-    def leaves(self, worker: SimWorker, orders: Orders) -> None:
-        """A worker obeys, and goes."""
-        if worker.sits and worker.doing is Doing.TRAINING and worker.step < orders.leave_after_step:
+    def leaves(self, worker: SimWorker, before: TrainerState, orders: Orders) -> None:
+        """A worker obeys, and goes; `before`: where it was."""
+        if before is TrainerState.BETWEEN and worker.step < orders.leave_after_step:
             last = orders.leave_after_step
             self.violated("I3", f"{worker.id} leaves after step {worker.step}, and its ring needs it up to {last}")
 
-    def formed(self, generation: int, members: list[SimWorker], found: Mapping[str, Beginning | JobFailed]) -> None:
-        """A ring stands, and each member has found how it begins, or that it cannot."""
+    def formed(
+        self, generation: int, members: list[SimWorker], had: Mapping[str, int], booted: Collection[str]
+    ) -> None:
+        """A ring stands, and each member has found how it begins. `had`: the steps of those who had a state before."""
         self._roster(generation, tuple(worker.id for worker in members))
-        steps = {worker.id: worker.step for worker in members if worker.generation and worker.has_state}
-        begins = {one.step for one in found.values() if isinstance(one, Beginning)}
-        if steps and begins != {max(steps.values())}:
-            self.violated("I5", f"generation {generation} begins after step {begins} of {steps}")
-        if steps and any(not worker.generation and not worker.rehearsed for worker in members):
+        begins = {worker.machine.begins_after for worker in members}
+        if had and begins != {max(had.values())}:
+            self.violated("I5", f"generation {generation} begins after step {begins} of {had}")
+        if had and any(worker.id not in booted for worker in members):
             self.violated("I4", f"generation {generation} has members that were not ready")
 
     def sat(self, worker: SimWorker) -> None:
@@ -357,7 +359,7 @@ class Checks:
     @staticmethod
     def _holds(worker: SimWorker, step: int) -> bool:
         """Whoever's script has ended is no survivor: it cannot give its state to anybody. Nor whoever is cut off."""
-        lives = worker.alive and not worker.stalled and not worker.cut_off and worker.doing is not Doing.OVER
+        lives = worker.alive and not worker.stalled and not worker.cut_off and worker.doing is not TrainerState.OVER
         return lives and worker.has_state and worker.step >= step
 
     def missed(self, worker: SimWorker) -> None:

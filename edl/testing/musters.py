@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Summons
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -37,7 +38,7 @@ class Musters:
         self.job.after(2 * self.job.delay(), self._answered, worker, rank, peer, number)
 
     def _answered(self, worker: SimWorker, rank: int, peer: SimWorker, number: int) -> None:
-        if worker.met[0] != number or not worker.daemon or not worker.alive or worker.doing is Doing.OVER:
+        if worker.met[0] != number or not worker.daemon or not worker.alive or worker.doing is TrainerState.OVER:
             return
         if not peer.daemon or not peer.alive or peer.met[0] < number:
             self.job.after(RETRY_S, self._send, worker, rank, peer, number)

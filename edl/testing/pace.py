@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Final, NoReturn
 
+from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Orders
 from edl.testing.faults import Fault
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -27,7 +28,7 @@ class Pace:
         coming = orders.assignment
         if coming is None or coming.after_step is None or coming.place.generation <= worker.generation:
             return
-        goes_on = worker.doing is Doing.TRAINING and not worker.is_held
+        goes_on = worker.doing is TrainerState.TRAINING
         if self._is_smooth and goes_on and worker.step >= coming.after_step:
             late = f"{worker.id} has applied {worker.step}, and hears of a switch after {coming.after_step}"
             self._violated("I11", late)

@@ -6,16 +6,24 @@ Owns: what Horovod, gloo and the rendezvous do between trainers. Does not own: w
 
 from __future__ import annotations
 
-from collections.abc import Generator
 from typing import TYPE_CHECKING
 
-from edl.core.agreement import Beginning, begin
-from edl.errors import JobFailed, RingBroken
+from edl.core.worker.inputs import (
+    Agree,
+    BatchBegins,
+    Command,
+    CopyRest,
+    CopyState,
+    NumberHeard,
+    RingFormed,
+    StateCopied,
+)
+from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.testing.faults import Moment
 from edl.testing.models import Model, mean, of_own, of_sample
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
@@ -58,7 +66,7 @@ class Rings:
 
     def give_up(self, worker: SimWorker, reason: str) -> None:
         """Its daemon does not ask for the others any more."""
-        if worker.doing is Doing.ENTERING and worker.assignment is not None:
+        if worker.doing is TrainerState.ENTERING and worker.assignment is not None:
             self.job.after(self._soon(), self._freed, worker, worker.assignment.place.generation, reason)
 
     def _freed(self, worker: SimWorker, generation: int, reason: str) -> None:
@@ -67,7 +75,6 @@ class Rings:
             self.fail(worker, generation, reason)
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
-        worker.doing, worker.assignment, worker.sits = Doing.ENTERING, assignment, False
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
@@ -91,12 +98,11 @@ class Rings:
 
     def fail(self, worker: SimWorker, generation: int, reason: str) -> None:
         """`worker` could not enter, unless it has meanwhile."""
-        entering = worker.doing is Doing.ENTERING and worker.assignment is not None
+        entering = worker.doing is TrainerState.ENTERING and worker.assignment is not None
         if entering and worker.assignment and worker.assignment.place.generation == generation and worker.alive:
             meeting = self.meetings.get(generation)
             if meeting is not None and not meeting.forming:
                 meeting.arrived.pop(worker.assignment.place.rank, None)
-            worker.assignment, worker.failed_generation = None, generation
             self.job.broken(worker, reason)
 
     def missed(self, worker: SimWorker) -> None:
@@ -129,21 +135,14 @@ class Rings:
             for worker in members:
                 self._later(worker, meeting.generation, "connection reset by peer")
             return
-        beginnings = self._talk(members)
-        if not beginnings:
-            for worker in members:
-                self._later(worker, meeting.generation, "a member has not booted yet")
-            return
-        self.job.checks.formed(meeting.generation, members, beginnings)
-        self.rings[meeting.generation] = SimRing(meeting.generation, members)
-        models = [worker.model for worker in members]
+        had = {one.id: one.step for one in members if one.generation and one.has_state}
+        ready = {one.id for one in members if one.booted}
+        answers, models = self._agree(members), [one.model for one in members]
+        if all(one.machine.assignment is not None or one.sits for one in members):
+            self.job.checks.formed(meeting.generation, members, had, ready)
+            self.rings[meeting.generation] = SimRing(meeting.generation, members)
         for worker in members:
-            beginning = beginnings[worker.id]
-            if isinstance(beginning, JobFailed):
-                self.job.fail_script(worker, str(beginning))
-            else:
-                self._take_over(worker, beginning, models)
-                self.job.sit(worker, meeting.generation, beginning.step)
+            self._begin(worker, answers[worker.id], models)
         self.job.note(f"ring {meeting.generation} of {[one.id for one in members]} stands after step {members[0].step}")
 
     @staticmethod
@@ -151,80 +150,71 @@ class Rings:
         """It has not given up waiting for the others just as the last one came."""
         return worker.assignment is not None and worker.assignment.place.generation == generation
 
-    def _talk(self, members: list[SimWorker]) -> dict[str, Beginning | JobFailed]:
-        """They agree, all at once: each number of theirs is an all-reduce of the highest. Empty: on no ring."""
-        talks = {worker.id: self._begins(worker) for worker in members}
-        found: dict[str, Beginning | JobFailed] = {}
-        heard: int | None = None
-        while not found:
-            said = []
-            for worker, talk in talks.items():
-                try:
-                    said.append(next(talk) if heard is None else talk.send(heard))
-                except StopIteration as over:
-                    found[worker] = over.value
-                except JobFailed as error:
-                    found[worker] = error
-                except RingBroken:
-                    return {}
-            heard = max(said, default=0)
-        if missing := talks.keys() - found.keys():
-            self.job.checks.violated("I3", f"{sorted(missing)} wait for numbers of {sorted(found)}, who go on")
-        return found
+    def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
+        """They agree, all at once: each number of theirs is an all-reduce of the highest. What each does then."""
+        answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
+        while said := {one: command.number for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
+            if gone_on := answers.keys() - said.keys():
+                self.job.checks.violated("I3", f"{sorted(said)} wait for numbers of {sorted(gone_on)}, who go on")
+            highest = max(said.values())
+            answers = {worker.id: worker.machine.handle(NumberHeard(highest)) for worker in members}
+        return answers
 
-    @staticmethod
-    def _begins(worker: SimWorker) -> Generator[int, int, Beginning]:
-        assert worker.assignment is not None
-        how = {"has_state": worker.has_state, "voided": worker.voided, "booted": worker.booted}
-        return begin(worker.assignment, worker.generation, worker.step, **how)
-
-    @staticmethod
-    def _take_over(worker: SimWorker, beginning: Beginning, models: list[Model]) -> None:
+    def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:
         """What it is to begin with has come whole. `models`: of all members, by rank."""
-        if beginning.root is not None:
-            theirs, mine = models[beginning.root], worker.model
-            if beginning.whole:
-                worker.model, worker.tainted = theirs, False
-            elif beginning.unsure:
-                worker.model = Model(mine.learned, theirs.carried)
-        worker.size = len(models)
-        worker.models_may_differ = beginning.step == 0 and worker.size > 1
+        for command in commands:
+            if isinstance(command, CopyState | CopyRest):
+                mine, theirs = worker.model, models[command.root]
+                if isinstance(command, CopyState):
+                    worker.model = theirs
+                elif command.unsure:
+                    worker.model = Model(mine.learned, theirs.carried)
+                commands = worker.machine.handle(StateCopied())
+        if worker.machine.sits:
+            self.job.sit(worker, commands)
+        else:  # the members have found out that this ring is not to stand
+            self.job.carry_out(worker, commands)
 
     def _break_off(
         self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
     ) -> None:
         """Somebody dies in the middle: some of the others may be through, others have half a state, or none."""
-        source, beginnings = self.job.random, self._talk(came)
-        models = [worker.model for worker in members]
-        copying = any(one.root is not None for one in beginnings.values() if isinstance(one, Beginning))
+        source = self.job.random
+        copying = generation > 1 and any(one.has_state for one in came)
         copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
-        ring = SimRing(generation, members)
+        answers = self._agree(came) if copying else {}
+        models = [worker.model for worker in members]
         for worker in living:
-            beginning = beginnings.get(worker.id)
-            if isinstance(beginning, Beginning) and beginning.root is not None and copying:
-                copies = beginning.whole or beginning.unsure
-                through = source.random() < 0.3
-                if through and (not copies or members[beginning.root] in living):
-                    self.rings[generation] = ring
-                    self._take_over(worker, beginning, models)
-                    self.job.sit(worker, generation, beginning.step)
-                    continue
-                self._take_half(worker, beginning, models)
+            commands = answers.get(worker.id, [])
+            copy = next((one for one in commands if isinstance(one, CopyState | CopyRest)), None)
+            if copy is not None and source.random() < 0.3 and self._has_come(copy, members, living):
+                self.rings[generation] = SimRing(generation, members)
+                self._begin(worker, commands, models)
+                continue
+            if copy is not None:
+                self._take_half(worker, copy, models)
+            elif commands:
+                self._begin(worker, commands, models)
             reason = "connection reset by peer" if len(living) + 1 >= len(members) else "several are gone"
             slow = STEP_TIMEOUT_S if any(one.stalled for one in members) else 0.005
             self.job.after(slow * source.random(), self.fail, worker, generation, reason)
         if generation in self.rings:
-            self.arm(ring)
+            self.arm(self.rings[generation])
 
     @staticmethod
-    def _take_half(worker: SimWorker, beginning: Beginning, models: list[Model]) -> None:
+    def _has_come(copy: CopyState | CopyRest, members: list[SimWorker], living: list[SimWorker]) -> bool:
+        """What is copied may be through, though somebody is gone: unless that one was to give it."""
+        copies = isinstance(copy, CopyState) or copy.unsure
+        return not copies or members[copy.root] in living
+
+    @staticmethod
+    def _take_half(worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
         """Of a whole state, or of what only may differ."""
-        assert beginning.root is not None
-        mine, theirs = worker.model, models[beginning.root]
-        if beginning.whole and not beginning.current:
-            worker.model, worker.tainted = mine.half_copied(theirs), True
-        elif beginning.unsure:
+        mine, theirs = worker.model, models[copy.root]
+        if isinstance(copy, CopyRest) and copy.unsure:
             worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
+        elif isinstance(copy, CopyState) and not (copy.is_root or copy.current):
+            worker.model = mine.half_copied(theirs)
 
     # -------------------------------------------------------------------------------------------------- its steps
 
@@ -236,7 +226,7 @@ class Rings:
     def _step(self, ring: SimRing) -> None:
         ring.armed = False
         here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
-        able = [w for w in here if w.doing is Doing.TRAINING and not w.stalled]
+        able = [w for w in here if w.doing is TrainerState.TRAINING and not w.stalled]
         whole = len(here) == len(ring.members)
         supplied = []
         for worker in able:
@@ -274,7 +264,7 @@ class Rings:
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
-        here = worker.alive and not worker.stalled and worker.sits and worker.doing is Doing.TRAINING
+        here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and worker.generation == ring.generation and worker.step == step:
             self.job.broken(worker, "the all-reduce timed out")
 
@@ -295,24 +285,27 @@ class Rings:
         self.job.checks.trained(ring.generation, members, step, samples, done=bool(applied))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
+        ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
-            worker.step, worker.model = step, worker.model.after(step, reduced)
+            worker.model = worker.model.after(step, reduced)
         self.job.checks.applied(applied)
         for worker in applied:
-            self.job.stepped(worker)
+            self.job.stepped(worker, ends[worker.id])
         self.arm(ring)
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
         """Where nobody has trained before, all begin from rank 0's model."""
-        if any(worker.models_may_differ for worker in members):
-            for worker in members:
-                worker.model, worker.models_may_differ = members[0].model, False
+        for worker in members:
+            for command in worker.machine.handle(BatchBegins()) if worker.machine.models_may_differ else ():
+                assert isinstance(command, CopyState)
+                worker.model = members[command.root].model
+                worker.machine.handle(StateCopied())
 
     def _gradient(self, worker: SimWorker, step: int, samples: list[Sample]) -> int | None:
         """What it adds to the mean of all: its own, by its weight."""
         if self.job.spec is None:
-            return mean((of_own(worker.id, step),), of=worker.size)
+            return mean((of_own(worker.id, step),), of=worker.machine.size)
         worker.weigh(step)
         self.job.checks.weighs(worker, step, len(samples))
         return mean(map(of_sample, samples), of=worker.leases.samples(step))

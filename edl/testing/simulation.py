@@ -1,7 +1,7 @@
-"""A whole job in one thread on a manual clock: the real leader's machine, the real decisions of trainers, no network.
+"""A whole job in one thread on a manual clock: the real machines of the leader and of the workers, no network.
 
-Owns: time, messages and what can go wrong with both; workers that do what `edl.trainer` does. Does not own: any
-decision; those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
+Owns: time, messages and what can go wrong with both; carrying out what workers' machines say, as `edl.trainer` does.
+Does not own: any decision; those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
 
 Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
 message may be late, come twice, or be overtaken. All chance comes from one seed, so that a seed always tells the same
@@ -23,19 +23,45 @@ from edl.core.inputs import Command, Input, Reported, Ruled, TookOver, Vanished
 from edl.core.job import JobMachine, new_record
 from edl.core.orders import OrderBook
 from edl.core.patience import Patience
-from edl.core.seat import Enter, Leave, Stop, are_newer, attention_step, next_move
+from edl.core.seat import are_newer, attention_step
+from edl.core.worker.inputs import (
+    BatchEnded,
+    BatchVoid,
+    BootAlone,
+    DataWanted,
+    EndScript,
+    EnterRing,
+    Fail,
+    LeaveRing,
+    LeaveWanted,
+    OrdersHeard,
+    OrdersRead,
+    ReadOrders,
+    RecordRing,
+    RingFailed,
+    ScriptEnded,
+    ScriptFailed,
+    SetWeight,
+    StillWaiting,
+    TellDaemon,
+    TrainStandIns,
+)
+from edl.core.worker.inputs import Command as TrainerCommand
+from edl.core.worker.inputs import Input as TrainerInput
+from edl.core.worker.states import ALONE, TrainerState
+from edl.protocol import link as say
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, Governing
 from edl.protocol.job import OVER, JobState, Record, WorkerState
-from edl.protocol.messages import AskScale, Phase, Register
+from edl.protocol.messages import AskScale, Register
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import SimLeader
 from edl.testing.musters import Musters
 from edl.testing.node import RecordNode
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import KILLED, SimWorker
 
 REPORT_S = 0.02
 SESSION_S = 0.3
@@ -111,14 +137,16 @@ class SimJob:
             self.events += 1
             act(*arguments)
             if self.now > self._calm_at + within_s:
-                waiting = {w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not Doing.OVER}
+                waiting = {
+                    w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not TrainerState.OVER
+                }
                 self.checks.violated("I12", f"not over {within_s:g} s after the last fault: {waiting}")
         if not self.hangs():
             self.checks.over()
 
     def _is_quiet(self) -> bool:
         return self.durable.state in OVER and all(
-            worker.doing is Doing.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
+            worker.doing is TrainerState.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
         )
 
     def hangs(self) -> bool:
@@ -168,7 +196,7 @@ class SimJob:
         """Do it now, to `worker` or to anybody."""
         if self.durable.state in OVER:
             return
-        living = [one for one in self.workers.values() if one.alive and one.doing is not Doing.OVER]
+        living = [one for one in self.workers.values() if one.alive and one.doing is not TrainerState.OVER]
         victim = worker if worker in living else self.random.choice(living) if living else None
         self._calm_at = max(self.now, self.node.away_until)
         self.struck[fault] += 1
@@ -193,11 +221,10 @@ class SimJob:
     def _strike(self, fault: Fault, victim: SimWorker) -> None:
         match fault:
             case Fault.LEAVE:
-                victim.leaving = True
-                self.stir(victim)
+                self.tell(victim, LeaveWanted())
             case Fault.KILL:
                 self._die(victim)
-                victim.phase, victim.reason = Phase.FAILED, "killed"
+                victim.account.died(KILLED)
                 self.stir(victim)
             case Fault.VANISH:
                 self._die(victim)
@@ -216,8 +243,7 @@ class SimJob:
                 pass
 
     def _die(self, worker: SimWorker) -> None:
-        worker.alive = worker.sits = False
-        worker.doing = Doing.OVER
+        worker.alive = False
         self.rings.missed(worker)
 
     def _expire(self, worker: SimWorker) -> None:
@@ -250,18 +276,9 @@ class SimJob:
             self.after(SESSION_S, self._present, worker, daemon)
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
-        if worker.daemon != daemon or worker.presented:
-            return
-        worker.presented = True
-        phase, worker.phase = worker.phase, Phase.BOOTING
-        worker.met, worker.met_before = (0,), worker.met
-        marked, worker.marked = worker.marked, (0, 0)
-        generation, worker.generation = worker.generation, 0
-        failed, worker.failed_generation = worker.failed_generation, 0
-        self._call(Reported(worker.id, msgspec.structs.replace(worker.observation(self.spec, STEP_S), at=self.now)))
-        worker.phase, worker.generation, worker.failed_generation = phase, generation, failed
-        worker.marked = marked
-        self.stir(worker)
+        if worker.daemon == daemon and not worker.presented:
+            self._call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.now)))
+            self.stir(worker)
 
     def _change_leader(self, *, dies: bool) -> None:
         old = self.leader
@@ -290,8 +307,8 @@ class SimJob:
     def _join(self) -> None:
         worker = SimWorker(f"w{len(self.workers)}")
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
-        if self.spec is not None:
-            worker.want(1 if asks_by_epoch(self.spec) else self.spec.epochs)
+        if self.spec is not None and not asks_by_epoch(self.spec):
+            worker.wanted = self.spec.epochs
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -310,7 +327,7 @@ class SimJob:
             self.stir(worker)
             self.after(self.delay(), self._hear, worker, self.leader.book)
         elif not taken and not worker.admitted:
-            self._finish(worker, Phase.FAILED, "was refused")
+            self._fail_script(worker, "was refused")
 
     # --------------------------------------------------------------------------------------------- requests for a size
 
@@ -404,7 +421,7 @@ class SimJob:
             self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
         members = {member.identity.id: member.state for member in record.members}
         for worker in self.workers.values():
-            if worker.doing is Doing.OVER and members.get(worker.id) in (None, WorkerState.DONE):
+            if worker.doing is TrainerState.OVER and members.get(worker.id) in (None, WorkerState.DONE):
                 self._roll.discard(worker.id)
         for member in record.members:
             if member.state is WorkerState.LEAVING:
@@ -434,7 +451,7 @@ class SimJob:
     def _listeners(self) -> list[SimWorker]:
         """Whose daemons ask for orders."""
         listening = (one for one in self.workers.values() if one.alive and one.daemon and one.admitted)
-        return [worker for worker in listening if worker.doing is not Doing.OVER]
+        return [worker for worker in listening if worker.doing is not TrainerState.OVER]
 
     # ------------------------------------------------------------------------------------------------ a worker's world
 
@@ -446,7 +463,7 @@ class SimJob:
 
     def _report(self, worker: SimWorker) -> None:
         worker.report_due = False
-        observation = worker.observation(self.spec, STEP_S)
+        observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
             self._call(Reported(worker.id, msgspec.structs.replace(observation, at=self.now)))
@@ -457,131 +474,138 @@ class SimJob:
         if not are_newer(orders, worker.orders) or not worker.alive or not worker.daemon:
             return
         self.checks.heard(worker, orders, book.record)
-        worker.orders, marked = orders, worker.marked
+        before, worker.orders = worker.orders, orders
         self.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
         if worker.stalled:  # all of the process, say
             return
         worker.attention = attention_step(worker.generation, orders)
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
-        if worker.generation and worker.hear() and worker.sits:
-            self._take_up(worker)
-        if worker.marked != marked:
-            self.stir(worker)
-        if worker.waits or worker.is_held or (worker.doing is Doing.TRAINING and self._is_hungry(worker)):
+        self.tell(worker, OrdersHeard(orders))
+        if before is not None:  # another thread has looked at these earlier, and comes later
+            self.tell(worker, OrdersHeard(before))
+        if worker.sits and worker.machine.has_share:
+            self.rings.arm(self.rings.rings[worker.generation])
+        if worker.waits or worker.is_held:
             self.look(worker)
+        elif worker.is_hungry():
+            self.tell(worker, StillWaiting(orders))
 
-    def _is_hungry(self, worker: SimWorker) -> bool:
-        """Its script waits for samples."""
-        return self.spec is not None and (worker.leases.at(worker.step + 1) is None or worker.step == worker.stuck)
+    # ------------------------------------------------------------------------------------------------ a trainer's shell
 
-    def _take_up(self, worker: SimWorker) -> None:
-        """There is data: train."""
-        if worker.doing is Doing.AWAITING:
-            worker.doing = Doing.TRAINING
-        self.rings.arm(self.rings.rings[worker.generation])
+    def tell(self, worker: SimWorker, happened: TrainerInput) -> None:
+        """Something happens to its trainer."""
+        self.carry_out(worker, worker.machine.handle(happened))
+
+    def carry_out(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
+        """What its machine says, but for what all members of a ring do together (`edl.testing.rings`)."""
+        for command in commands:
+            match command:
+                case TellDaemon(said):
+                    self._told(worker, said)
+                case ReadOrders():
+                    self.look(worker)
+                case EnterRing(assignment):
+                    self.rings.arrive(worker, assignment)
+                case LeaveRing():
+                    self.rings.missed(worker)
+                case RecordRing():
+                    self.checks.sat(worker)
+                case SetWeight():
+                    worker.weight = command.weight
+                case BootAlone():
+                    self._boot(worker)
+                case TrainStandIns():
+                    self.broken(worker, "its data never came")
+                case EndScript():
+                    self.end_script(worker)
+                case Fail(reason):
+                    self._fail_script(worker, reason)
+                case _:  # a look at newer orders comes with them, and collectives fail by themselves
+                    pass
+
+    def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
+        """Its daemon hears of it, and reports."""
+        worker.account.hear(said)
+        self.stir(worker)
+        if isinstance(said, say.Entered):
+            if worker.orders is not None:
+                worker.attention = attention_step(said.generation, worker.orders)
+            self.happens(Moment.SITTING, worker)
 
     def look(self, worker: SimWorker) -> None:
-        """What the trainer does with the orders it has, where `edl.trainer` lets it look at them."""
-        if worker.orders is None or worker.stalled or not worker.alive:
+        """Its trainer looks at its orders, where `edl.trainer` lets it follow them."""
+        machine, before = worker.machine, worker.doing
+        if machine.orders is None or worker.stalled or not worker.alive:
             return
-        move = next_move(worker.seat(), worker.orders)
-        match move:
-            case Enter(assignment) if worker.waits or worker.doing is Doing.TRAINING:
-                if worker.doing is Doing.TRAINING and self._is_hungry(worker):
-                    self._miss(worker, assignment)  # it waits for samples, where only endings are obeyed
-                else:
-                    self.checks.enters(worker, assignment)
-                    self.rings.arrive(worker, assignment)
-            case Leave():
-                self.checks.leaves(worker, worker.orders)
-                self._finish(worker, Phase.DONE, "")
-            case Stop(reason):
-                self._finish(worker, Phase.FAILED if reason else Phase.DONE, reason)
-            case _ if worker.doing is Doing.COMING and worker.orders.boot_alone:
-                self._boot(worker)
-
-    def _miss(self, worker: SimWorker, assignment: Assignment) -> None:
-        if worker.leases.covers(worker.step + 1):
-            return
-        if (assignment.after_step or worker.marked[0]) and assignment.place.generation > worker.missed:
-            worker.missed = assignment.place.generation
-            self.stir(worker)
+        commands = machine.handle(OrdersRead(machine.orders))
+        if machine.assignment is not None:
+            self.checks.enters(worker, before, machine.assignment)
+        elif machine.state is TrainerState.LEAVING:
+            self.checks.leaves(worker, before, machine.orders)
+        self.carry_out(worker, commands)
+        if machine.state is TrainerState.TRAINING:
+            self.rings.arm(self.rings.rings[worker.generation])
 
     def _boot(self, worker: SimWorker) -> None:
-        worker.doing = Doing.BOOTING
         self.happens(Moment.BOOTING, worker)
         self.after(0.02 + 0.2 * self.random.random(), self._rehearse, worker)
 
     def _rehearse(self, worker: SimWorker) -> None:
-        if worker.alive and not worker.stalled and worker.doing is Doing.BOOTING:
-            worker.doing, worker.opened = Doing.REHEARSING, True
-            if self.spec is not None:
-                worker.phase = Phase.REHEARSING  # told when the script is handed samples
-            self.stir(worker)
+        if worker.alive and not worker.stalled and worker.doing is TrainerState.BOOTING:
+            self._open(worker)
             self.happens(Moment.REHEARSING, worker)
             self.after(0.02 + 0.1 * self.random.random(), self._rehearsed, worker)
 
     def _rehearsed(self, worker: SimWorker) -> None:
-        if worker.alive and not worker.stalled and worker.doing is Doing.REHEARSING:
-            worker.doing, worker.phase, worker.rehearsed = Doing.CHANGING, Phase.READY, True
-            self.stir(worker)
+        if worker.alive and not worker.stalled and worker.doing in ALONE:
             self.happens(Moment.READY, worker)
-            self.look(worker)
+            self.tell(worker, BatchEnded())
 
-    def sit(self, worker: SimWorker, generation: int, step: int) -> None:
-        """Its ring stands, and begins after `step`."""
-        worker.generation, worker.failed_generation, worker.assignment = generation, 0, None
-        worker.entered = worker.step = worker.even_until = step
-        worker.phase, worker.sits, worker.voided, worker.taken = Phase.TRAINING, True, False, None
-        worker.leases.forget_before(step + 1)
-        worker.doing = Doing.AWAITING
-        found = worker.hear()
-        worker.leases_told = worker.leases_of
-        if worker.orders is not None:
-            worker.attention = attention_step(generation, worker.orders)
-        self.stir(worker)
-        self.happens(Moment.SITTING, worker)
-        if not worker.opened:  # the first generation: the script goes on from `init` to its first batch
-            worker.opened = True
-        self.checks.sat(worker)
-        if found or self.spec is None:
-            self._take_up(worker)
-        else:
-            self.look(worker)
+    def sit(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
+        """Its ring stands. In the first one its script goes on from `init` to its first batch."""
+        self.carry_out(worker, commands)
+        if worker.machine.opened is None:
+            self._open(worker)
+        if worker.machine.has_share or self.spec is None:
+            self.rings.arm(self.rings.rings[worker.generation])
 
-    def stepped(self, worker: SimWorker) -> None:
+    def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
         """The end of a mini-batch that counts."""
         self.stir(worker)
-        if worker.alive and not worker.stalled and worker.step >= worker.attention:
-            self.look(worker)
+        if worker.alive and not worker.stalled:
+            self.carry_out(worker, commands)
 
     def broken(self, worker: SimWorker, reason: str) -> None:
         """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
         if worker.sits:
-            worker.model, worker.voided = worker.model.disturbed(worker.id), True
-        worker.doing = Doing.CHANGING if worker.booted else Doing.COMING
-        worker.phase, worker.sits, worker.reason = Phase.BROKEN, False, reason
+            worker.model = worker.model.disturbed(worker.id)
+            worker.machine.handle(BatchVoid(reason))
+            commands = worker.machine.handle(BatchEnded())
+        else:
+            commands = worker.machine.handle(RingFailed(reason))
         self.rings.missed(worker)
-        self.stir(worker)
-        self.look(worker)
+        self.carry_out(worker, commands)
 
     def begin_pass(self, worker: SimWorker) -> None:
         """The script asks for one more epoch."""
-        worker.want(worker.wanted + 1)
-        self.stir(worker)
+        worker.wanted += 1
+        self._open(worker)
+
+    def _open(self, worker: SimWorker) -> None:
+        """The script asks for samples, if the job hands them out."""
+        if self.spec is not None:
+            self.tell(worker, DataWanted(msgspec.structs.replace(self.spec, epochs=worker.wanted)))
 
     def end_script(self, worker: SimWorker) -> None:
-        """The generator has come to its end."""
-        self._finish(worker, Phase.DONE, "")
-
-    def fail_script(self, worker: SimWorker, reason: str) -> None:
-        self._finish(worker, Phase.FAILED, reason)
-
-    def _finish(self, worker: SimWorker, phase: Phase, reason: str) -> None:
-        worker.doing, worker.phase, worker.reason, worker.sits = Doing.OVER, phase, reason, False
+        """The generator has come to its end, or the trainer was told to go."""
+        commands = worker.machine.handle(ScriptEnded())
         self.rings.missed(worker)
-        self.stir(worker)
+        self.carry_out(worker, commands)
+
+    def _fail_script(self, worker: SimWorker, reason: str) -> None:
+        worker.machine.handle(ScriptFailed(reason))
+        self.end_script(worker)
 
 
 class CheckedMachine(JobMachine):

@@ -1,84 +1,70 @@
-"""A simulated worker: where its trainer is, and what its daemon knows.
+"""A simulated worker: the real machine of its trainer, and what its daemon knows.
 
-Owns: the state of one worker, and what is seen of it. Does not own: what it does next (`edl.testing.simulation`).
+Owns: one worker's machine, its model, how far its pipeline has read, and what is seen of it. Does not own: what is done
+with the machine's commands (`edl.testing.simulation`, `edl.testing.rings`).
 """
 
 from __future__ import annotations
 
-from enum import Enum
-
-import msgspec
-
-from edl.core.agreement import has_state
-from edl.core.seat import NEVER, Seat
+from edl.core.seat import NEVER
+from edl.core.worker.account import TrainerAccount
+from edl.core.worker.inputs import BatchEnded, Command, SetWeight, StepCovered
 from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import READY, TrainerState
 from edl.protocol.assignment import Assignment, Orders, Share
-from edl.protocol.data import DataSpec, Range
+from edl.protocol.data import Range
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase
 from edl.testing.models import Model, fresh
 
 Batch = tuple[Range, ...]
+KILLED = "killed"
 
 
-class Doing(Enum):
-    """Where a trainer is in its script and in `edl.trainer`."""
+class Steps:
+    """What a trainer counts its steps in, as in the page that it shares with its daemon."""
 
-    COMING = "coming"  # inside `init`, before its first seat
-    BOOTING = "booting"  # in a ring of one, imports and models
-    REHEARSING = "rehearsing"
-    CHANGING = "changing"  # `change_ring`: it waits for orders to enter the next one
-    ENTERING = "entering"  # it waits in the rendezvous
-    AWAITING = "awaiting"  # `_await_share`: the ring stands, its data is not known yet
-    TRAINING = "training"
-    OVER = "over"
+    __slots__ = ("step", "usual_until")
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.usual_until = 0
+
+
+class SimLeases(LeaseBuffer):
+    """Of a trainer whose mini-batches end on one thread while orders come on another."""
+
+    def adopt(self, share: Share, stamp: tuple[int, int], at_work: int = 0) -> None:
+        """It works on that step. Now and then it has heard just before it began that one."""
+        super().adopt(share, stamp, at_work - (at_work % 5 == 1))
 
 
 class SimWorker:
     """A trainer and its daemon."""
 
     __slots__ = (
+        "account",
         "admitted",
         "ahead",
         "alive",
-        "assignment",
         "attention",
+        "count",
         "cut_off",
         "daemon",
         "deaf_until",
-        "doing",
-        "entered",
-        "even_until",
-        "failed_generation",
-        "generation",
         "id",
         "leases",
-        "leases_of",
-        "leases_told",
-        "leaving",
-        "marked",
+        "machine",
         "met",
         "met_before",
-        "missed",
         "model",
-        "models_may_differ",
-        "opened",
         "orders",
-        "phase",
         "presented",
         "read",
-        "reason",
-        "rehearsed",
         "report_due",
         "sent",
-        "sits",
-        "size",
         "stalled",
-        "step",
-        "stuck",
-        "tainted",
-        "taken",
-        "voided",
         "wanted",
         "weight",
     )
@@ -88,119 +74,83 @@ class SimWorker:
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it
-        self.doing = Doing.COMING
-        self.generation = 0  # of the ring it sits in, or sat in last
-        self.failed_generation = 0  # of a newer one that it could not enter
-        self.sits = False  # in that ring, and has not left it
-        self.entered = 0  # the step that its generation took over after
-        self.step = 0  # committed
-        self.size = 1  # of that ring
+        self.count = Steps()
+        self.leases = SimLeases()
+        self.machine = WorkerMachine(self.leases, self.count)
         self.model: Model = fresh(worker)
-        self.models_may_differ = False  # nobody has trained, and rank 0's is not everybody's yet
-        self.voided = False  # the mini-batch after `step` was void, in the ring that it comes from
-        self.tainted = False  # a copy of the state broke off: it must not become anybody's
-        self.rehearsed = False
-        self.opened = False
+        self.weight = 0.0  # of its samples among all workers', as its optimizer was told
         self.wanted = 1  # epochs; by its first pass, where each asks for one more
         self.ahead = 1  # steps that its pipeline reads ahead
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
-        self.leases = LeaseBuffer()
-        self.taken: tuple[Share, tuple[int, int]] | None = None  # the newest share that one of its threads has seen
-        self.marked = (0, 0)  # as its daemon was told: the recut under way, and its mark
-        self.stuck = NEVER  # beyond this step it waits for samples that are behind the mark
-        self.weight, self.even_until = 0.0, 0  # of its samples among all workers', up to this step
-        self.assignment: Assignment | None = None  # while it enters
-        self.leases_of = 0  # the generation by whose leases `step` was trained
-        self.leases_told = 0  # the same when it entered, as its daemon was told
+        # its daemon's
+        self.account = TrainerAccount()
         self.orders: Orders | None = None
         self.attention = NEVER
-        # its daemon's
         self.admitted = False  # a leader has taken its registration
         self.daemon = 1  # number of the process; 0: gone with its host
         self.presented = True  # a leader knows that process
-        self.phase = Phase.BOOTING
-        self.leaving = False
-        self.missed = 0  # the newest generation whose switch it has missed
         self.met: tuple[int, ...] = (0,)  # the newest call to a next ring, and whom it has not met there
         self.met_before: tuple[int, ...] = (0,)  # the same of a daemon that died
-        self.reason = ""
         self.sent: Observation | None = None
         self.report_due = False
         self.deaf_until = 0.0
 
+    # ------------------------------------------------------------------------------------------------ its trainer
+
+    @property
+    def doing(self) -> TrainerState:
+        """Where its trainer is."""
+        return self.machine.state if self.alive else TrainerState.OVER
+
+    @property
+    def generation(self) -> int:
+        """Of the ring it sits in, or sat in last."""
+        return self.machine.generation
+
+    @property
+    def step(self) -> int:
+        """Committed."""
+        return self.count.step
+
+    @property
+    def entered(self) -> int:
+        """The step that its generation took over after."""
+        return self.machine.entered_after
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """While it enters."""
+        return self.machine.assignment
+
+    @property
+    def sits(self) -> bool:
+        """In the ring of its generation, and has not left it."""
+        return self.alive and self.machine.sits
+
     @property
     def has_state(self) -> bool:
         """Its model is that of `step`."""
-        return has_state(self.step, tainted=self.tainted)
+        return self.machine.has_state
 
     @property
     def booted(self) -> bool:
         """It could enter a ring at once."""
-        return self.generation > 0 or self.rehearsed
+        return self.machine.booted
 
     @property
     def waits(self) -> bool:
         """It could take a seat at once."""
-        return self.doing in (Doing.COMING, Doing.CHANGING, Doing.AWAITING)
-
-    @property
-    def is_odd(self) -> bool:
-        """It hangs, or hears nothing for longer than others wait."""
-        return self.stalled or self.deaf_until > 0
+        return self.doing in READY
 
     @property
     def is_held(self) -> bool:
         """At the end of a mini-batch, for what follows the mark."""
-        return self.doing is Doing.TRAINING and self.leases.holds_at(self.step) and self.step != self.stuck
+        return self.doing is TrainerState.BETWEEN
 
-    def seat(self) -> Seat:
-        return Seat(max(self.generation, self.failed_generation), self.step, self.waits)
-
-    def identity(self) -> Identity:
-        return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
-
-    def observation(self, spec: DataSpec | None, step_time_s: float) -> Observation:
-        return Observation(
-            phase=self.phase,
-            generation=max(self.generation, self.failed_generation),
-            step=self.step,
-            leases_of=self.leases_told,
-            step_time_s=step_time_s if self.step > self.entered else 0.0,
-            data=msgspec.structs.replace(spec, epochs=self.wanted) if self.opened and spec is not None else None,
-            pause=None,
-            leaving=self.leaving,
-            reason=self.reason,
-            missed=self.missed,
-            marked=self.marked,
-            booted=self.booted,
-            met=self.met,
-        )
-
-    def want(self, epochs: int) -> None:
-        """Its script asks for so many."""
-        self.wanted = epochs
-        self.leases.want(epochs)
-
-    def hear(self) -> bool:
-        """Take the share of this generation, if the orders have it. False: they have not."""
-        orders = self.orders
-        for share in orders.shares if orders else ():
-            if orders and (share.generation, share.after_step) == (self.generation, self.entered):
-                # It works on the step after. Now and then it has heard just before it began that one.
-                self.leases.adopt(share, (orders.term, orders.version), at_work=self.step + (self.step % 5 > 0))
-                if self.taken is not None:  # by another of its threads, which has looked earlier, and comes later
-                    self.leases.adopt(*self.taken)
-                self.taken, self.leases_of = (share, (orders.term, orders.version)), share.generation
-                self._heed_mark()
-                return True
-        return False
-
-    def _heed_mark(self) -> None:
-        if self.marked != self.leases.marked:
-            self.marked = self.leases.marked
-            self.stuck = self.step if self.leases.holds_at(self.step) else NEVER
-            if self.marked[0]:
-                self.even_until = min(self.even_until, self.marked[1])
+    def is_hungry(self) -> bool:
+        """Its script waits for samples, for the next step or for the first."""
+        beyond = self.leases.at(self.step + 1) is None or self.leases.holds_at(self.step)
+        return self.doing is TrainerState.TRAINING and self.machine.opened is not None and beyond
 
     def read_on(self) -> None:
         """Its pipeline reads ahead, in the epochs that its script has begun, as far as it may and can."""
@@ -214,5 +164,65 @@ class SimWorker:
 
     def weigh(self, step: int) -> None:
         """Before `step` is reduced, unless the weight of the one before holds."""
-        if step > self.even_until:
-            self.weight, self.even_until = self.leases.weight(step), self.leases.constant_until(step)
+        if self.machine.weight_is_due:
+            for command in self.machine.handle(StepCovered(step, self.generation)):
+                assert isinstance(command, SetWeight)
+                self.weight = command.weight
+
+    def end_batch(self) -> list[Command]:
+        """A mini-batch that is applied: a usual one is only counted."""
+        step, attention = self.count.step + 1, self.count.step + 1 >= self.attention
+        if step < self.count.usual_until and not attention:
+            self.count.step = step
+            return []
+        return self.machine.handle(BatchEnded(attention))
+
+    # ------------------------------------------------------------------------------------------------ its daemon
+
+    @property
+    def leaving(self) -> bool:
+        """It was asked to leave."""
+        return self.account.leaving
+
+    @property
+    def phase(self) -> Phase:
+        """What it was last seen doing."""
+        return self.account.phase
+
+    @property
+    def is_odd(self) -> bool:
+        """It hangs, or hears nothing for longer than others wait."""
+        return self.stalled or self.deaf_until > 0
+
+    def identity(self) -> Identity:
+        return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
+
+    def present(self) -> Observation:
+        """Another daemon knows nothing yet; a moment later it is told the trainer's story."""
+        self.presented = True
+        self.met, self.met_before = (0,), self.met
+        self.account = TrainerAccount()
+        blank = self.observation(0.0)
+        for message in self.machine.story():
+            self.account.hear(message)
+        if not self.alive:
+            self.account.died(KILLED)
+        return blank
+
+    def observation(self, step_time_s: float) -> Observation:
+        account = self.account
+        return Observation(
+            phase=account.phase,
+            generation=account.generation,
+            step=self.step,
+            leases_of=account.leases_of,
+            step_time_s=step_time_s if self.step > self.entered else 0.0,
+            data=account.data,
+            pause=None,
+            leaving=account.leaving,
+            reason=account.reason,
+            missed=account.missed,
+            marked=account.marked,
+            booted=account.booted,
+            met=self.met,
+        )

@@ -16,8 +16,8 @@ import msgspec
 from edl.collectives.ring import of_everybody
 from edl.core.digest import Fingerprint, of_all
 from edl.core.divergence import difference, told
+from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed
-from edl.protocol import link as say
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -48,11 +48,11 @@ class Comparison:
         if found is None:
             return
         self._tell(found)
-        if self._seat.checking.on_divergence is OnDivergence.HEAL:
+        if self._seat.machine.unusual.checking.on_divergence is OnDivergence.HEAL:
             logger.warning("%s; the state of %s becomes everybody's", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
-            self._seat.synchronize(self._names.index(found.root), self._seat.rank, current=not wrong)
+            self._seat.heal(self._names.index(found.root), current=not wrong)
             found = self._difference(persists=True)
             if found is None:
                 return
@@ -61,7 +61,7 @@ class Comparison:
 
     def _difference(self, *, persists: bool) -> Divergence | None:
         """What everybody finds alike."""
-        ring, seat = self._framework.ring, self._seat
+        ring, seat, machine = self._framework.ring, self._seat, self._seat.machine
         mine = self._framework.fingerprints(self._extras._compared())
         began = time.perf_counter_ns()
         same = ring.same(of_all(mine))
@@ -75,9 +75,9 @@ class Comparison:
         if found is None:
             raise RuntimeError("the workers' digests differ, and nothing that they are of does")
         return Divergence(
-            generation=seat.generation,
-            step=seat.step,
-            equal_step=seat.equal_step,
+            generation=machine.generation,
+            step=machine.step,
+            equal_step=machine.unusual.equal_step,
             first=found.first,
             differing=found.differing,
             compared=found.compared,
@@ -88,8 +88,7 @@ class Comparison:
         )
 
     def _tell(self, found: Divergence) -> None:
-        self._seat.diverged = found
-        self._seat.link.send(say.Diverged(found))
+        self._seat.hear(StatesDiffer(found))
 
     def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:
         """The job's leader ends it for all, with the reason. Without one, each trainer ends by itself (I12)."""

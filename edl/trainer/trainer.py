@@ -20,12 +20,20 @@ from typing import Any, TypeVar
 
 from edl.config import Settings
 from edl.core.batching import bites
-from edl.core.seat import Enter
+from edl.core.worker.inputs import (
+    BatchBegins,
+    BatchVoid,
+    DataWanted,
+    LeaveWanted,
+    RestartsExpected,
+    ScriptEnded,
+    ScriptFailed,
+    StatesEqual,
+)
 from edl.errors import JobFailed, RingBroken, UsageError
 from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
-from edl.protocol.assignment import Orders
 from edl.protocol.data import DataSpec
 from edl.sources.port import Source
 from edl.trainer import fork_stand_in as splitting
@@ -51,7 +59,6 @@ T = TypeVar("T")
 __all__ = ["Leaving", "Trainer"]
 
 COMMIT_POLL_S = 0.0005  # the end of a mini-batch tells nobody: that would cost every step
-PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
 class Trainer:
@@ -65,6 +72,7 @@ class Trainer:
         self._seat = Sitting(framework, self._feed, self._extras)
         # The seat's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._seat.count
+        self._machine = self._seat.machine
         self._shards: ShardGenerator | None = None
         self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
@@ -73,7 +81,6 @@ class Trainer:
         self._comparison = Comparison(framework, self._seat, self._extras)
         self._figures = FigureSender(lambda values: self._seat.link.send(say.Figures(values)))
         self._epoch = 0
-        self._rehearsing = False
         self._left = False
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -115,13 +122,14 @@ class Trainer:
         self._count = self._seat.count
         if self._seat.audit.on:
             self._count = AuditedCount(
-                self._seat.count, self._seat.audit, lambda: self._seat.generation, self._framework.applied
+                self._seat.count, self._seat.audit, lambda: self._machine.generation, self._framework.applied
             )
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave)
+        self._seat.step_timeout_s = self._settings.step_timeout_s
         link.start()
-        self._take_first_seat()
+        self._seat.take_first()
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""
@@ -132,7 +140,7 @@ class Trainer:
         if self._shards is not None:
             self._shards.close()
         link = self._seat.link
-        self._seat.say_ended()
+        self._seat.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         link.close()
@@ -142,61 +150,42 @@ class Trainer:
         if self._stand_in and os.getppid() == self._stand_in:
             os.kill(self._stand_in, signal.SIGTERM)
         else:
-            self._seat.ask_to_leave()
+            self._seat.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
     def _note_failure(self, reason: str) -> None:
-        self._seat.failure = self._seat.failure or reason
-
-    def _take_first_seat(self) -> None:
-        seat, link = self._seat, self._seat.link
-        orders: Orders | None = None
-        patient_until = time.monotonic() + PATIENCE_S
-        while True:
-            orders = link.wait_news(orders)
-            if orders is None:
-                continue
-            move = seat.first_move(orders)
-            if isinstance(move, Enter) and seat.take_first(move.assignment, self._timeout_s):
-                return None
-            seat.obey_endings(move)
-            if orders.boot_alone:
-                self._rehearsing = True
-                return seat.take_solo(orders.local_rank, self._timeout_s)
-            if orders.wanted > orders.present and time.monotonic() > patient_until:
-                logger.warning("waiting for workers: %d of %d are here", orders.present, orders.wanted)
-                patient_until = time.monotonic() + PATIENCE_S
+        self._seat.hear(ScriptFailed(reason))
 
     # ------------------------------------------------------------------------------------------------ who and where
 
     def rank(self) -> int:
         """This worker's place in the roster of the current generation."""
         self._started()
-        return self._seat.rank
+        return self._machine.rank
 
     def size(self) -> int:
         """Workers in the current generation."""
         self._started()
-        return self._seat.size
+        return self._machine.size
 
     def local_rank(self) -> int:
         """Number among the workers of the same host, for life: what pins a device."""
         self._started()
-        return self._seat.local_rank
+        return self._machine.local_rank
 
     def generation(self) -> int:
         """Number of the roster that trains now, 0 for a newcomer before its first switch."""
         self._started()
-        return self._seat.generation
+        return self._machine.generation
 
     def step(self) -> int:
         """Number of the mini-batch being worked on, from 1: committed mini-batches of the job, plus one."""
         self._started()
-        return self._seat.step + 1
+        return self._machine.step + 1
 
     def epoch(self) -> int:
         """Pass over the data that the mini-batch being worked on belongs to, from 0."""
         self._started()
-        epoch = self._feed.epoch(self._seat.step + 1)
+        epoch = self._feed.epoch(self._machine.step + 1)
         self._epoch = self._epoch if epoch is None else epoch
         return self._epoch
 
@@ -205,9 +194,9 @@ class Trainer:
         which weigh nothing, as none were left for this worker; and in a rehearsal.
         """
         self._started()
-        if self._rehearsing:
+        if self._seat.rehearses:
             return 0
-        step = self._seat.step + 1
+        step = self._machine.step + 1
         own = self._feed.own(step)
         if own is None:
             raise UsageError(
@@ -217,7 +206,7 @@ class Trainer:
 
     def rehearsing(self) -> bool:
         """True during a newcomer's throw-away first mini-batch."""
-        return self._rehearsing
+        return self._seat.rehearses
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(old_size, new_size)` on every worker after each switch."""
@@ -330,25 +319,16 @@ class Trainer:
     def open(self, spec: DataSpec) -> None:
         """A generator begins: tell the job what is trained on."""
         self._started()
-        seat, opened = self._seat, self._seat.opened
+        opened = self._machine.opened
         if opened is not None and (differences := spec.differences(opened)):
             raise UsageError(f"a job trains on one source: {opened} is open already; {', '.join(differences)} differ")
         if opened is None:
             self._rates.begin(spec)
-        if opened is None and not self._rehearsing:
-            seat.even_until = seat.step  # from here on steps may be uneven
-            seat.refresh()
         if spec != opened:
-            seat.audit.opened(spec)
-        seat.opened = spec
+            self._seat.audit.opened(spec)
+        self._seat.hear(DataWanted(spec))
         if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
             self._rates.follow()
-        self._feed.want(spec.epochs)
-        if self._rehearsing:
-            seat.link.send(say.RehearsalBegan())
-        seat.link.send(say.Opened(spec))
-        if seat.link.orders is not None:
-            seat.hear(seat.link.orders)  # another worker may have opened first: then our share is here already
 
     @property
     def leases(self) -> SharedLeases:
@@ -358,18 +338,24 @@ class Trainer:
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         """Until samples of `step` (None: of the coming one) may be handed out. False: none come, or are here yet."""
         self.begin_batch()
-        seat, leases = self._seat, self._feed
-        leases.forget_before(seat.step)  # else a job of weeks would search through all that it has trained
-        if not leases.offers(step or seat.step + 1) and not (
-            wait and leases.wait_offered(step, lambda: seat.step, self._while_waiting)
+        machine, leases = self._machine, self._feed
+        leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
+        if not leases.offers(step or machine.step + 1) and not (
+            wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
         ):
             return False
-        coming = seat.step + 1
-        if (step or coming) == coming and seat.step >= seat.even_until:
+        coming = machine.step + 1
+        if (step or coming) == coming and machine.weight_is_due:
             # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
             # training thread passed by. That one cannot begin the step before it has them: set the weight first.
-            seat.weigh(coming)
+            self._seat.weigh(self._while_waiting)
         return True
+
+    def _goes_on_waiting(self) -> bool:
+        """Once not: in the place of data that never comes the script is given a mini-batch that nobody counts."""
+        self._while_waiting()
+        due, self._seat.stand_ins_due = self._seat.stand_ins_due, False
+        return not due
 
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:
@@ -389,23 +375,21 @@ class Trainer:
     @property
     def ends_pass(self) -> bool:
         """The mini-batch being worked on is the last one of its epoch, on all workers of this generation alike."""
-        return self._feed.ends_pass(self._seat.step + 1)
+        return self._feed.ends_pass(self._machine.step + 1)
 
     @property
     def voided(self) -> bool:
         """True from the first `void` of a mini-batch until its end."""
-        return self._seat.void is not None
+        return self._machine.void is not None
 
     @property
     def weightless(self) -> bool:
         """Nobody has samples in the mini-batch being worked on: it changes nothing (I13)."""
-        return self._seat.weightless
+        return self._machine.weightless
 
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
-        if self._seat.void is None:
-            self._seat.void = error
-            self._seat.refresh()
+        self._seat.hear(BatchVoid(str(error) or repr(error)))
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; who calls this keeps the item that is being trained."""
@@ -418,18 +402,13 @@ class Trainer:
 
     def _wait_committed(self, handed_out: Callable[[], int]) -> None:
         """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
-        while self._seat.step < handed_out() and not self._feed.closed:
+        while self._machine.step < handed_out() and not self._feed.closed:
             time.sleep(COMMIT_POLL_S)
 
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
-        if self._seat.models_may_differ and threading.get_ident() == self._thread:
-            self._seat.models_may_differ = False
-            self._seat.refresh()
-            try:
-                self._seat.synchronize(0, self._seat.rank)
-            except RingBroken as error:
-                self.void(error)
+        if self._machine.models_may_differ and threading.get_ident() == self._thread:
+            self._seat.hear(BatchBegins())
 
     def waited(self, nanoseconds: int) -> None:
         """For peers. What a trainer does else is its own work."""
@@ -441,7 +420,7 @@ class Trainer:
 
     def expect_restarts(self) -> None:
         """When a ring breaks, the script leaves its iteration over the data."""
-        self._seat.restarts = True
+        self._seat.hear(RestartsExpected())
 
     def begin_anew(self) -> None:
         """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
@@ -450,11 +429,10 @@ class Trainer:
 
     def before_reduce(self) -> None:
         """Before the first collective of a step: its weight must be known."""
-        seat = self._seat
-        if seat.opened is not None and seat.step >= seat.even_until:
-            seat.weigh(seat.step + 1)
-        if seat.weightless:
-            seat.keep_schedules()
+        if self._machine.weight_is_due:
+            self._seat.weigh(self._while_waiting)
+        if self._machine.weightless:
+            self._seat.keep_schedules()
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 
@@ -474,46 +452,36 @@ class Trainer:
         or a call before `init()`.
         """
         self._started()
-        self._seat.ending_batch = True
-        try:
-            committed = self._end_batch(samples)
-            self._compare_if_due()
-            return committed
-        finally:
-            self._seat.ending_batch = False
+        committed = self._end_batch(samples)
+        if self._machine.check_is_due:
+            self._compare()
+        return committed
 
-    def _compare_if_due(self) -> None:
+    def _compare(self) -> None:
         """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
-        seat = self._seat
-        if seat.step < seat.check_at or seat.void is not None or not seat.generation:
-            return
         try:
             self._comparison.make(self._timeout_s)
         except RingBroken as error:
             self.void(error)
         else:
-            seat.note_checked()
+            self._seat.hear(StatesEqual())
 
     def _end_batch(self, samples: int | None) -> bool:
-        seat = self._seat
+        seat, machine = self._seat, self._machine
         if samples is not None:
             self._check_samples(samples)
         seat.forget_stand_ins()
-        if seat.void is not None or not seat.generation:
+        if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
-        if weightless := seat.weightless:
+        old, weightless = machine.size, machine.weightless
+        if weightless:
             self._rates.skip()
         else:
             self._rates.count()
-        seat.count.step += 1
-        seat.audit.committed(seat.generation, seat.step, self._framework.applied())
-        if seat.step >= seat.link.page.attention_step or seat.held:
-            old = seat.size
-            seat.attend(self._timeout_s)
-            self._tell_resized(old)
+        seat.end_batch(attention=machine.step + 1 >= seat.link.page.attention_step)
+        self._tell_resized(old)
         self._prepare_step()
-        if seat.step >= seat.even_until:
-            seat.weigh_if_known(seat.step + 1)
+        seat.weigh_if_known()
         return not weightless
 
     def _prepare_step(self) -> None:
@@ -526,21 +494,19 @@ class Trainer:
         self.begin_batch()
 
     def _end_uncommitted_batch(self) -> bool:
-        seat, old, before, error = self._seat, self._seat.size, self._seat.step, self._seat.void
-        if seat.generation == 0:
-            seat.rehearsed = True
+        seat, machine = self._seat, self._machine
+        old, before = machine.size, machine.step
+        if machine.void is None:
             self._rates.rehearse()
-            seat.link.send(say.Rehearsed())
         else:
-            logger.warning("step %d is void on rank %d: %s", before + 1, seat.rank, _first_line(error))
-            seat.say_broken(str(error))
-        seat.change_ring(self._timeout_s)
+            logger.warning("step %d is void on rank %d: %s", before + 1, machine.rank, machine.void.partition("\n")[0])
+        seat.end_uncommitted_batch()
         self._prepare_step()
-        rehearsed, self._rehearsing = self._rehearsing, False
+        rehearsed, seat.rehearses = seat.rehearses, False
         self._tell_resized(old)
         if rehearsed:
             return False
-        if seat.step > before:
+        if machine.step > before:
             return True  # a peer had applied it: with that peer's state it is committed here too (I5)
         if self._shards is not None and not self._shards.redeliver():  # before the script asks for the next batch
             raise JobFailed(
@@ -550,19 +516,19 @@ class Trainer:
         return False
 
     def _check_samples(self, samples: int) -> None:
-        shards, step = self._shards, self._seat.step + 1
-        if shards is None or self._rehearsing or not self._feed.covers(step):
+        shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank
+        if shards is None or self._seat.rehearses or not self._feed.covers(step):
             return
         if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
             raise UsageError(
-                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {self._seat.rank}; "
+                f"edl.notify_batch_end(samples={samples}): step {step} has {share} samples on rank {rank}; "
                 f"cut batches as large as edl was told (edl.init(batch_size={samples}), or EDL_BATCH_SIZE={samples})"
             )
 
     def _tell_resized(self, old: int) -> None:
-        if old != self._seat.size:
+        if old != self._machine.size:
             for callback in self._callbacks:
-                callback(old, self._seat.size)
+                callback(old, self._machine.size)
 
     # -------------------------------------------------------------------------------------------------- small parts
 
@@ -574,7 +540,3 @@ class Trainer:
         if self._settings is None:
             raise UsageError("edl is not initialized: call edl.init() first")
         return self._settings
-
-
-def _first_line(error: BaseException | None) -> str:
-    return (str(error).splitlines() or [repr(error)])[0]

@@ -26,6 +26,7 @@ from edl.core import (
     switching,
     unfit,
 )
+from edl.core.worker.inputs import Command
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
@@ -234,8 +235,8 @@ def leaver_dies(seed: int) -> SimJob:
 class DiesEarly(SimJob):
     """A host vanishes right after the first step of a new ring, of which the leader may know nothing yet."""
 
-    def stepped(self, worker: SimWorker) -> None:
-        super().stepped(worker)
+    def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
+        super().stepped(worker, commands)
         if worker.generation > 1 and worker.step == worker.entered + 1 and not self.struck[Fault.VANISH]:
             self.inflict(Fault.VANISH, worker)
 

@@ -9,13 +9,14 @@ import msgspec
 import pytest
 
 from edl.core import draft, horizon, hosts, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
+from edl.core.worker import machine
+from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.messages import Register
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, simulation
-from edl.testing import worker as trainers
-from edl.testing.worker import Doing, SimWorker
+from edl.testing.worker import SimWorker
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -41,7 +42,7 @@ def counts_as_trained_what_all_who_were_heard_have_applied(patch: Patch) -> None
 
 
 def goes_on_with_half_a_copy(patch: Patch) -> None:
-    patch.setattr(trainers, "has_state", lambda step, *, tainted: step > 0)
+    patch.setattr(machine, "has_state", lambda step, *, tainted: step > 0)
 
 
 def forgets_who_is_gone(patch: Patch) -> None:
@@ -67,7 +68,7 @@ def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
 def leaves_before_its_step(patch: Patch) -> None:
     move, attention = seat.next_move, seat.attention_step
     leave = Verdict.LEAVE
-    patch.setattr(simulation, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
+    patch.setattr(machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
     patch.setattr(
         simulation, "attention_step", lambda ring, told: 0 if told.verdict is leave else attention(ring, told)
     )
@@ -168,7 +169,7 @@ class LosesTheNewest(SimJob):
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
         if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
-            ring = [one for one in self.workers.values() if one.doing is Doing.ENTERING]
+            ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
             newest = max(one.step for one in ring)
             ahead = [one for one in ring if one.step == newest]
             if len(ahead) == 1 < len(ring):

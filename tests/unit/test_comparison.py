@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
 from edl.core.digest import Fingerprint, of_all
+from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed
-from edl.protocol import link as say
 from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.ring import Place
 from edl.trainer.comparison import Comparison, _Teller
@@ -42,10 +43,6 @@ class FakePage:
 class FakeLink:
     def __init__(self) -> None:
         self.page, self.orders, self.worker = FakePage(), None, ""
-        self.sent: list[say.Diverged] = []
-
-    def send(self, message: say.Diverged) -> None:
-        self.sent.append(message)
 
     def wait_news(self, older: Any) -> None:
         return None
@@ -56,17 +53,18 @@ class FakeSeat:
 
     def __init__(self, ring: FakeRing, link: FakeLink, on_divergence: OnDivergence, end: Callable[[], None]) -> None:
         self.link, self.ring = link, ring
-        self.rank = ring.place.rank
         link.worker = ring.place.worker
-        self.generation, self.step, self.equal_step = 1, 40, 20
-        self.checking = Checking(20, on_divergence)
+        unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual)
         self.while_waiting = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []
-        self.diverged: object = None
+        self.told: list[StatesDiffer] = []
 
-    def synchronize(self, root: int, rank: int, *, current: bool) -> None:
-        assert rank == self.rank
+    def hear(self, happened: StatesDiffer) -> None:
+        self.told.append(happened)
+
+    def heal(self, root: int, *, current: bool) -> None:
         self.synchronized.append((root, current))
         if self.heals:
             self.ring.states = [self.ring.states[root]] * 3
@@ -111,7 +109,7 @@ def member(rank: int, states: list[str], on_divergence: OnDivergence = OnDiverge
 def test_equal_states_cost_one_small_message() -> None:
     seat, comparison = member(1, ["abc", "abc", "abc"])
     comparison.make(1.0)
-    assert not seat.link.sent
+    assert not seat.told
     assert not seat.ring.broadcasts
 
 
@@ -120,11 +118,10 @@ def test_all_find_the_same_difference_tell_it_and_wait_for_the_end(rank: int) ->
     seat, comparison = member(rank, ["abc", "axc", "abc"])
     with pytest.raises(Ended):
         comparison.make(60.0)
-    (told,) = seat.link.sent
+    (told,) = seat.told
     found = told.found
     assert (found.workers, found.first, found.root, found.majority) == (("w1",), "t1", "w0", True)
     assert (found.step, found.equal_step, found.persists) == (40, 20, False)
-    assert seat.diverged == found  # for a daemon that comes later
     assert not seat.synchronized
 
 
@@ -139,7 +136,7 @@ def test_the_majority_gives_its_state_to_the_others(rank: int, current: bool) ->
     seat, comparison = member(rank, ["xbc", "abc", "abc"], OnDivergence.HEAL)
     comparison.make(1.0)
     assert seat.synchronized == [(1, current)]
-    assert [told.found.persists for told in seat.link.sent] == [False]
+    assert [told.found.persists for told in seat.told] == [False]
 
 
 def test_a_state_that_does_not_heal_ends_the_job() -> None:
@@ -147,4 +144,4 @@ def test_a_state_that_does_not_heal_ends_the_job() -> None:
     seat.heals = False
     with pytest.raises(Ended):
         comparison.make(60.0)
-    assert [told.found.persists for told in seat.link.sent] == [False, True]
+    assert [told.found.persists for told in seat.told] == [False, True]

@@ -97,7 +97,7 @@ def test_who_waits_for_samples_has_them_as_soon_as_they_come_and_hears_where_non
 
     def script() -> None:
         for committed in (0, 2):
-            found.put(leases.wait_offered(None, partial(int, committed), lambda: None))
+            found.put(leases.wait_offered(None, partial(int, committed), lambda: True))
 
     threading.Thread(target=script, daemon=True).start()
     with pytest.raises(queue.Empty):
@@ -116,7 +116,7 @@ def test_who_waits_beyond_a_mark_is_freed_when_the_trainer_ends():
     worker = Worker()
     worker.hear(recut=7, mark=2)
     ends: queue.Queue[bool] = queue.Queue()
-    waits = lambda: ends.put(worker.leases.wait_offered(3, lambda: 2, lambda: None))  # noqa: E731
+    waits = lambda: ends.put(worker.leases.wait_offered(3, lambda: 2, lambda: True))  # noqa: E731
     threading.Thread(target=waits, daemon=True).start()
     worker.leases.close()
     assert ends.get(timeout=10) is False

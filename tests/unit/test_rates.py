@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from edl.core.seat import NEVER
+from edl.core.worker.inputs import RatesHold
 from edl.errors import RingBroken, UsageError
 from edl.protocol.data import DataSpec
 from edl.trainer.extras import Extras
@@ -23,21 +24,25 @@ class Worker:
     def __init__(self) -> None:
         self.set: list[float] = []
         self.made, self.ends_pass = 16, False
-        self.seat = SimpleNamespace(step=0, size=2, opened=None, rate_until=NEVER, refresh=lambda: None)
+        self.machine = SimpleNamespace(step=0, size=2, opened=None)
+        self.rates_until = NEVER
         self.ring = SimpleNamespace(place=None)
         framework: Any = SimpleNamespace(ring=self.ring, scale_rates=lambda: None, set_rate=self.set.append)
         feed: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
-        seat: Any = self.seat
+        seat: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
         self.rates = Rates(framework, seat, feed, Extras())
+
+    def hear(self, happened: RatesHold) -> None:
+        self.rates_until = happened.until_step
 
     def open(self, spec: DataSpec = SPEC) -> None:
         self.rates.begin(spec)
-        self.seat.opened = spec
+        self.machine.opened = spec
         self.rates.follow()
 
     def train(self) -> None:
         self.rates.count()
-        self.seat.step += 1
+        self.machine.step += 1
         self.rates.follow()
 
 
@@ -48,17 +53,17 @@ def test_both_are_multiplied_and_each_step_is_looked_at() -> None:
     worker.open()
     worker.train()
     assert worker.set == [2 * 8 / 128, 2 * 24 / 128]
-    assert worker.seat.rate_until == 2
+    assert worker.rates_until == 2
 
 
 def test_once_nothing_changes_any_more_no_step_is_looked_at() -> None:
     worker = Worker()
     worker.rates.scale("sqrt", 4, steps=8)
     worker.open()
-    assert worker.seat.rate_until == 1
+    assert worker.rates_until == 1
     for _ in range(8):
         worker.train()
-    assert (worker.set[-1], worker.seat.rate_until) == (2.0, NEVER)
+    assert (worker.set[-1], worker.rates_until) == (2.0, NEVER)
 
 
 def test_each_step_is_looked_at_until_it_is_as_large_as_it_should_be() -> None:
@@ -67,10 +72,10 @@ def test_each_step_is_looked_at_until_it_is_as_large_as_it_should_be() -> None:
     worker.made = 4  # the others have no samples yet
     worker.open()
     worker.train()
-    assert (worker.set, worker.seat.rate_until) == ([1.0, 0.25], 2)
+    assert (worker.set, worker.rates_until) == ([1.0, 0.25], 2)
     worker.made = 16
     worker.train()
-    assert (worker.set[-1], worker.seat.rate_until) == (1.0, NEVER)
+    assert (worker.set[-1], worker.rates_until) == (1.0, NEVER)
 
 
 def test_the_last_step_of_an_epoch_changes_nothing() -> None:
@@ -108,7 +113,7 @@ def test_a_trial_is_due_now_and_then_and_compiled_in_the_rehearsal() -> None:
     worker, tried = Worker(), []
 
     def losses_at(multipliers: tuple[float, ...]) -> list[float]:
-        tried.append(worker.seat.step)
+        tried.append(worker.machine.step)
         return [(multiplier - 0.95) ** 2 for multiplier in multipliers]
 
     worker.rates.schedule(RateTuner(losses_at, every=3), None)
@@ -130,6 +135,6 @@ def test_a_ring_that_breaks_in_a_trial_is_the_trainers_to_handle() -> None:
     worker.ring.place, worker.ring.broadcast = SimpleNamespace(rank=0, size=2), broken
     worker.rates.schedule(RateTuner(lambda multipliers: [0.0] * 5, every=1), None)
     worker.open()
-    worker.seat.step = 1
+    worker.machine.step = 1
     with pytest.raises(RingBroken):
         worker.rates.tune()

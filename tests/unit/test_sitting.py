@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import msgspec
 import pytest
 
-from edl.protocol.assignment import Assignment
+from edl.core.worker.inputs import OrdersRead, SetWeight
+from edl.core.worker.states import TrainerState
+from edl.errors import RingBroken
+from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.link import Broke, Entered
 from edl.protocol.ring import Place
 from edl.trainer.data.shared_leases import SharedLeases
@@ -67,6 +72,10 @@ class FakeFramework:
         self.model = self.ring.members.model
 
 
+class Waits(Exception):
+    """For newer orders, which do not come."""
+
+
 class FakeLink:
     worker, orders = "w", None
 
@@ -78,24 +87,40 @@ class FakeLink:
         self.sent.append(message)
         return True
 
+    def wait_news(self, older: Orders | None) -> Orders:
+        raise Waits
+
 
 def seated(members: Members, rank: int, step: int, generation: int) -> Sitting:
     sitting = Sitting(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
     sitting.link = FakeLink()  # type: ignore[assignment]
-    sitting.count.step, sitting.generation = step, generation
+    sitting.count.step, sitting.machine.generation = step, generation
+    sitting.machine.state = TrainerState.WAITING
     return sitting
+
+
+def orders(assignment: Assignment) -> Orders:
+    return Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, assignment, ())
+
+
+def goes(sitting: Sitting, assignment: Assignment) -> None:
+    with contextlib.suppress(Waits):
+        sitting.hear(OrdersRead(orders(assignment)))
 
 
 def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, booted: bool = True) -> list[Sitting]:
     """Members at (step, generation) enter generation 3 together; `booted` is said of the last one."""
-    members, names = Members(len(who)), tuple(f"w{rank}" for rank in range(len(who)))
+    members = Members(len(who))
     seats = [seated(members, rank, step, generation) for rank, (step, generation) in enumerate(who)]
+    for sitting in seats:
+        sitting.machine.rehearsed = True
+    if not booted:
+        seats[-1].machine.rehearsed, seats[-1].machine.state = False, TrainerState.COMING
     entering = []
     with ThreadPoolExecutor(len(who)) as threads:
         for rank, sitting in enumerate(seats):
-            place = Place(3, rank, len(who), names[rank])
-            assigned, last = Assignment(place, after_step, newcomers, names), rank == len(who) - 1
-            entering.append(threads.submit(sitting._enter, assigned, 0.0, PATIENCE_S, booted=booted or not last))
+            place = Place(3, rank, len(who), f"w{rank}")
+            entering.append(threads.submit(goes, sitting, Assignment(place, after_step, newcomers)))
     for one in entering:
         one.result()
     return seats
@@ -109,12 +134,12 @@ def models(seats: list[Sitting]) -> set[str]:
 def test_a_survivor_gives_its_state_to_a_newcomer_that_nobody_was_told_of(after_step: int | None) -> None:
     seats = enter((1000, 2), (0, 0), after_step=after_step)
     assert models(seats) == {"of step 1000"}
-    assert [sitting.step for sitting in seats] == [1000, 1000]
+    assert [sitting.machine.step for sitting in seats] == [1000, 1000]
 
 
 def test_the_first_ring_of_all_asks_for_nobodys_state() -> None:
     seats = enter((0, 0), (0, 0), after_step=0)
-    assert [sitting.models_may_differ for sitting in seats] == [True, True]
+    assert [sitting.machine.models_may_differ for sitting in seats] == [True, True]
 
 
 def test_a_ring_in_which_somebody_would_have_to_boot_first_does_not_stand() -> None:
@@ -132,10 +157,13 @@ def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
 class WhileAnotherRingIsEntered(SharedLeases):
     """Its data comes at the moment at which the training thread goes to another ring."""
 
+    sitting: Sitting | None = None
+
     def covers(self, step: int) -> bool:
-        assert self.sitting is not None
-        self.sitting, sitting = None, self.sitting
-        sitting._sit(Assignment(Place(4, 1, 2, "w"), None, 0, ("v", "w")), 70)
+        sitting, self.sitting = self.sitting, None
+        if sitting is not None:
+            sitting.machine.state = TrainerState.BETWEEN
+            goes(sitting, Assignment(Place(4, 0, 2, "w"), 70, 0))
         return True
 
     def samples(self, step: int) -> int:
@@ -147,13 +175,44 @@ class WhileAnotherRingIsEntered(SharedLeases):
     def constant_until(self, step: int) -> int:
         return 80
 
-    sitting: Sitting | None = None
-
 
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
-    feed = WhileAnotherRingIsEntered()
-    feed.sitting = sitting = seated(Members(1), 0, 70, 3)
-    sitting._feed = feed
-    sitting.weigh(71)
+    sitting = seated(Members(1), 0, 70, 3)
+    leases = sitting._feed = WhileAnotherRingIsEntered()
+    leases.sitting, sitting.machine.leases = sitting, leases
+    sitting.weigh(sitting.while_waiting)
+    assert sitting.machine.generation == 4
     assert sitting._framework.weight == 1 / 2  # type: ignore[attr-defined]
-    assert sitting.even_until > 80, "the training thread has not yet weighed step 71, and must"
+    assert sitting.machine.unusual.even_until > 80, "the training thread has not yet weighed step 71, and must"
+
+
+def test_of_two_weights_that_two_threads_set_the_one_that_was_decided_last_holds() -> None:
+    sitting = seated(Members(1), 0, 70, 3)
+    of_the_pipeline, of_the_next_ring = SetWeight(1, 5 / 11), SetWeight(2, 1 / 2)
+    sitting._carry_out(of_the_next_ring)
+    sitting._carry_out(of_the_pipeline)
+    assert sitting._framework.weight == 1 / 2  # type: ignore[attr-defined]
+
+
+def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits() -> None:
+    sitting = seated(Members(1), 0, 70, 3)
+    sitting.machine.state = TrainerState.BETWEEN
+    ring, stuck, cut = sitting._framework.ring, threading.Event(), threading.Event()
+
+    def agree(value: int) -> int:
+        stuck.set()
+        assert cut.wait(PATIENCE_S)
+        raise RingBroken("cut")
+
+    def abort(given_up: range | None = None) -> None:
+        if given_up is not None:
+            cut.set()
+
+    ring.agree, ring.abort = agree, abort  # type: ignore[method-assign]
+    training = threading.Thread(target=goes, args=(sitting, Assignment(Place(4, 0, 2, "w"), None, 0)))
+    training.start()
+    assert stuck.wait(PATIENCE_S)
+    newer = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=2)
+    sitting.take_news(newer)
+    training.join(PATIENCE_S)
+    assert cut.is_set() and not training.is_alive()

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 from edl.core.seat import NEVER
+from edl.core.worker.states import TrainerState
 from edl.errors import UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease, Range, Totals
@@ -83,9 +84,11 @@ class Script:
         seat = self.seat = self.trainer._seat
         link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
         seat._link = link
-        seat.generation, seat.size, seat.opened = 1, 2, DataSpec(16, 1, 4)
+        machine = self.machine = seat.machine
+        machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
+        machine.opened = DataSpec(16, 1, 4)
         self.trainer._feed.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
-        seat.even_until = 0
+        machine.unusual.even_until = 0
         self.scheduler = Scheduler()
         self.average = np.zeros(2)
         self.extra = self.trainer.register(scheduler=self.scheduler, batches=0, average=self.average)
@@ -113,7 +116,7 @@ def test_the_script_can_tell_what_is_its_own() -> None:
 
 def test_a_rehearsal_has_no_samples_of_its_own() -> None:
     script = Script()
-    script.trainer._rehearsing = True
+    script.seat.rehearses = True
     assert script.trainer.own_samples() == 0
 
 
@@ -139,11 +142,11 @@ def test_a_step_in_which_nobody_has_samples_leaves_everything_as_it_was() -> Non
 def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
     script = Script()
     tuner = RateTuner(lambda multipliers: [1.0] * len(multipliers), every=100)
-    script.seat.opened = None
+    script.machine.opened = None
     script.trainer.scale_rate("linear", 8, steps=4)
     script.trainer.schedule_rate(tuner)
-    script.seat.opened = DataSpec(16, 1, 4)
-    script.trainer._rates.begin(script.seat.opened)
+    script.machine.opened = DataSpec(16, 1, 4)
+    script.trainer._rates.begin(script.machine.opened)
     script.trainer._rates.follow()
     for _ in range(3):
         script.train()

@@ -69,9 +69,8 @@ class Pass:
     def next(self, *, wait: bool = True) -> Batch | None:
         """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
         self._enter(State.BUSY)
-        if not self._rehearsed and self._port.rehearsing():
-            self._rehearsed = True
-            return Batch(first_ids(self._spec, 0, self._spec.batch))
+        if (batch := self._rehearsal()) is not None:
+            return batch
         awaited = self._lease  # its other steps need no waiting for
         while True:
             with self._lock:
@@ -83,8 +82,15 @@ class Pass:
                 if lease is not None and lease is awaited and self._leases.hand_out(lease, step):
                     return self._take(lease, step)
             if not self._port.await_samples(None if self.step is None else step, wait=wait):
-                return None
+                return self._rehearsal()  # where the ring is gone before its data came
             awaited = self._leases.wanted_at(self._coming_step)
+
+    def _rehearsal(self) -> Batch | None:
+        """Once, where what this worker computes next does not count."""
+        if self._rehearsed or not self._port.rehearsing():
+            return None
+        self._rehearsed = True
+        return Batch(first_ids(self._spec, 0, self._spec.batch))
 
     def next_usual(self) -> Ids | None:
         """What `next` would give, where the step before was of the same lease; its `rest` included. None: ask `next`.

@@ -31,7 +31,7 @@ class DataPort(Protocol):
         """
 
     def rehearsing(self) -> bool:
-        """This worker is a newcomer, and its first mini-batch does not count."""
+        """This worker's first mini-batch does not count: it is a newcomer, or its ring is gone before data came."""
 
     def loaded(self, nanoseconds: int) -> None:
         """So long the script has just waited for samples."""

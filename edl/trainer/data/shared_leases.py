@@ -55,11 +55,11 @@ class SharedLeases(LeaseBuffer):
         with self._lock:  # of each step: past the methods of the condition, which are Python's, and past `super`
             return LeaseBuffer.hand_out(self, lease, step)
 
-    def wait_offered(self, step: int | None, committed: Callable[[], int], while_waiting: Callable[[], None]) -> bool:
+    def wait_offered(self, step: int | None, committed: Callable[[], int], goes_on: Callable[[], bool]) -> bool:
         """Until samples of `step` may be handed out; None: of the first step that is not committed by then.
 
         False: there are none, and all is trained; until then a fault may bring samples back. Between two looks
-        `while_waiting` is called, and may raise.
+        `goes_on` is asked, and may raise; False, too, once it says no.
         """
         while True:
             with self._changed:
@@ -69,4 +69,5 @@ class SharedLeases(LeaseBuffer):
                 if self.ends_before(coming):
                     return False
                 self._changed.wait(POLL_S)
-            while_waiting()
+            if not goes_on():
+                return False

@@ -7,6 +7,7 @@ Owns: what the script has asked for, and when the factor changes. Does not own: 
 from __future__ import annotations
 
 from edl.core.seat import NEVER
+from edl.core.worker.inputs import RatesHold
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
@@ -23,6 +24,7 @@ class Rates:
     def __init__(self, framework: Framework, seat: Sitting, feed: SharedLeases, extras: Extras) -> None:
         self._framework = framework
         self._seat = seat
+        self._machine = seat.machine
         self._feed = feed
         self._extras = extras
         self._following: FollowingRate | None = None
@@ -45,11 +47,10 @@ class Rates:
         self._tuner = schedule if isinstance(schedule, RateTuner) else None
         self._extras._add({"edl.schedule": self._scheduled})
         self._framework.scale_rates()
-        self._seat.rate_until = 0  # no step is a usual one
-        self._seat.refresh()
+        self._seat.hear(RatesHold(0))  # no step is a usual one
 
     def _check_once(self, call: str, before: object) -> None:
-        if before is not None or self._seat.opened is not None:
+        if before is not None or self._machine.opened is not None:
             raise UsageError(f"{call} must be called once, before elastic_shard_generator() is iterated")
 
     # --------------------------------------------------------------------------------------------- step after step
@@ -61,7 +62,7 @@ class Rates:
 
     def count(self) -> None:
         """The mini-batch being worked on is committed."""
-        step = self._seat.step + 1
+        step = self._machine.step + 1
         if self._scheduled is not None:
             self._scheduled.count(self._feed.samples(step))
         if self._following is not None and not self._feed.ends_pass(step):
@@ -83,23 +84,22 @@ class Rates:
 
     def tune(self) -> None:
         """Now and then, between two steps: all workers are here, with the same state. Raises RingBroken."""
-        if self._tuner is not None and self._tuner.is_due(self._seat.step):
-            self._tuner.tune(self._seat.step, of_all(self._framework.ring, self._tuner.losses()))
+        if self._tuner is not None and self._tuner.is_due(self._machine.step):
+            self._tuner.tune(self._machine.step, of_all(self._framework.ring, self._tuner.losses()))
 
     def follow(self) -> None:
         """Before each step in which learning rates are multiplied by something else than before. Raises UsageError."""
-        following, scheduled, seat = self._following, self._scheduled, self._seat
+        following, scheduled, machine = self._following, self._scheduled, self._machine
         if following is None and scheduled is None:
             return
-        if seat.opened is None:
+        if machine.opened is None:
             if scheduled is not None:
                 raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
             return
-        coming, batch = seat.step + 1, self._feed.batch or seat.size * seat.opened.batch
+        coming, batch = machine.step + 1, self._feed.batch or machine.size * machine.opened.batch
         factor = 1.0 if following is None else following.at(coming, batch)
         if scheduled is not None:
             factor *= scheduled.at(batch)
         self._framework.set_rate(factor)
         settled = scheduled is None and following is not None and following.is_settled(coming, batch)
-        seat.rate_until = NEVER if settled else coming
-        seat.refresh()
+        self._seat.hear(RatesHold(NEVER if settled else coming))

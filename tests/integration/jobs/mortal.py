@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from edl.collectives.horovod import HorovodRing
-from edl.core.seat import Leave, Move
+from edl.core.worker.inputs import BreakIteration, CopyState, EndScript, Fail
 from edl.errors import RingBroken
 from edl.protocol.assignment import Orders
 from edl.protocol.ring import Place
@@ -51,12 +51,12 @@ def _entering(enter: Any) -> Any:
 
 
 def _synchronizing(synchronize: Any) -> Any:
-    def dying(seat: Sitting, root: int, rank: int, **how: bool) -> None:
+    def dying(seat: Sitting, command: CopyState) -> None:
         if MOMENT == "receiving the state":
             die()
-        if MOMENT == "sending the state" and rank == root and seat.step and _is_first():
+        if MOMENT == "sending the state" and command.is_root and seat.machine.step and _is_first():
             die()
-        synchronize(seat, root, rank, **how)
+        synchronize(seat, command)
 
     return dying
 
@@ -80,17 +80,23 @@ def _taking_news(take: Any) -> Any:
         planned = orders.assignment
         if MOMENT == "called" and orders.summons is not None:
             die()
-        if MOMENT == "announced" and seat.generation and planned is not None and planned.after_step and _is_first():
+        if (
+            MOMENT == "announced"
+            and seat.machine.generation
+            and planned is not None
+            and planned.after_step
+            and _is_first()
+        ):
             os.kill(int(Path(os.environ["EDL_TEST_ZOOKEEPER"]).read_text()), signal.SIGKILL)
 
     return killing
 
 
-def _leaving(obey: Any) -> Any:
-    def dying(seat: Sitting, move: Move | None) -> None:
-        if isinstance(move, Leave) and MOMENT == "leaving":
+def _leaving(end: Any) -> Any:
+    def dying(seat: Sitting, command: EndScript | Fail | BreakIteration) -> None:
+        if command == EndScript("") and MOMENT == "leaving":
             die()
-        obey(seat, move)
+        end(seat, command)
 
     return dying
 
@@ -98,6 +104,6 @@ def _leaving(obey: Any) -> Any:
 if MOMENT == "importing":
     die()
 HorovodRing.enter = _entering(HorovodRing.enter)  # type: ignore[method-assign]
-Sitting.synchronize = _synchronizing(Sitting.synchronize)  # type: ignore[method-assign]
+Sitting._copy_state = _synchronizing(Sitting._copy_state)  # type: ignore[method-assign]
 Sitting.take_news = _taking_news(Sitting.take_news)  # type: ignore[method-assign]
-Sitting.obey_endings = _leaving(Sitting.obey_endings)  # type: ignore[method-assign]
+Sitting._end = _leaving(Sitting._end)  # type: ignore[method-assign]

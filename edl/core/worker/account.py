@@ -1,0 +1,75 @@
+"""What a trainer has told its daemon: message after message, folded into what the leader is to know of it.
+
+Owns: what each message changes. Does not own: the messages (`edl.protocol.link`), nor what else is observed of a
+trainer (`edl.daemon.observer`).
+"""
+
+from __future__ import annotations
+
+from edl.protocol import link as say
+from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
+from edl.protocol.messages import Pause, Phase, clipped
+
+
+class TrainerAccount:
+    """Of one trainer, as one daemon has heard it."""
+
+    def __init__(self) -> None:
+        self.phase = Phase.BOOTING
+        self.generation = 0  # of the ring that the trainer sits in, or failed to enter
+        self.leases_of = 0
+        self.data: DataSpec | None = None
+        self.pause: Pause | None = None
+        self.leaving = False
+        self.reason = ""
+        self.missed = 0
+        self.marked = (0, 0)
+        self.diverged: Divergence | None = None
+        self.booted = False
+        self.reported: dict[str, float] = {}
+
+    @property
+    def over(self) -> bool:
+        """The script has ended, one way or the other."""
+        return self.phase in (Phase.DONE, Phase.FAILED)
+
+    def hear(self, message: say.FromTrainer) -> None:
+        """Take a message of the trainer."""
+        match message:
+            case say.Hello():
+                pass  # who it is, not what it does
+            case say.RehearsalBegan():
+                self.phase = Phase.REHEARSING
+            case say.Rehearsed():
+                self.phase, self.booted = Phase.READY, True
+            case say.Entered(generation, _, leases_of, pause):
+                self.phase, self.generation, self.pause = Phase.TRAINING, generation, pause
+                self.leases_of, self.booted = leases_of, True
+            case say.Broke(generation, _, reason):
+                self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)
+            case say.LeaveAsked():
+                self.leaving = True
+            case say.Ended(reason):
+                self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
+            case say.Opened() | say.Missed() | say.Marked() | say.Diverged() | say.Figures():
+                self._note(message)
+
+    def _note(self, message: say.Notes) -> None:
+        """What changes nothing in where the trainer sits."""
+        match message:
+            case say.Opened(spec):
+                self.data = spec
+            case say.Figures(values):
+                self.reported = values
+            case say.Missed(generation):
+                self.missed = generation
+            case say.Marked(recut, step):
+                self.marked = (recut, step)
+            case say.Diverged(found):
+                self.diverged = found
+
+    def died(self, reason: str) -> None:
+        """The trainer's process is gone."""
+        if not self.over:
+            self.phase, self.reason = Phase.FAILED, reason

@@ -1,0 +1,32 @@
+"""One attempt to enter a ring: the numbers that its members say to agree on a state, one after the other.
+
+Owns: whose turn it is in that talk. Does not own: the numbers (`edl.core.agreement`), nor what follows from them
+(`edl.core.worker.machine`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+
+from edl.core.agreement import Beginning
+from edl.protocol.assignment import Assignment
+
+
+class Entering:
+    """Of one worker."""
+
+    def __init__(self, assignment: Assignment, talk: Generator[int, int, Beginning]) -> None:
+        self.assignment = assignment
+        self.beginning: Beginning | None = None  # once all have agreed
+        self._talk = talk
+
+    def say(self, heard: int | None) -> int | None:
+        """The next number, once the highest of those before was heard. None: all have agreed on a beginning.
+
+        Raises RingBroken, JobFailed.
+        """
+        try:
+            return next(self._talk) if heard is None else self._talk.send(heard)
+        except StopIteration as over:
+            self.beginning = over.value
+            return None

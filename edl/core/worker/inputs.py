@@ -1,0 +1,305 @@
+"""What a worker's machine is fed, and what it asks its shell to do.
+
+An input comes from one of the trainer's threads: the one that trains, the one that hears the daemon, or one that
+fetches samples ahead. Each says below whose it is, if it is not the training thread's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
+from edl.protocol.link import FromTrainer
+from edl.protocol.ring import Place
+
+# ------------------------------------------------------------------------------------------------------------- inputs
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersHeard:
+    """Orders have come. On the thread that hears the daemon, at any time: also while the others are in a collective."""
+
+    orders: Orders
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersRead:
+    """At a place where it may follow them, the training thread looks at its orders; None: there are none yet."""
+
+    orders: Orders | None
+
+
+@dataclass(frozen=True, slots=True)
+class StillWaiting:
+    """For samples, or for the others, inside a mini-batch: no ring changes there. `ahead`: on a pipeline's thread."""
+
+    orders: Orders | None
+    ahead: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class RingFormed:
+    """All members of the ring to be entered are connected."""
+
+
+@dataclass(frozen=True, slots=True)
+class RingFailed:
+    """It did not form, or it broke before its members had the state that it begins in."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NumberHeard:
+    """The highest of the numbers that all members have said."""
+
+    highest: int
+
+
+@dataclass(frozen=True, slots=True)
+class StateCopied:
+    """What was to be copied has come whole, on this member."""
+
+
+@dataclass(frozen=True, slots=True)
+class DataWanted:
+    """The script asks for data, for the first time or for one more epoch. Any thread."""
+
+    spec: DataSpec
+
+
+@dataclass(frozen=True, slots=True)
+class BatchBegins:
+    """Before a forward pass, where the script lets it be known."""
+
+
+@dataclass(frozen=True, slots=True)
+class BatchVoid:
+    """A collective of this mini-batch failed (I8)."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BatchEnded:
+    """The script has ended a mini-batch, and it was no usual one. `attention`: the daemon asks it to look."""
+
+    attention: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class StepCovered:
+    """What all train in `step` is known, as was asked for in that generation. A pipeline's thread may say it, too."""
+
+    step: int
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RatesHold:
+    """Learning rates are multiplied by the same up to this step."""
+
+    until_step: int
+
+
+@dataclass(frozen=True, slots=True)
+class StatesEqual:
+    """The members of this ring have compared their states after the present step, and these are equal."""
+
+
+@dataclass(frozen=True, slots=True)
+class StatesDiffer:
+    """They are not."""
+
+    found: Divergence
+
+
+@dataclass(frozen=True, slots=True)
+class HealingBegins:
+    """The state of rank `root` is to become everybody's. `current`: this member's is the same already."""
+
+    root: int
+    current: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RestartsExpected:
+    """When a ring breaks, the script leaves its iteration over the data, and begins another."""
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveWanted:
+    """SIGTERM, or the script's own wish. Any thread."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptFailed:
+    """Why the script ends, when it does not end well. The first reason counts."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class ScriptEnded:
+    """A good end, unless a failure was said."""
+
+
+FromOrders = OrdersHeard | OrdersRead | StillWaiting
+FromRing = RingFormed | RingFailed | NumberHeard | StateCopied
+FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
+FromComparison = StatesEqual | StatesDiffer | HealingBegins
+FromScript = DataWanted | RestartsExpected | LeaveWanted | ScriptFailed | ScriptEnded
+Input = FromOrders | FromRing | FromTraining | FromComparison | FromScript
+
+# ----------------------------------------------------------------------------------------------------------- commands
+
+
+@dataclass(frozen=True, slots=True)
+class ReadOrders:
+    """Look at the newest orders that the daemon has promised; `OrdersRead` is the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class AwaitOrders:
+    """Wait a moment for newer orders; `OrdersRead` is the answer."""
+
+
+@dataclass(frozen=True, slots=True)
+class BootAlone:
+    """Take a ring of one, in which the script boots and rehearses (I4)."""
+
+    local_rank: int
+
+
+@dataclass(frozen=True, slots=True)
+class EnterRing:
+    """Leave the ring of now, and form the assigned one; `RingFormed` or `RingFailed` is the answer.
+
+    `cut`: a member of the ring of now is gone. Do not negotiate its end, and free those who wait for it.
+    """
+
+    assignment: Assignment
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Agree:
+    """Put this number into an all-reduce of the highest; `NumberHeard` or `RingFailed` is the answer."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class CopyState:
+    """All that makes up the model goes from rank `root` to all; `StateCopied` or `RingFailed` is the answer.
+
+    In a ring that trains, `BatchVoid` stands for the latter. `current`: this member's is the same already.
+    """
+
+    root: int
+    is_root: bool
+    current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class CopyRest:
+    """What may differ though the weights are equal: answered likewise. `unsure`: more may than is each worker's own."""
+
+    root: int
+    is_root: bool
+    unsure: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RecordRing:
+    """For the audit: this worker sits in its ring, which begins after `step`."""
+
+    place: Place
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class RecordStep:
+    """For the audit: the step is applied."""
+
+    generation: int
+    step: int
+
+
+@dataclass(frozen=True, slots=True)
+class LeaveRing:
+    """Whatever is left of it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AbortRings:
+    """Fail the collectives in flight of a ring of one of these generations: at once, on whichever thread."""
+
+    generations: range
+
+
+@dataclass(frozen=True, slots=True)
+class SetWeight:
+    """This worker's share in the coming steps. Of two that two threads carry out the one with the higher number holds.
+
+    `stand_ins`: it has no samples of its own in the coming one. `weightless`: nobody has any (I13).
+    """
+
+    number: int
+    weight: float
+    weightless: bool = False
+    stand_ins: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class TellDaemon:
+    """The daemon must hear of this."""
+
+    said: FromTrainer
+
+
+@dataclass(frozen=True, slots=True)
+class TrainStandIns:
+    """Hand out a mini-batch that nobody counts, so that the script comes to its end: only there rings change."""
+
+
+@dataclass(frozen=True, slots=True)
+class EndScript:
+    """End the script. With a reason it does not end well."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Fail:
+    """Raise JobFailed, on this thread."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class BreakIteration:
+    """Raise RingBroken on this thread of a pipeline: the script leaves its iteration over the data."""
+
+
+Command = (
+    ReadOrders
+    | AwaitOrders
+    | BootAlone
+    | EnterRing
+    | Agree
+    | CopyState
+    | CopyRest
+    | RecordRing
+    | RecordStep
+    | LeaveRing
+    | AbortRings
+    | SetWeight
+    | TellDaemon
+    | TrainStandIns
+    | EndScript
+    | Fail
+    | BreakIteration
+)

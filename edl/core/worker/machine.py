@@ -1,0 +1,545 @@
+"""The machine of one worker's trainer: it takes what happens to it, one input after another, and says what follows.
+
+Owns: where the trainer is (`edl.core.worker.states`), which step it has committed, in which ring it sits, what of a
+mini-batch is void, whether its state may become anybody's, its weight, and what its daemon was told. Does not own: what
+orders mean (`edl.core.seat`), on which state a ring agrees (`edl.core.agreement`), what each step has of the data
+(`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
+(`edl.trainer.sitting`; in simulated jobs `edl.testing.simulation`) and tells what came of them.
+
+`handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
+There is no queue that the training thread would empty: what the daemon's word changes must not wait for a collective,
+whose end it may be to bring about.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Protocol
+
+from edl.core.agreement import Beginning, begin, has_state
+from edl.core.seat import Enter, Leave, Move, Seat, Stop, are_newer, given_up, next_move, replaced
+from edl.core.worker.entering import Entering
+from edl.core.worker.inputs import (
+    AbortRings,
+    Agree,
+    AwaitOrders,
+    BatchBegins,
+    BatchEnded,
+    BatchVoid,
+    BootAlone,
+    BreakIteration,
+    Command,
+    CopyRest,
+    CopyState,
+    DataWanted,
+    EndScript,
+    EnterRing,
+    Fail,
+    FromComparison,
+    FromOrders,
+    FromRing,
+    FromScript,
+    FromTraining,
+    HealingBegins,
+    Input,
+    LeaveRing,
+    LeaveWanted,
+    NumberHeard,
+    OrdersHeard,
+    OrdersRead,
+    RatesHold,
+    ReadOrders,
+    RecordRing,
+    RecordStep,
+    RestartsExpected,
+    RingFailed,
+    RingFormed,
+    ScriptEnded,
+    ScriptFailed,
+    SetWeight,
+    StateCopied,
+    StatesDiffer,
+    StatesEqual,
+    StepCovered,
+    StillWaiting,
+    TellDaemon,
+    TrainStandIns,
+)
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.states import ALONE, READY, SITTING, StateChange, TrainerState, following
+from edl.core.worker.unusual import Unusual
+from edl.errors import InvalidTransition, JobFailed, RingBroken
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.data import DataSpec
+from edl.protocol.divergence import Divergence
+
+
+class StepCount(Protocol):
+    """The count of committed steps. A usual mini-batch is counted there, and the machine does not hear of it."""
+
+    step: int
+    usual_until: int  # before this step the end of a mini-batch needs nothing but to be counted
+
+
+class WorkerMachine:
+    """One trainer's view of its job."""
+
+    def __init__(self, leases: LeaseBuffer, count: StepCount) -> None:
+        self.leases = leases
+        self.count = count
+        self.state = TrainerState.COMING
+        self.orders: Orders | None = None  # the newest
+        self.rank, self.size, self.local_rank = 0, 1, 0
+        self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
+        self.entered_after = 0  # the step that this generation took over after
+        self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
+        self.void: str | None = None  # why the mini-batch in flight is void
+        self.weightless = False  # nobody has samples in the mini-batch being worked on
+        self.unusual = Unusual()
+        self.opened: DataSpec | None = None
+        self.rehearsed = False
+        self.missed = 0  # the newest generation whose switch it has missed
+        self.diverged: Divergence | None = None  # the newest difference found
+        self.failure = ""  # why the script ends, when it does not end well
+        self._entering: Entering | None = None
+        self._failed_generation = 0  # a newer one that could not be entered
+        self._tainted = False  # a copy broke off: this state must not become anybody's
+        self._leases_of = 0  # the generation by whose leases the steps so far were trained
+        self._marked = (0, 0)  # as the daemon was told
+        self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
+        self._weights = 0  # so many were set
+        self._restarts = False  # a broken ring makes the script leave its iteration over the data
+        self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
+        self._leave_wanted = False
+        self._ended: say.Ended | None = None
+        self._history: deque[tuple[str, str]] = deque(maxlen=50)
+
+    # ------------------------------------------------------------------------------------------------- the mutator
+
+    def handle(self, happened: Input) -> list[Command]:
+        """Take one input; return what is to be done, in this order. Raises InvalidTransition."""
+        self._history.append((self.state.value, type(happened).__name__))
+        try:
+            commands = self._handle(happened)
+        except InvalidTransition as error:
+            error.add_note("the worker's newest inputs:" + "".join(f"\n  {one}" for one in self._history))
+            raise
+        usual = self.generation and self.void is None and not self.models_may_differ
+        self.count.usual_until = self.unusual.step if usual else 0
+        return commands
+
+    def _handle(self, happened: Input) -> list[Command]:
+        match happened:
+            case OrdersHeard() | OrdersRead() | StillWaiting():
+                return self._on_orders(happened)
+            case RingFormed() | RingFailed() | NumberHeard() | StateCopied():
+                return self._on_ring(happened)
+            case BatchBegins() | BatchVoid() | BatchEnded() | StepCovered() | RatesHold():
+                return self._on_training(happened)
+            case StatesEqual() | StatesDiffer() | HealingBegins():
+                return self._on_comparison(happened)
+            case DataWanted() | RestartsExpected() | LeaveWanted() | ScriptFailed() | ScriptEnded():
+                return self._on_script(happened)
+
+    def _move(self, cause: StateChange) -> None:
+        self.state = following(self.state, cause)
+
+    # --------------------------------------------------------------------------------------------------- what is so
+
+    @property
+    def step(self) -> int:
+        """The newest committed step: the state that this trainer has is that step's."""
+        return self.count.step
+
+    @property
+    def sits(self) -> bool:
+        """In the ring of its generation, and has not left it."""
+        return self.state in SITTING
+
+    @property
+    def booted(self) -> bool:
+        """It could go on in a ring of others at once."""
+        return self.generation > 0 or self.rehearsed
+
+    @property
+    def has_state(self) -> bool:
+        """Its model is that of its step."""
+        return has_state(self.count.step, tainted=self._tainted)
+
+    @property
+    def assignment(self) -> Assignment | None:
+        """Of the ring that it is about to enter."""
+        return None if self._entering is None else self._entering.assignment
+
+    @property
+    def begins_after(self) -> int:
+        """The step that its ring begins after, or the one that it enters, once its members have agreed."""
+        beginning = None if self._entering is None else self._entering.beginning
+        return self.entered_after if beginning is None else beginning.step
+
+    @property
+    def has_share(self) -> bool:
+        """The data of its ring has come."""
+        return self._leases_of == self.generation > 0
+
+    @property
+    def weight_is_due(self) -> bool:
+        """The weight of the mini-batch being worked on is not known yet, and it matters."""
+        return self.opened is not None and self.void is None and self.count.step >= self.unusual.even_until
+
+    @property
+    def check_is_due(self) -> bool:
+        """The members of this ring compare their states now."""
+        return self.generation > 0 and self.void is None and self.count.step >= self.unusual.check_at
+
+    def story(self) -> list[say.FromTrainer]:
+        """What a daemon must know of this trainer, whenever it comes."""
+        story: list[say.FromTrainer] = []
+        if self.opened is not None:
+            story.append(say.Opened(self.opened))
+        if self.generation:
+            story.append(say.Entered(self.generation, self.entered_after, self._leases_of, None))
+        elif self.rehearsed:
+            story.append(say.Rehearsed())
+        elif self.state is TrainerState.REHEARSING:
+            story.append(say.RehearsalBegan())
+        if self._marked[0]:
+            story.append(say.Marked(*self._marked))
+        if self.missed > self.generation:
+            story.append(say.Missed(self.missed))
+        if self._broke is not None:
+            story.append(self._broke)
+        if self.diverged is not None:
+            story.append(say.Diverged(self.diverged))
+        if self._leave_wanted:  # perhaps of a daemon that the same signal has ended
+            story.append(say.LeaveAsked())
+        if self._ended is not None:
+            story.append(self._ended)
+        return story
+
+    def _seat(self, *, waiting: bool) -> Seat:
+        return Seat(max(self.generation, self._failed_generation), self.count.step, waiting)
+
+    # ------------------------------------------------------------------------------------------------------- orders
+
+    def _on_orders(self, happened: FromOrders) -> list[Command]:
+        orders = happened.orders
+        told: list[Command] = []
+        if orders is not None:
+            self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
+            told = self._adopt(orders)  # of which the buffer drops what is old
+        match happened:
+            case OrdersHeard():
+                return [*told, *self._abort(happened.orders)]
+            case OrdersRead():
+                return [*told, *self._look()]
+            case StillWaiting():
+                return [*told, *self._wait_on(happened.ahead)]
+
+    def _abort(self, orders: Orders) -> list[Command]:
+        """A member is gone, or hangs: do not wait for it in a collective."""
+        rings = given_up(orders) if self.generation and orders is self.orders else range(0)
+        return [AbortRings(rings)] if rings else []
+
+    def _look(self) -> list[Command]:
+        """Where this trainer may follow its orders, whatever they say."""
+        orders = self.orders
+        if self.state is TrainerState.AWAITING_SHARE and self.has_share:
+            return self._go_on_with_data()
+        move = None if orders is None else next_move(self._seat(waiting=self.state in READY), orders)
+        if isinstance(move, Leave | Stop):
+            return self._obey(move)
+        if isinstance(move, Enter):
+            return self._enter(move.assignment)
+        if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
+            return self._boot(orders.local_rank)
+        if self.state in READY or self.leases.holds_at(self.count.step):
+            return [AwaitOrders()]
+        self._move(StateChange.GOES_ON)
+        return []
+
+    def _obey(self, move: Leave | Stop) -> list[Command]:
+        """Leave the job, or stop with it. A pipeline that waits for samples would hold up what the script closes."""
+        self.leases.close()
+        self._move(StateChange.OBEYS)
+        reason = move.reason if isinstance(move, Stop) else ""
+        self.failure = reason or self.failure
+        return [LeaveRing(), EndScript(reason)]
+
+    def _boot(self, local_rank: int) -> list[Command]:
+        """The first ring, if this trainer was needed for one that failed, does without it."""
+        self._move(StateChange.BOOTS_ALONE)
+        self.local_rank, self._broke = local_rank, None
+        return [BootAlone(local_rank), self._weigh(1.0)]
+
+    def _wait_on(self, ahead: bool) -> list[Command]:
+        """Is there still a job? What is worked on is not left, but for the end of it all.
+
+        The first ring may be gone before the leader knew that it stood: then no data ever comes for it.
+        `ahead`: on a pipeline's thread, which must not obey for the other one. A worker that is to leave gets no more
+        samples: so its pipeline ends, and its script.
+        """
+        if self.orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
+            return []
+        seat = self._seat(waiting=False)
+        move = next_move(seat, self.orders)
+        if not ahead and isinstance(move, Leave | Stop):
+            return self._obey(move)
+        if isinstance(move, Stop) and move.reason:
+            self.failure = move.reason
+            return [Fail(move.reason)]
+        if isinstance(move, Leave | Stop):
+            self.leases.close()
+        elif ahead and self._restarts and _is_left(self.orders, seat):
+            # The training thread may be taking down the iterator, which waits for this one; the leases that this one
+            # waits for come only after that.
+            return [BreakIteration()]
+        elif isinstance(move, Enter) and not self.has_share and self.generation in given_up(self.orders):
+            return self._stand_in()
+        return self._miss(seat, move)
+
+    def _stand_in(self) -> list[Command]:
+        """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
+        if self._stood_in == self.generation:
+            return []
+        self._stood_in = self.generation
+        self.void = self.void or "the ring came to nothing before its data came"
+        return [TrainStandIns()]
+
+    def _miss(self, seat: Seat, move: Move) -> list[Command]:
+        """A switch that was due before its word came, and cannot come about while nobody has samples to go on to."""
+        if not isinstance(move, Enter) or self.leases.covers(seat.step + 1):
+            return []
+        if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch
+            return []
+        generation = move.assignment.place.generation
+        if not self.generation or generation <= self.missed:
+            return []
+        self.missed = generation
+        return [TellDaemon(say.Missed(generation))]
+
+    # -------------------------------------------------------------------------------------------------- its data
+
+    def _adopt(self, orders: Orders) -> list[Command]:
+        """Take the share of this generation, if these orders have it: a pipeline may wait for it."""
+        for share in orders.shares:
+            if (share.generation, share.after_step) == (self.generation, self.entered_after):
+                self.leases.adopt(share, (orders.term, orders.version), at_work=self.count.step + 1)
+                self._leases_of = share.generation
+                return self._heed_mark()
+        return []
+
+    def _heed_mark(self) -> list[Command]:
+        """What comes beyond a mark may weigh otherwise than was thought: it is to be looked at again there."""
+        marked = self.leases.marked
+        if marked == self._marked:
+            return []
+        self._marked = marked
+        if marked[0]:
+            self.unusual.draw_nearer(marked[1])
+        return [TellDaemon(say.Marked(*marked))]
+
+    def _go_on_with_data(self) -> list[Command]:
+        self._move(StateChange.HAS_DATA)
+        self.void = None
+        step = self.count.step
+        self.unusual.even_until = step  # so that the next step is weighed
+        return self._cover(step + 1) if self.leases.covers(step + 1) else []
+
+    def _cover(self, step: int) -> list[Command]:
+        """What all train in `step` is known: the averaged gradient is to be that of all samples."""
+        leases = self.leases
+        self.weightless = not leases.samples(step)
+        self.unusual.even_until = leases.constant_until(step)
+        return [self._weigh(leases.weight(step), stand_ins=not leases.own(step))]
+
+    def _weigh(self, weight: float, *, stand_ins: bool = False) -> SetWeight:
+        self._weights += 1
+        return SetWeight(self._weights, weight, self.weightless, stand_ins)
+
+    # -------------------------------------------------------------------------------------------------------- rings
+
+    def _enter(self, assignment: Assignment) -> list[Command]:
+        """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
+        self._move(StateChange.ENTERS)
+        how = {"has_state": self.has_state, "voided": self.void is not None, "booted": self.booted}
+        self._entering = Entering(assignment, begin(assignment, self.generation, self.count.step, **how))
+        return [EnterRing(assignment, cut=self.generation in replaced(assignment))]
+
+    def _on_ring(self, happened: FromRing) -> list[Command]:
+        entering = self._entering
+        if entering is None and isinstance(happened, StateCopied):  # in a ring that trains
+            self._tainted = False
+            return []
+        if entering is None:
+            raise InvalidTransition(self.state, happened)
+        match happened:
+            case RingFormed():
+                return self._talk(entering, None)
+            case NumberHeard(highest):
+                return self._talk(entering, highest)
+            case StateCopied():
+                return self._sit(entering)
+            case RingFailed(reason):
+                return self._fail(entering, reason)
+
+    def _talk(self, entering: Entering, heard: int | None) -> list[Command]:
+        try:
+            number = entering.say(heard)
+        except RingBroken as error:
+            return self._fail(entering, str(error))
+        except JobFailed as error:
+            self._entering = None
+            self._move(StateChange.STATE_LOST)
+            return [Fail(str(error))]
+        if number is not None:
+            return [Agree(number)]
+        beginning = entering.beginning
+        assert beginning is not None
+        return self._sit(entering) if beginning.root is None else self._copy(entering, beginning.root, beginning)
+
+    def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
+        is_root = entering.assignment.place.rank == root
+        if not beginning.whole:
+            return [CopyRest(root, is_root, beginning.unsure)]
+        return [self._copy_whole(root, is_root=is_root, current=beginning.current)]
+
+    def _copy_whole(self, root: int, *, is_root: bool, current: bool) -> CopyState:
+        """`current`: ours is that of the same step already. Then half of theirs among it does no harm."""
+        self._tainted = not is_root and not current
+        return CopyState(root, is_root, current)
+
+    def _sit(self, entering: Entering) -> list[Command]:
+        """The ring stands, with everybody in the state that it begins in."""
+        beginning, place = entering.beginning, entering.assignment.place
+        assert beginning is not None
+        if beginning.whole:
+            self._tainted = False
+        self._entering = None
+        self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
+        self.generation, self._failed_generation, self._broke = place.generation, 0, None
+        self.entered_after = self.count.step = beginning.step
+        self.models_may_differ = beginning.step == 0 and place.size > 1
+        self.weightless = False
+        self.unusual.sit(entering.assignment.checking, beginning.step, place.size)
+        sat: list[Command] = [self._weigh(1.0 / place.size), RecordRing(place, beginning.step)]
+        if self.orders is not None:
+            sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
+        self.leases.forget_before(beginning.step + 1)
+        sat.append(TellDaemon(say.Entered(place.generation, beginning.step, self._leases_of, None)))
+        return [*sat, *self._go_on()]
+
+    def _go_on(self) -> list[Command]:
+        """In the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for none."""
+        if self.opened is not None:
+            self._move(StateChange.STANDS)
+            return [ReadOrders()]
+        self._move(StateChange.STANDS_WITHOUT_DATA)
+        self.void = None
+        return []
+
+    def _fail(self, entering: Entering, reason: str) -> list[Command]:
+        generation = entering.assignment.place.generation
+        self._entering, self._failed_generation = None, generation
+        self._broke = say.Broke(generation, self.count.step, reason)
+        self._move(StateChange.RING_FAILED if self.booted else StateChange.RING_FAILED_FIRST)
+        return [LeaveRing(), TellDaemon(self._broke), *self._look()]
+
+    # ------------------------------------------------------------------------------------------------- mini-batches
+
+    def _on_training(self, happened: FromTraining) -> list[Command]:
+        match happened:
+            case BatchBegins():
+                return self._begin_equal()
+            case BatchVoid(reason):
+                self.void = reason if self.void is None else self.void
+                return []
+            case BatchEnded(attention):
+                return self._end_batch(attention)
+            case StepCovered(step, generation):
+                # What a pipeline's thread finds for a ring that is left meanwhile says nothing of the next one.
+                return self._cover(step) if generation == self.generation and step > self.count.step else []
+            case RatesHold(until_step):
+                self.unusual.rates_until = until_step
+                return []
+
+    def _begin_equal(self) -> list[Command]:
+        """The first generation starts from rank 0's model."""
+        if not self.models_may_differ:
+            return []
+        self.models_may_differ = False
+        return [self._copy_whole(0, is_root=self.rank == 0, current=False)]
+
+    def _end_batch(self, attention: bool) -> list[Command]:
+        if not self.generation:
+            self.rehearsed = True
+            self._move(StateChange.BATCH_ENDED)
+            return [TellDaemon(say.Rehearsed()), ReadOrders()]
+        if self.void is not None:  # unless a peer has applied it
+            self._broke = say.Broke(self.generation, self.count.step, self.void)
+            self._move(StateChange.VOID)
+            return [TellDaemon(self._broke), ReadOrders()]
+        self.count.step += 1
+        committed: list[Command] = [RecordStep(self.generation, self.count.step)]
+        if attention or self.leases.holds_at(self.count.step):
+            self._move(StateChange.LOOKS)
+            committed.append(ReadOrders())
+        return committed
+
+    # ------------------------------------------------------------------------------------------- states that differ
+
+    def _on_comparison(self, happened: FromComparison) -> list[Command]:
+        match happened:
+            case StatesEqual():
+                self.unusual.note_equal(self.count.step, self.size)
+                return []
+            case StatesDiffer(found):
+                self.diverged = found
+                return [TellDaemon(say.Diverged(found))]
+            case HealingBegins(root, current):
+                return [self._copy_whole(root, is_root=self.rank == root, current=current)]
+
+    # --------------------------------------------------------------------------------------------------- the script
+
+    def _on_script(self, happened: FromScript) -> list[Command]:
+        match happened:
+            case DataWanted(spec):
+                return self._open(spec)
+            case RestartsExpected():
+                self._restarts = True
+                return []
+            case LeaveWanted():
+                self._leave_wanted = True
+                return [TellDaemon(say.LeaveAsked())]
+            case ScriptFailed(reason):
+                self.failure = self.failure or reason
+                return []
+            case ScriptEnded():
+                self._move(StateChange.ENDED)
+                self._ended = say.Ended(self.failure)
+                return [TellDaemon(self._ended)]
+
+    def _open(self, spec: DataSpec) -> list[Command]:
+        """From here on steps may be uneven. Another worker may have opened first: then our share is here already."""
+        told: list[Command] = []
+        if self.state in ALONE:
+            told.append(TellDaemon(say.RehearsalBegan()))
+        elif self.opened is None:
+            self.unusual.even_until = self.count.step
+        if self.state is TrainerState.BOOTING:
+            self._move(StateChange.ASKED_FOR_DATA)
+        self.opened = spec
+        self.leases.want(spec.epochs)
+        told.append(TellDaemon(say.Opened(spec)))
+        return told if self.orders is None else [*told, *self._adopt(self.orders)]
+
+
+def _is_left(orders: Orders, seat: Seat) -> bool:
+    """The ring of `seat` comes to nothing: it is given up, or the others have left it at a switch that was missed."""
+    if seat.generation in given_up(orders):
+        return True
+    planned = orders.assignment
+    if planned is None or planned.after_step is None or not seat.generation:
+        return False
+    return planned.place.generation > seat.generation and seat.step >= planned.after_step

@@ -1,0 +1,42 @@
+"""The next step whose end is no usual one: up to it, nothing is asked at the end of a mini-batch but to count it.
+
+Owns: up to which step a worker's weight and its learning rates stay as they are, and after which one its ring compares
+states. Does not own: the daemon's wish for attention, which stands beside it in the page (`edl.transport.count`).
+"""
+
+from __future__ import annotations
+
+from edl.core.divergence import next_check
+from edl.core.seat import NEVER
+from edl.protocol.divergence import Checking
+
+
+class Unusual:
+    """Of one worker, in the ring that it sits in."""
+
+    def __init__(self) -> None:
+        self.even_until = NEVER  # the weight holds up to this step
+        self.rates_until = NEVER  # learning rates are multiplied by the same up to this step
+        self.checking = Checking()
+        self.check_at = NEVER  # the step after which this ring compares its members' states
+        self.equal_step = 0  # the newest after which it did, and found them equal
+
+    @property
+    def step(self) -> int:
+        """The first that is to be looked at."""
+        return min(self.even_until, self.rates_until, self.check_at)
+
+    def sit(self, checking: Checking, step: int, size: int) -> None:
+        """A ring of `size` begins after `step`. Before the first step there is nothing to compare yet."""
+        self.even_until = NEVER
+        self.checking, self.equal_step = checking, 0
+        self.check_at = step if step > 0 and size > 1 else next_check(step, checking.every, size)
+
+    def note_equal(self, step: int, size: int) -> None:
+        """The states of this ring's members are equal after `step`."""
+        self.equal_step = step
+        self.check_at = next_check(step, self.checking.every, size)
+
+    def draw_nearer(self, step: int) -> None:
+        """What comes after `step` may weigh otherwise than was thought: it is to be looked at again there."""
+        self.even_until = min(self.even_until, step)
