@@ -331,18 +331,24 @@ class SimJob:
 
     # --------------------------------------------------------------------------------------------- requests for a size
 
-    def ask(self, size: int) -> None:
-        """`edl scale`, said again until a leader has taken it; and whoever starts workers starts those missing."""
+    def ask(self, size: int, heard: Callable[[], None] | None = None) -> None:
+        """`edl scale`, said again until a leader has answered; and whoever starts workers starts those missing."""
         said: list[bool] = []
-        self._call(AskScale(size), said.append)
-        self.after(SESSION_S, self._asked, size, said)
 
-    def _asked(self, size: int, said: list[bool]) -> None:
+        def hear(taken: bool) -> None:
+            said.append(taken)
+            if heard is not None:
+                heard()
+
+        self._call(AskScale(size), hear)
+        self.after(SESSION_S, self._asked, size, said, heard)
+
+    def _asked(self, size: int, said: list[bool], heard: Callable[[], None] | None) -> None:
         if self.durable.state in OVER:
             return
         if not said:
             self._calm_at = self.now
-            self.ask(size)
+            self.ask(size, heard)
         elif True in said and self.durable.target == size:
             self.start_missing()
 
@@ -368,9 +374,9 @@ class SimJob:
 
     def demand(self, size: int) -> None:
         """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
-        self.ask(size)
+        coming = self._under_way()
+        self.ask(size, lambda: coming.extend(self._under_way()))
         self.note(f"{size} workers are asked for, and nothing else happens")
-        coming = [worker for worker in self.workers.values() if worker.alive and not worker.admitted]
         for turn in range(1, 8):
             self.after(turn * REACH_S / 8, self._insist, self._calm_at)
         self.after(REACH_S, self._reached, self._calm_at, size, coming)
@@ -380,15 +386,19 @@ class SimJob:
             self.start_missing()
 
     def _reached(self, calm_at: float, size: int, coming: list[SimWorker]) -> None:
-        """`coming`: whose registration was under way then. Let in after the request, they are welcome beyond it."""
+        """`coming`: who was under way before the request was on record. Let in after it, they are welcome beyond it."""
         if calm_at == self._calm_at and not any(worker.admitted for worker in coming):
             self.checks.reached(size)
+
+    def _under_way(self) -> list[SimWorker]:
+        """Started, and not let in yet."""
+        return [worker for worker in self.workers.values() if worker.alive and not worker.admitted]
 
     def start_missing(self) -> None:
         """What `edl run` does when its job is asked to grow."""
         outgoing = (WorkerState.LEAVING, WorkerState.DONE)
         present = sum(member.state not in outgoing for member in self.durable.members)
-        present += sum(worker.alive and not worker.admitted for worker in self.workers.values())
+        present += len(self._under_way())
         for _ in range((self.durable.target or 1) - present):
             self._join()
 
