@@ -114,7 +114,7 @@ class Job:
         return loop_thread().run(self._scale(_at_least_one("size", size)))
 
     def scale_out(self, workers: int = 1, *, request: str = "") -> Ack | Retry:
-        """Ask for so many workers more than are asked for now. Whoever starts workers sees it (`edl run` does).
+        """Ask for so many workers more than are asked for now. A launcher sees it (`edl run` does).
 
         Ack: on record, and never lost. Retry: another scaling is under way, or there is no leader just now; ask the
         same again. The same call after a Retry is the same request, which counts once even if its first answer was

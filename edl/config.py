@@ -448,7 +448,7 @@ def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
 
 
 def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
-    """A ring is given up after a step time-out, and made anew without whoever's session has ended by then."""
+    """A ring is given up after a step time-out, and made anew without the workers whose sessions have ended by then."""
     session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
     if step_s < session_s / 2:
         step = quotes.get("step_timeout_s", f"the default --step-timeout of {step_s:g}")

@@ -45,7 +45,7 @@ class JobFailed(EdlError):
 
 
 class NoSuchJob(JobFailed):
-    """Nobody has ever joined a job of that name there."""
+    """No worker has ever joined a job of that name there."""
 
 
 class TimedOut(EdlError, TimeoutError):

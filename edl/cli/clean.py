@@ -24,7 +24,7 @@ from edl.host.credentials import coordinator_of, with_secret
 from edl.launch.records import find
 from edl.protocol import tree
 
-LOOK_AGAIN_S = 60.0  # the longest time-out of a session: who lost it with the coordinator's is back by then
+LOOK_AGAIN_S = 60.0  # the longest time-out of a session: a daemon that lost it with the coordinator's is back by then
 
 
 def clean(arguments: argparse.Namespace) -> int:

@@ -50,7 +50,7 @@ class Reign:
 
 @dataclass(frozen=True, slots=True)
 class Elected:
-    """Who began the newest term. It may be gone by now: only its own fence knows."""
+    """The candidate that began the newest term. It may be gone by now: only its own fence knows."""
 
     ident: str
     term: int
@@ -192,7 +192,7 @@ class Candidate:
         return said
 
     async def _say(self, last_words: LastWords, fence: str) -> bool:
-        """All at once, so that they are said once: who finds the reign over has said them, or was too late."""
+        """All at once, so that they are said once: if the reign is over, they have been said, or come too late."""
         while True:
             try:
                 await self._store.commit([*await last_words(), Delete(fence)], fence=fence)
@@ -334,7 +334,7 @@ def leader_path(root: str) -> str:
 
 
 async def read_leader(store: Store, root: str) -> Elected | None:
-    """Who began the newest term below `root`; None before the first. Raises as `Store.read` does."""
+    """The candidate that began the newest term below `root`; None before the first. Raises as `Store.read` does."""
     node = await store.read(leader_path(root))
     if node is None or not node.value:
         return None

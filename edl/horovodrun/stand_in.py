@@ -236,7 +236,7 @@ class StandIn:
         self._tell(noticed=self._clock.wall())
 
     def _ask(self, recount: int) -> None:
-        """Once for each number: who asks twice is counted twice."""
+        """Once for each number: a stand-in that asks twice is counted twice."""
         if recount <= self._asked or self._word.freed:
             return
         if recount > self._asked + 1:  # one is over without us: this host was cut off, and the slot is another's by now

@@ -189,7 +189,7 @@ def _private(path: str, flags: int) -> int:
 
 @contextlib.contextmanager
 def _lock(home: Path) -> Iterator[None]:
-    """One launcher at a time decides who has a name. The kernel frees the lock of a launcher that dies."""
+    """One launcher at a time takes a name. The kernel frees the lock of a launcher that dies."""
     try:
         for folder in (home, home / "jobs"):  # one by one: `parents=True` would not give the mode to the first
             folder.mkdir(mode=0o700, parents=folder is home, exist_ok=True)

@@ -176,7 +176,7 @@ class Supervisor:
         self._job = JobSeen("starting")
         self._limits = limits
         self._target = len(workers)
-        self._arrived: set[int] = set()  # pids that the job has known: who is not known any more has left it
+        self._arrived: set[int] = set()  # pids that the job has known: a worker that is not known any more has left it
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -249,7 +249,7 @@ class Supervisor:
         return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
 
     def _goes_on(self) -> bool:
-        """Workers of ours are left, or of others who need the coordinator that we started."""
+        """Workers of ours are left, or others' that need the coordinator that we started."""
         return bool(self._pids) or (self._job.state in RUNNING and bool(self._guests()))
 
     def _guests(self) -> frozenset[int]:

@@ -1,10 +1,10 @@
 """A job seen and steered from outside: what the command line, a launcher and `edl.client` hold of it.
 
-Owns: asking the leader until it has answered, and reading what it has left in the coordinator when nobody leads. Does
-not own: its looks.
+Owns: asking the leader until it has answered, and reading what it has left in the coordinator when there is no leader.
+Does not own: its looks.
 
 The answer to a request for another size may get lost together with the leader that took it. So each request has an id,
-under which the record remembers it: whoever asks the same again gets the same answer, and the job changes once.
+under which the record remembers it: a caller that asks the same again gets the same answer, and the job changes once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class JobClient:
         await self._opened().close()
 
     async def status(self) -> Status:
-        """The job as its leader sees it; as the last one left it when nobody answers. Raises JobFailed, PeerError."""
+        """The job as its leader sees it; as the last one left it without an answer. Raises JobFailed, PeerError."""
         record = await self._record()
         if record.state not in OVER:
             try:
@@ -230,7 +230,7 @@ class JobClient:
             raise NoAnswer(f"no leader of job {self._job} answered within {timeout_s:g} s ({last})") from last
 
     async def _why_never(self) -> NoSuchJob | None:
-        """Raises JobFailed when the job is over: no leader comes any more. One that nobody has joined may yet begin."""
+        """Raises JobFailed when the job is over: no leader comes any more. One without workers yet may begin."""
         try:
             record = await self._record()
         except NoSuchJob as error:

@@ -68,7 +68,7 @@ class Paces:
     _spent: tuple[Spent, ...] = ()
 
     def take(self, spent: Iterable[Spent], batches: int) -> None:
-        """All workers of the ring in the same `batches` batches. Who is not among them is forgotten."""
+        """All workers of the ring in the same `batches` batches. A worker that is not among them is forgotten."""
         self._spent = tuple(spent)
         speeds = {one.worker: 1 / _own_s(one) for one in self._spent}
         keep, before = (1 - ALPHA) ** batches, self._paces

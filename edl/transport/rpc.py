@@ -46,7 +46,7 @@ _SERVER_OPTIONS = [
     ("grpc.server.max_pending_requests", CALLS_AT_ONCE),
     ("grpc.server.max_pending_requests_hard_limit", CALLS_AT_ONCE),
     ("grpc.per_message_decompression", 0),  # no peer here compresses: a stranger's few kB would be unpacked to many MB
-    ("grpc.server_handshake_timeout_ms", 10_000),  # who connects and says nothing is cut off; gRPC's default is 120 s
+    ("grpc.server_handshake_timeout_ms", 10_000),  # a silent client is cut off; gRPC's default is 120 s
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 5_000),
 ]
 _CLIENT_OPTIONS = [
