@@ -112,7 +112,10 @@ class LeaseBuffer:
 
     def at(self, step: int) -> Lease | None:
         """The lease that gives `step` its share, whether that may be handed out or not."""
-        return next((lease for lease in self._leases.values() if lease.after_step < step <= lease.until_step), None)
+        for lease in self._leases.values():  # of each step: a generator expression costs more
+            if lease.after_step < step <= lease.until_step:
+                return lease
+        return None
 
     def wanted_at(self, step: int) -> Lease | None:
         """The same, of an epoch that somebody has begun. Beyond the mark it may yet change."""
