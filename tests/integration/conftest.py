@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 import pytest
 from pace import patient
-from warm_python import WARM, WarmPython
+from warm_python import FORKING, WARM, WarmPython
 
 from edl import client
 from edl.errors import EdlError
@@ -24,7 +24,6 @@ from edl.errors import EdlError
 pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in a test
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
-FORKING = [*MAIN[:2], f"import sys; sys.path.append({str(WARM)!r}); import launch; {MAIN[2]}"]  # workers that are forks
 WAIT_S = 30.0
 
 
@@ -47,7 +46,7 @@ class Edl:
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
         """`under`: a command that starts it, such as nohup."""
-        main = FORKING if any(word.startswith(str(WARM)) for word in arguments) else MAIN
+        main = [*MAIN[:2], FORKING] if any(word.startswith(str(WARM)) for word in arguments) else MAIN
         return self.start_command([*under, *main, *arguments], **environ)
 
     def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:

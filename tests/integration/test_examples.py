@@ -1,4 +1,7 @@
-"""Every example by the lines of its docstring, as they stand: from the root of a clone, with the environment active."""
+"""Every example by the lines of its docstring, as they stand: from the root of a clone, with the environment active.
+
+One of each framework boots; the workers of the others are forks of a process that has imported theirs.
+"""
 
 from __future__ import annotations
 
@@ -19,6 +22,7 @@ OF_HOROVOD = {"horovod_pytorch.py", "horovod_tensorflow2.py"}  # moved to edl: t
 SCHEDULER = "scheduler.py"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
 TRAINING = [name for name in EXAMPLES if name != SCHEDULER and name not in OF_HOROVOD]
+BOOTED = {"torch_digits.py", "keras_digits.py"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100
 BOOT_S = 180.0
@@ -36,11 +40,11 @@ def docstring_lines(name: str) -> list[str]:
     return [line for line in doc.splitlines() if line.startswith(("edl ", "python "))]
 
 
-def shell(edl, line: str):
-    """As typed: `python` and `edl` are those of the environment that runs this test."""
+def shell(edl, line: str, warm: Path | None = None):
+    """As typed: `python` and `edl` are those of the environment that runs this test. `warm`: which script is forked."""
     edl.cwd = ROOT
-    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
-    return edl.start_command(["bash", "-c", line], PATH=path, **QUIET)
+    path = {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+    return edl.start_command(["bash", "-c", line], **(edl.warm.typed(warm) if warm else path), **QUIET)
 
 
 def done(process) -> str:
@@ -54,7 +58,7 @@ def found_by(out: str, word: str) -> list[float]:
 
 
 def wait_training(edl, line: str) -> None:
-    name = re.search(r"--job (\w+)", line)[1]
+    (name,) = re.findall(r"--job (\w+)", line)
 
     edl.wait(lambda: edl.status(name)["step"] > 10, "a job that trains", timeout_s=BOOT_S)
 
@@ -62,7 +66,7 @@ def wait_training(edl, line: str) -> None:
 @pytest.mark.parametrize("name", TRAINING)
 def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
     first, *others = docstring_lines(name)
-    job = shell(edl, first)
+    job = shell(edl, first, None if name in BOOTED else ROOT / "examples" / name)
     for line in others:
         wait_training(edl, first)
         said = done(shell(edl, line))
@@ -79,7 +83,7 @@ def test_it_runs_by_the_lines_of_its_docstring_and_learns(edl, name):
 
 def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl):
     first, second = docstring_lines(SCHEDULER)
-    job = shell(edl, first)
+    job = shell(edl, first, ROOT / "examples" / "torch_digits.py")
     wait_training(edl, first)
     workers = {worker["id"] for worker in edl.json("status", "digits")["workers"]}
     lines = done(shell(edl, second)).splitlines()

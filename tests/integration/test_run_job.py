@@ -1,4 +1,7 @@
-"""`edl run` with a real training job: daemons, a leader, a ring; how it ends, and that nothing is left of it."""
+"""`edl run` with a real training job: daemons, a leader, a ring; how it ends, and that nothing is left of it.
+
+The first one boots, as does whoever is started by hand; the workers of the others are forks.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ import re
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -19,14 +23,15 @@ from edl.coordination.server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-DIGITS = [sys.executable, str(Path(__file__).parents[2] / "examples" / "torch_digits.py")]
-ENDLESS = [*DIGITS, "--epochs", "100000"]
+SCRIPT = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+DIGITS = [sys.executable, str(SCRIPT)]
+ENDLESS = ["--epochs", "100000", "--step-time", "0.01"]
 
 
 @pytest.fixture
 def training(edl):
     """A job of two workers that trains: its launcher and its status."""
-    launcher = edl.start("run", "-np", "2", "--job", "x", *ENDLESS)
+    launcher = edl.start("run", "-np", "2", "--job", "x", *edl.warm.command(SCRIPT), *ENDLESS)
     edl.wait((edl.home / "jobs" / "x" / "record.json").exists, "record")
 
     def trains():
@@ -69,7 +74,7 @@ def test_a_last_save_that_fails_fails_the_job_though_another_ends_later_and_well
         "    raise OSError('no space left')\nwith client.Job('x') as job:\n"
         "    while len(job.status().workers) == 2:\n        time.sleep(0.05)\n"
     )
-    launcher = edl.start("run", "-np", "2", "--job", "x", sys.executable, str(save), EDL_MAX_RESTARTS="3")
+    launcher = edl.start("run", "-np", "2", "--job", "x", *edl.warm.command(save), EDL_MAX_RESTARTS="3")
     _, err = launcher.communicate(timeout=patient(200))
     assert launcher.returncode == 1, err
     told = [line for line in err.splitlines() if line.startswith("edl: ")]
@@ -97,7 +102,7 @@ def test_a_status_names_the_processes(edl, training):
 
 def test_a_worker_that_was_started_by_hand_ends_with_the_launcher_whose_coordinator_it_needs(edl, training):
     launcher, _ = training
-    joined = edl.start_command(ENDLESS, EDL_JOB="x")
+    joined = edl.start_command([*DIGITS, *ENDLESS], EDL_JOB="x")
     edl.wait(lambda: edl.status("x")["size"] == 3, "a third worker", timeout_s=120)
     launcher.send_signal(signal.SIGINT)
     assert ended(launcher)[1][1:] == ["edl: job x interrupted"]
@@ -160,15 +165,15 @@ def test_the_zookeeper_of_the_job_comes_back_when_it_dies(edl, training):
     assert ended(launcher)[0] == 1
 
 
-async def check_that_it_can_be_removed(edl, server, outside, elsewhere):
+async def check_that_it_can_be_removed(edl, server, outside: list[str], elsewhere: dict[str, str]):
     store = await zookeeper.connect(server.coordinator, 10.0)
     try:
         assert "secret" not in await store.children("/edl/x")  # the first worker had left one
-        kept = await asyncio.to_thread(edl, "clean", "x", *outside, "--older-than", "3600", **elsewhere)
+        kept = await asyncio.to_thread(partial(edl, "clean", "x", *outside, "--older-than", "3600", **elsewhere))
         assert re.fullmatch(r"kept: job x has been over for \d+ s only\n", kept.stdout)
-        nothing = await asyncio.to_thread(edl, "clean", *outside, "--older-than", "3600", **elsewhere)
+        nothing = await asyncio.to_thread(partial(edl, "clean", *outside, "--older-than", "3600", **elsewhere))
         assert nothing.stdout.startswith("nothing to remove\nkept: x ")
-        removed = await asyncio.to_thread(edl, "clean", *outside, **elsewhere)
+        removed = await asyncio.to_thread(partial(edl, "clean", *outside, **elsewhere))
         assert removed.stdout == "removed job x (finished)\n"
         assert await store.read("/edl/x") is None
         gone = await asyncio.to_thread(edl, "clean", "x", *outside)
@@ -181,18 +186,18 @@ async def test_a_coordinator_of_ones_own_remembers_a_job_that_is_over(edl, tmp_p
     server = await LocalServer.start(tmp_path / "zookeeper")
     outside = ["--coordinator", server.coordinator.hosts]
     try:
-        once = [*outside, "--job", "x", *DIGITS, "--epochs", "1"]
+        once = [*outside, "--job", "x", *edl.warm.command(SCRIPT), "--epochs", "1"]
         done = await asyncio.to_thread(edl, "run", *once, timeout_s=200)
         assert done.returncode == 0, done.stderr
         again = await asyncio.to_thread(edl, "run", *once)
         assert again.returncode == 2
         assert again.stderr.startswith("edl: job x is over already (finished) at ")
         elsewhere = {"EDL_HOME": str(tmp_path / "another machine")}
-        shown = await asyncio.to_thread(edl, "status", "x", *outside, "--json", **elsewhere)
+        shown = await asyncio.to_thread(partial(edl, "status", "x", *outside, "--json", **elsewhere))
         assert json.loads(shown.stdout)["state"] == "finished"
-        told = await asyncio.to_thread(edl, "events", "x", *outside, "--json", "--follow", **elsewhere)
+        told = await asyncio.to_thread(partial(edl, "events", "x", *outside, "--json", "--follow", **elsewhere))
         assert json.loads(told.stdout.splitlines()[-1])["kind"] == "job_finished"
-        stopped = await asyncio.to_thread(edl, "stop", "x", *outside, **elsewhere)
+        stopped = await asyncio.to_thread(partial(edl, "stop", "x", *outside, **elsewhere))
         assert stopped.stdout == "job x is over already (finished)\n"
         await check_that_it_can_be_removed(edl, server, outside, elsewhere)
         unknown = await asyncio.to_thread(edl, "status", "y", *outside)

@@ -1,8 +1,8 @@
 """A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
 
 Owns: one zygote for each framework (warm/zygote.py), started when it is first asked for, ended with the tests. What a
-boot is, is tested by jobs that are started cold: in test_run_job.py, test_examples.py, the README of
-test_listings.py, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all boot.
+boot is, is tested by jobs that are started cold: the first of test_run_job.py, an example of each framework, the README
+of test_listings.py, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all boot.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ ROOT = Path(__file__).parents[2]
 QUIET = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH": str(ROOT), "PADDING": "x" * 60_000}
 
 
+# `edl` whose workers are forks.
+FORKING = f"import sys; sys.path.append({str(WARM)!r}); import launch; from horovod_edl import main; sys.exit(main())"
+
+
 class WarmPython:
     """To be closed."""
 
@@ -31,8 +35,20 @@ class WarmPython:
         """What stands for `python script.py`; the script's arguments come after it."""
         if os.environ.get("EDL_TEST_COLD"):
             return [sys.executable, str(script)]
-        framework = framework or ("torch" if "edl.torch" in script.read_text() else "tensorflow")
-        return [sys.executable, "-IS", str(WARM / "stub.py"), str(self.socket(framework)), str(script)]
+        socket = self.socket(framework or needed(script))
+        return [sys.executable, "-IS", str(WARM / "stub.py"), str(socket), str(script)]
+
+    def typed(self, script: Path) -> dict[str, str]:
+        """The environment of a shell in which `edl run python SCRIPT` forks its workers."""
+        if os.environ.get("EDL_TEST_COLD"):
+            return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
+        command = self._folder / "bin" / "edl"
+        if not command.exists():
+            command.parent.mkdir()
+            command.write_text(f"#!{sys.executable}\n{FORKING}\n")
+            command.chmod(0o700)
+        path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
+        return {"PATH": path, "EDL_TEST_ZYGOTE": str(self.socket(needed(script)))}
 
     def socket(self, framework: str) -> Path:
         """Where the zygote can be asked, as soon as it has imported the framework."""
@@ -57,3 +73,8 @@ class WarmPython:
             zygote.kill()
             zygote.wait()
         shutil.rmtree(self._folder)
+
+
+def needed(script: Path) -> str:
+    """Which framework."""
+    return "torch" if "edl.torch" in script.read_text() else "tensorflow"

@@ -17,7 +17,7 @@ import edl.torch as edl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--step-time", type=float, default=0.01)
+parser.add_argument("--step-time", type=float, default=0.02)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
@@ -46,6 +46,7 @@ class Net(torch.nn.Sequential):
 
     def __init__(self) -> None:
         super().__init__(torch.nn.Linear(8, 6), torch.nn.LayerNorm(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+        self.batches: torch.Tensor
         self.register_buffer("batches", torch.zeros(1))
 
     def forward(self, rows: torch.Tensor) -> torch.Tensor:
@@ -73,20 +74,21 @@ def train(ids: Any) -> None:
     if edl.rehearsing():
         mortal.before_rehearsed()
     if edl.notify_batch_end():
-        checks.append(zlib.crc32(np.asarray(ids, np.int64)))
+        checks.append(zlib.crc32(np.asarray(ids, np.int64).data))
     mortal.in_step("committed", rank, step)
 
 
 if options.loaders is None:
     shards = edl.elastic_shard_generator(options.files or task.SAMPLES, epochs=options.epochs, shuffle=True)
+    batches: Any = lambda: shards.batches(options.batch)  # noqa: E731
 else:
     dataset = edl.ElasticDataset(options.files) if options.files else Numbers()
     loader = edl.ElasticDataLoader(
         dataset, options.batch, True, epochs=options.epochs, num_workers=options.loaders, collate_fn=list
     )
-    shards = loader.shards
+    shards, batches = loader.shards, lambda: loader
 while shards.epochs_done < path.epochs_wanted(options):
-    for batch in shards.batches(options.batch) if options.loaders is None else loader:
+    for batch in batches():
         train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}

@@ -19,6 +19,7 @@ from stub import ask, read_number
 from edl.launch import workers
 
 STUB = str(Path(__file__).with_name("stub.py"))
+ZYGOTE = "EDL_TEST_ZYGOTE"  # the socket of the one that `python SCRIPT` is forked from, where a command is as typed
 
 
 class Forked:
@@ -53,10 +54,13 @@ class Subprocess:
 
     @staticmethod
     def Popen(command: Sequence[str], *, env: Mapping[str, str], **how: Any) -> Any:  # noqa: N802 - as it is called
-        if STUB not in command:
+        if STUB in command:
+            socket, *script = command[command.index(STUB) + 1 :]
+        elif ZYGOTE in env and "python" in command:
+            socket, script = env[ZYGOTE], [*command[command.index("python") + 1 :]]
+        else:
             return subprocess.Popen(command, env=env, **how)
-        socket, *script = command[command.index(STUB) + 1 :]
         return Forked(socket, script, env)
 
 
-workers.subprocess = Subprocess  # type: ignore[assignment]
+workers.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
