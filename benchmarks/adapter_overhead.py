@@ -34,6 +34,10 @@ class NoTrainer:
     """The port of the trainer, with nothing behind it."""
 
     voided = False
+    weightless = False
+
+    def keep_in_step(self) -> None:
+        """There is no pipeline."""
 
     def before_reduce(self) -> None:
         """Nothing to weigh."""
@@ -53,7 +57,6 @@ def torch_steps() -> tuple[dict[str, Callable[[], None]], Callable[[], float]]:
     import torch
     from horovod.torch import optimizer as theirs
 
-    from edl.torch import reducer as ours
     from edl.torch.framework import TorchFramework
 
     torch.set_num_threads(1)
@@ -66,7 +69,7 @@ def torch_steps() -> tuple[dict[str, Callable[[], None]], Callable[[], float]]:
         handed[name] = tensor
         return name
 
-    for module in (theirs, ours.hvd):
+    for module in (theirs, hvd):
         module.allreduce_async_ = start
         module.synchronize = handed.pop
 

@@ -60,8 +60,8 @@ def _path(seconds: dict[int, int], samples: int, start: int, stride: int) -> lis
     search, path = Search(Efficiency(0.1), stride), [start]
     while True:
         rates = tuple(Rate(size, 100, samples, seconds[size]) for size in sorted(set(path)))
-        limits = {"minimum": min(seconds), "maximum": max(seconds)}
-        decided = search.decide(View(now=0.0, step=1, size=path[-1], rates=rates, **limits))
+        least, most = min(seconds), max(seconds)
+        decided = search.decide(View(now=0.0, step=1, size=path[-1], rates=rates, minimum=least, maximum=most))
         if decided.size == path[-1]:
             return path
         path.append(decided.size)

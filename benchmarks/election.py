@@ -19,6 +19,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 from benchmarks.election_chaos import SETTLE_S, Chaos, Contender, Standalone, Trio
 from benchmarks.election_contender import LOG, ROOT
@@ -76,7 +77,7 @@ async def candidates_become(store: zookeeper.ZookeeperStore, number: int) -> boo
     return False
 
 
-async def measure(name: str, service, args: argparse.Namespace) -> dict[str, object]:
+async def measure(name: str, service: Any, args: argparse.Namespace) -> dict[str, Any]:
     chaos = Chaos(service, args)
     coordinator = await service.start()
     store = await zookeeper.connect(coordinator, 30.0, connect_timeout_s=30.0)

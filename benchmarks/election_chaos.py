@@ -18,6 +18,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 from edl.coordination.chaos import Ensemble
 from edl.coordination.server import LocalServer
@@ -123,7 +124,7 @@ class Contender:
 class Chaos:
     """Faults one after the other, each followed by a settled election; some come two at a time."""
 
-    def __init__(self, service, args: argparse.Namespace) -> None:
+    def __init__(self, service: Any, args: argparse.Namespace) -> None:
         self._service = service
         self._args = args
         self._rng = random.Random(args.seed)

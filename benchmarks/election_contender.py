@@ -14,6 +14,8 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import AsyncIterator
+from typing import IO
 
 from edl.coordination import settings, zookeeper
 from edl.coordination.chaos import expire_session
@@ -85,7 +87,7 @@ def tell(what: str, **more: object) -> None:
     print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
 
 
-async def lines(stream):
+async def lines(stream: IO[str]) -> AsyncIterator[str]:
     reader = asyncio.StreamReader()
     await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), stream)
     while line := await reader.readline():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import signal
 import time
@@ -69,12 +70,9 @@ def main() -> None:
     parser.add_argument("died", type=Path, help="to be made by the one that is killed in the very last step")
     parser.add_argument("pace_s", type=float)
     options = parser.parse_args()
-    if options.framework == "torch":
-        import edl.torch as edl
-    else:
-        import edl.tensorflow as edl
+    edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
-    task = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl, options.data)
+    task: Any = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl, options.data)
     for batch in task.batches:
         task.train(batch)
         time.sleep(options.pace_s)

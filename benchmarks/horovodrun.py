@@ -60,7 +60,7 @@ class Chain(Run):
         if self.mode == "edl":
             environ["EDL_AUDIT"] = str(self.audit)
         command = [program("horovodrun"), *limits, "--host-discovery-script", str(script), *worker]
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload,no-any-return]
+        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL, stdout=log, stderr=log)  # type: ignore[call-overload]
 
     def _change(self, job: subprocess.Popen[bytes], before: int, after: int) -> float:
         wait(lambda: self._training(before, BEFORE_STEPS), f"{before} workers", job, self.log)

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from typing import Any
 
 import msgspec
 
@@ -68,7 +69,7 @@ class Grant(msgspec.Struct):
 class TimedLeader(Leader):
     """A leader that notes the times of its grants."""
 
-    def __init__(self, *parts: object) -> None:
+    def __init__(self, *parts: Any) -> None:
         super().__init__(*parts)
         self.grants: list[Grant] = []
         self.writes = 0
@@ -78,7 +79,7 @@ class TimedLeader(Leader):
         self._woken = 0.0  # when something pressing was published
         self._arrived: dict[str, float] = {}
         self._keep_untimed = self._chronicle.keep
-        self._chronicle.keep = self._keep
+        self._chronicle.keep = self._keep  # type: ignore[method-assign]
 
     async def answer(self, call: Call) -> messages.Reply:
         if not isinstance(call.body, messages.Report):
@@ -108,7 +109,7 @@ class TimedLeader(Leader):
                 self.grants.append(grant)
             return commands
 
-        machine.handle = timed
+        machine.handle = timed  # type: ignore[method-assign]
         await super()._work(machine)
 
     async def _keep(self, decided: BatchDecided) -> None:

@@ -109,6 +109,9 @@ class Worker:
         self.leases.forget_before(self.page.step)
         return self.leases.offers(step or self.step())
 
+    def loaded(self, nanoseconds: int) -> None:
+        """Nothing is read here."""
+
     def rehearsing(self) -> bool:
         return False
 

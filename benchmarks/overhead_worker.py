@@ -7,6 +7,7 @@ difference of its own, of a percent or two; so both move to other addresses agai
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import time
@@ -202,13 +203,11 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    if options.framework == "torch":
-        import edl.torch as edl
-    else:
+    if options.framework == "tensorflow":
         import tensorflow as tf
 
         tf.config.threading.set_intra_op_parallelism_threads(1)
-        import edl.tensorflow as edl
+    edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
     build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
     steps, mover = build(edl, options.edl_first), Mover(edl.rank() + 2 * os.getpid())

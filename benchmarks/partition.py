@@ -125,8 +125,9 @@ class Trial:
     def _strike(self) -> None:
         if self._case.ways is None:
             self._network.part(*self._cut)
-        for name in self._cut if self._case.ways else ():
-            self._network.set_link(name, *self._case.ways)
+        for name in self._cut:
+            if self._case.ways is not None:
+                self._network.set_link(name, *self._case.ways)
 
     def _heal(self) -> None:
         self._network.part()

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -140,10 +141,7 @@ TASKS: dict[str, type[TorchTask | TensorFlowTask]] = {"torch": TorchTask, "tenso
 
 
 def run_edl(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:
-    if framework == "torch":
-        import edl.torch as edl
-    else:
-        import edl.tensorflow as edl
+    edl: Any = importlib.import_module(f"edl.{framework}")
     note_entering(notes)
     edl.init()
     task = TASKS[framework](ballast_bytes)
@@ -173,12 +171,13 @@ def until(folder: Path, name: str) -> int:
 def note_entering(notes: Notes) -> None:
     """When each worker comes to the rendezvous, and when its ring stands."""
     from edl.collectives.horovod import HorovodRing
+    from edl.protocol.ring import Place
 
     enter = HorovodRing.enter
 
-    def noted(ring: HorovodRing, place: Any, timeout_s: float) -> None:
+    def noted(self: HorovodRing, place: Place, timeout_s: float) -> None:
         began = time.time()
-        enter(ring, place, timeout_s)
+        enter(self, place, timeout_s)
         notes.entered(began, place.size)
 
     HorovodRing.enter = noted  # type: ignore[method-assign]

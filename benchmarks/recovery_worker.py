@@ -7,6 +7,7 @@ process group of gloo, DistributedDataParallel, and a checkpoint to which all go
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import time
 from collections.abc import Callable
@@ -55,10 +56,7 @@ def task_of(framework: str) -> Any:
 
 
 def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
-    if framework == "torch":
-        import edl.torch as edl
-    else:
-        import edl.tensorflow as edl
+    edl: Any = importlib.import_module(f"edl.{framework}")
     from edl.collectives.horovod import HorovodRing
     from edl.trainer.sitting import Sitting
 
@@ -113,7 +111,8 @@ def run_torchrun(_: str, folder: Path, notes: Notes, commit_every: int) -> None:
 
     torch.distributed.init_process_group("gloo")
     rank, size = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    task, step, checkpoint = TorchTask(0), 0, folder / "checkpoint"
+    task: Any = TorchTask(0)
+    step, checkpoint = 0, folder / "checkpoint"
     if checkpoint.exists():
         saved = torch.load(checkpoint)
         task.model.load_state_dict(saved["model"])

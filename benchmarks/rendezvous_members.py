@@ -13,6 +13,7 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import msgspec
 
@@ -78,11 +79,11 @@ class Metered(Client):
         super().__init__(secret, job, sender, address)
         opened, speaker = self._speaker.open, self._speaker
 
-        def count(wire, request_wire, reply_type):
+        def count(wire: bytes, request_wire: bytes, reply_type: Any) -> Any:
             meter.count(request_wire, wire)
             return opened(wire, request_wire, reply_type)
 
-        speaker.open = count
+        speaker.open = count  # type: ignore[method-assign]
 
 
 class Member:
@@ -150,7 +151,7 @@ class Member:
         place = None if orders.assignment is None else orders.assignment.place
         if place is not None and (self._place is None or place.generation > self._place.generation):
             self._place = place
-            self.introductions._open._server.deliver = self._take
+            self.introductions._open._server.deliver = self._take  # type: ignore[method-assign]
             self._build(MESHES[0])
 
     def _build(self, mesh: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import hashlib
+import importlib
 import json
 import os
 import time
@@ -100,12 +101,9 @@ def main() -> None:
     parser.add_argument("--note-steps", action="store_true", help="when each of them ended")
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
-    if options.framework == "torch":
-        import edl.torch as edl
-    else:
-        import edl.tensorflow as edl
+    edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
-    task = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl)
+    task: Any = {"torch": TorchTask, "tensorflow": TensorFlowTask}[options.framework](edl)
     until, stop = options.folder / "epochs", options.folder / "stop"
     notes = (options.folder / f"{os.getpid()}.jsonl").open("w", buffering=1)
 

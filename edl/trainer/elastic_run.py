@@ -14,7 +14,7 @@ import contextlib
 import copy
 import functools
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
@@ -214,6 +214,10 @@ class State:
     """
 
     _names: frozenset[str] = frozenset()
+
+    if TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, run: Run, values: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
         """`parts` are attributes too."""

@@ -188,7 +188,7 @@ def test_the_tree_in_zookeeper_is_that_of_the_code() -> None:
 def test_every_public_name_is_told_of(face: str) -> None:
     """Read, not imported: a framework takes seconds."""
     shown = {
-        re.match(r"\w+", name)[0] for row in rows(section(DOCS / "quickstart.md", "Names")) for name in quoted(row[0])
+        re.split(r"\W", name)[0] for row in rows(section(DOCS / "quickstart.md", "Names")) for name in quoted(row[0])
     }
     has = public_names(ROOT / "edl" / face / "__init__.py")
     ours = {
@@ -260,6 +260,6 @@ def all_said() -> frozenset[str]:
 
 def _strings(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.JoinedStr):
-        yield "".join(part.value if isinstance(part, ast.Constant) else VARIABLE for part in node.values)
+        yield "".join(str(part.value) if isinstance(part, ast.Constant) else VARIABLE for part in node.values)
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
         yield re.sub(r"%[dsr]", VARIABLE, node.value)

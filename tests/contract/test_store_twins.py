@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import uuid
+from typing import Any
 
 import pytest
 
@@ -18,7 +19,7 @@ PATHS = ("/a", "/a/b", "/a/b/c", "/a/d", "/e", "/e/f")
 
 def draw_op(rng: random.Random):
     path, version = rng.choice(PATHS), rng.choice((ANY, ANY, 0, 1))
-    kind = rng.choice((Create, Create, Create, Write, Delete, Check))
+    kind: Any = rng.choice((Create, Create, Create, Write, Delete, Check))
     if kind is Create:
         return Create(path, rng.randbytes(2), ephemeral=rng.random() < 0.2, sequence=rng.random() < 0.2)
     if kind is Write:

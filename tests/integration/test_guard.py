@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+from typing import Any
 
 import pytest
 
@@ -101,7 +102,7 @@ def native(tmp_path):
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", "-pthread"]
     own = "-Wl,-Bsymbolic"  # its Loop, not that of Horovod's gloo, which all see once another test has imported it
     subprocess.run([compiler, *options, own, source, "-o", library], check=True)
-    loaded = ctypes.CDLL(str(library))
+    loaded: Any = ctypes.CDLL(str(library))
     guard = Guard(str(library))
     assert guard.active
     guard.arm(1)

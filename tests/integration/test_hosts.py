@@ -19,7 +19,7 @@ from edl.launch.records import Folder
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 
-class Discovery(HostDiscoveryScript):
+class Discovery(HostDiscoveryScript):  # type: ignore[misc]
     """`horovodrun --host-discovery-script "edl hosts ..."`, on a machine with such a home."""
 
     def __init__(self, edl, home: Path, *arguments: str, **environ: str) -> None:

@@ -384,7 +384,7 @@ async def test_a_silent_server_is_noticed_before_the_session_can_expire(local):
     store = await zookeeper.connect(local.coordinator, 4.0)
     loop = asyncio.get_running_loop()
     suspended = loop.create_future()
-    store.watch_link(lambda link: suspended.done() or suspended.set_result(loop.time()))
+    store.watch_link(lambda link: None if suspended.done() else suspended.set_result(loop.time()))
     frozen_at = loop.time()
     local.signal(signal.SIGSTOP)
     async with asyncio.timeout(10):

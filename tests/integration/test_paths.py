@@ -18,7 +18,7 @@ import pytest
 from elastic_job import Job
 
 KILLS = int(os.environ.get("EDL_TEST_KILLS", "1"))
-LIMITS = {"EDL_MAX_RESTARTS": str(KILLS + 2), "EDL_MAX_NP": "3"}
+LIMITS: dict[str, Any] = {"EDL_MAX_RESTARTS": str(KILLS + 2), "EDL_MAX_NP": "3"}
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900 + 40 * KILLS)]
 
 

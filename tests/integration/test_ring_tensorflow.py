@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -61,6 +62,7 @@ def variables_that_some_losses_do_not_depend_on(fleet: Fleet) -> None:
     fleet.form([0, 1])
     fleet.together([0, 1], "synchronize", [(0,), (0,)])
     fleet.together([0, 1], "weight", [(0.25,), (0.75,)])
+    one: list[Any] = []
     for _ in range(2):
         one, other = fleet.together([0, 1], "branches", [([0, 1],), ([1, 2],)])
         assert one == other

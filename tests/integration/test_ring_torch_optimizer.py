@@ -24,6 +24,7 @@ from edl.protocol.ring import solo
 from edl.trainer.trainer import Trainer
 
 pytestmark = pytest.mark.integration
+FIRST, SECOND = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
 
 
 @pytest.fixture(scope="module")
@@ -42,8 +43,8 @@ class Job:
     def __init__(self, framework: Any, wrapped: bool = True, **hyper: Any) -> None:
         torch.manual_seed(0)
         self.trainer = FakeTrainer()
-        self.model = torch.nn.Linear(3, 1)
-        self.optimizer = torch.optim.SGD(self.model.parameters(), **{"lr": 0.1, "momentum": 0.9, **hyper})
+        self.model: Any = torch.nn.Linear(3, 1)
+        self.optimizer: Any = torch.optim.SGD(self.model.parameters(), **{"lr": 0.1, "momentum": 0.9, **hyper})
         self.framework = framework
         if wrapped:
             self.wrap()
@@ -275,7 +276,9 @@ def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
     more = torch.nn.Parameter(torch.ones(1))
     job.optimizer.add_param_group({"params": [more]})
     job.step()
-    assert torch.equal(more.grad, torch.zeros(1))  # it had no gradient here; another rank might have had one
+    assert more.grad is not None and torch.equal(
+        more.grad, torch.zeros(1)
+    )  # it had no gradient here; another rank might have had one
 
 
 def test_a_copy_is_a_plain_optimizer(framework: Any) -> None:
@@ -300,9 +303,6 @@ def test_a_wrong_call_says_so(framework: Any, arguments: Any, complaint: str) ->
     job = Job(framework)
     with pytest.raises(UsageError, match=complaint):
         framework.wrap(job.trainer, *arguments(job))
-
-
-FIRST, SECOND = torch.nn.Parameter(torch.ones(1)), torch.nn.Parameter(torch.ones(1))
 
 
 def fresh(parameters: int = 1) -> Any:

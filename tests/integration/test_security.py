@@ -215,7 +215,7 @@ async def test_a_server_of_another_authority_is_not_trusted(secure, theirs, clie
 async def test_the_host_name_counts_unless_told_otherwise(secure, ours, client_files):
     named = Coordinator(f"localhost:{secure[0]}", None, Tls(ours.ca, *client_files))
     assert "names the host" in await refused(named)
-    unchecked = Coordinator(named.hosts, None, Tls(ours.ca, *client_files, check_hostname=False))
+    unchecked = Coordinator(named.hosts, None, Tls(ours.ca, client_files[0], client_files[1], check_hostname=False))
     async with opened(unchecked) as store:
         assert await store.children("/")
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+from typing import Any
 
 import pytest
 from elastic_job import Job
@@ -33,7 +34,11 @@ def wait_steps(job: Job) -> None:
 def test_a_switch_that_was_announced_is_made_while_the_coordinator_is_away(edl, tmp_path):
     """The members find each other through their own daemons, so that nobody leaves a ring for one that cannot form."""
     here = tmp_path / "zookeeper.pid"
-    environ = {"EDL_TEST_DIE": "announced", "EDL_TEST_DIED": str(tmp_path / "died"), "EDL_TEST_ZOOKEEPER": str(here)}
+    environ: dict[str, Any] = {
+        "EDL_TEST_DIE": "announced",
+        "EDL_TEST_DIED": str(tmp_path / "died"),
+        "EDL_TEST_ZOOKEEPER": str(here),
+    }
     job = Job(edl, tmp_path / "out", workers=2, **environ)
     job.wait_size(2)
     [server] = [pid for pid, command in edl.processes().items() if "org.apache.zookeeper" in command]

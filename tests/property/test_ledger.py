@@ -151,7 +151,10 @@ class Twin:
 
     def counts(self, epoch: int) -> tuple[int, int, int]:
         leased = [one for steps in self.held.values() for samples in steps.values() for one in samples]
-        return tuple(sum(one[0] == epoch for one in where) for where in (self.trained, leased, self.unassigned))
+        trained, held, free = (
+            sum(one[0] == epoch for one in where) for where in (self.trained, leased, self.unassigned)
+        )
+        return trained, held, free
 
 
 class LedgerAgainstTwin(RuleBasedStateMachine):

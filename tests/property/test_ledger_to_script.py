@@ -60,6 +60,7 @@ class Worker:
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         ledger = self.job.ledger
+        assert ledger is not None
         ledger.grant(ledger.step + HORIZON)
         self.told += 1
         self.leases.adopt(share_of(ledger, self.name), (1, self.told))
@@ -69,6 +70,8 @@ class Worker:
         assert ledger.exhausted
         assert self.committed == ledger.wanted_step
         return False
+
+    def loaded(self, nanoseconds: int) -> None: ...
 
     def rehearsing(self) -> bool:
         return self.newcomer
@@ -116,7 +119,7 @@ class Job:
         """One mini-batch of each, or of none: all scripts end at the same step."""
         batches = [next(worker.loop, None) for worker in self.workers]
         assert len({batch is None for batch in batches}) == 1
-        return [] if batches[0] is None else batches
+        return [batch for batch in batches if batch is not None]
 
     def commit(self, batches: list[list[int]]) -> None:
         step = self.ledger.step + 1

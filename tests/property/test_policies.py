@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from itertools import pairwise
+from typing import Any
 
 import pytest
 from hypothesis import example, given
@@ -35,7 +36,7 @@ def moves(throughput: dict[int, float], start: int, stride: int, passes: int = 3
     """The sizes that a search goes through; its last one is where it stays."""
     search, size, seen, path = Search(Efficiency(0.1), stride, passes=passes), start, {start}, [start]
     for _ in range(100):
-        limits = {"minimum": min(throughput), "maximum": max(throughput)}
+        limits: dict[str, Any] = {"minimum": min(throughput), "maximum": max(throughput)}
         decided = search.decide(View(now=0, step=1, size=size, rates=rates(throughput, seen), **limits))
         assert decided.reason
         if decided.size == size:

@@ -15,6 +15,7 @@ from edl.core import (
     draft,
     job,
     ledger,
+    members,
     mustering,
     patience,
     planning,
@@ -26,11 +27,12 @@ from edl.core import (
     switching,
     unfit,
 )
+from edl.core.unassigned import Unassigned
 from edl.core.worker.inputs import Command
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.governing import Batching, BatchRule
-from edl.protocol.job import JobState, Record
+from edl.protocol.job import JobState, Record, WorkerState
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, simulation
 from edl.testing.worker import SimWorker
 
@@ -42,16 +44,12 @@ Mutant = Callable[[pytest.MonkeyPatch], None]
 
 
 def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in planning.GOING)
-    transitions = draft.moved
+    patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in scaling.GOING)
+    transitions = members.moved
 
     def moved(member, cause):  # the table of states would notice first
-        booting = member.state in patience.BOOTING and cause is draft.Cause.PLANNED
-        return (
-            msgspec.structs.replace(member, state=draft.WorkerState.SWITCHING)
-            if booting
-            else transitions(member, cause)
-        )
+        booting = member.state in scaling.BOOTING and cause is members.Cause.PLANNED
+        return msgspec.structs.replace(member, state=WorkerState.SWITCHING) if booting else transitions(member, cause)
 
     patch.setattr(draft, "moved", moved)
 
@@ -86,7 +84,7 @@ def follows_the_lowest_step(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_what_the_dead_held(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(ledger.Unassigned, "give_back", lambda _self, _ranges: None)
+    patch.setattr(Unassigned, "give_back", lambda _self, _ranges: None)
 
 
 def forgets_superseded_plans(patch: pytest.MonkeyPatch) -> None:
@@ -320,7 +318,7 @@ def other_jobs(seed: int) -> SimJob:
     return scenario(SEEDS + seed)
 
 
-RARE = {  # what few seeds of `scenario` come across within a minute
+RARE: dict[Mutant, Callable[[int], SimJob]] = {  # what few seeds of `scenario` come across within a minute
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
     forgets_superseded_plans: survivor_dies,

@@ -11,6 +11,7 @@ from itertools import pairwise
 
 import pytest
 
+from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob, scenario
@@ -71,9 +72,9 @@ def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:
 class Timed(SimJob):
     """Remembers when steps were made."""
 
-    def stepped(self, worker: SimWorker) -> None:
+    def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
         self.made = [*getattr(self, "made", []), self.now]
-        super().stepped(worker)
+        super().stepped(worker, commands)
 
 
 @pytest.mark.parametrize("seed", range(20))

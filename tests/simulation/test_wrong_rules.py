@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import pytest
@@ -14,6 +15,7 @@ from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
+from edl.protocol.job import WorkerState
 from edl.protocol.messages import Register
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, simulation
 from edl.testing.worker import SimWorker
@@ -60,7 +62,7 @@ def lets_no_leaver_hand_on_the_model(patch: Patch) -> None:
     is_so = planning._is
 
     def never_leaving(now, worker, state):
-        return state is not planning.WorkerState.LEAVING and is_so(now, worker, state)
+        return state is not WorkerState.LEAVING and is_so(now, worker, state)
 
     patch.setattr(planning, "_is", never_leaving)
 
@@ -213,7 +215,7 @@ class Case:
 
 JOIN = Planned(Fault.JOIN, 0.05)
 IN_A_STEP = Planned(Fault.KILL, Moment.STEPPING, 8)
-NEWCOMER = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
+NEWCOMER: dict[str, Any] = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
 
 WRONG: dict[Callable[[Patch], None], Case] = {
     counts_as_trained_what_somebody_has_applied: Case("I5", (IN_A_STEP,)),

@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core import writing
+from edl.core import report, writing
 from edl.core.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol import messages as say
@@ -153,7 +153,7 @@ def answers_nobody(patch: Patch) -> None:
 
 
 def shows_what_is_not_durable_yet(patch: Patch) -> None:
-    shown = writing_checks.status_of
+    shown = report.status_of
 
     def hasty(*told, durable):
         assert durable is not None

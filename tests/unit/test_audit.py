@@ -7,7 +7,9 @@ import os
 import stat
 import time
 import zlib
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -62,7 +64,7 @@ def sample(position: int) -> int:
 # ---------------------------------------------------------------------------------------------- which steps count
 
 
-def spans(*audits: tuple[str, list[Line]]) -> list[tuple[int, int, int, str]]:
+def spans(*audits: tuple[str, Sequence[Any]]) -> list[tuple[int, int, int, str]]:
     spans = lineage([audit(worker, *lines) for worker, lines in audits])
     return [(one.generation, one.after_step, one.until_step, "".join(one.members)) for one in spans]
 

@@ -85,7 +85,7 @@ def test_the_environment_made_for_a_child_gives_the_same_coordinator(files):
     for coordinator in (
         Coordinator("a:1,b:2/c"),
         Coordinator("a:1", Digest("u", "p:w")),
-        Coordinator("a:1", None, Tls(*files, check_hostname=False)),
+        Coordinator("a:1", None, Tls(files[0], files[1], files[2], check_hostname=False)),
         Coordinator("a:1", Digest("u", "p"), Tls(files[0])),
     ):
         assert from_environment(coordinator.environment()) == coordinator

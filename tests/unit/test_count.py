@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 
+from edl.core.seat import NEVER
 from edl.transport import count as python
-from edl.transport.page import NEVER, Page
+from edl.transport.page import Page
 
 NATIVE = "edl.transport._count"
 

@@ -51,7 +51,7 @@ async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
 
 async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monkeypatch):
     one, clock = daemon(tmp_path, anew=True), ManualClock()
-    one._clock = clock
+    one._clock = clock  # type: ignore[assignment]
     one._trainer_gone.set()
 
     async def away(*_: object) -> str:

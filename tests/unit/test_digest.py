@@ -64,7 +64,7 @@ def test_signs_that_are_all_turned_do_not_undo_each_other(kind: type) -> None:
 
 def test_order_form_and_kind_of_zero_count() -> None:
     values = np.arange(6, dtype=np.float32)
-    others = [
+    others: list[np.ndarray] = [
         values[::-1],
         values.reshape(2, 3),
         values.view(np.int32),

@@ -226,4 +226,4 @@ def test_a_training_function_wants_a_state(run: Run) -> None:
     def train(state: Any) -> None: ...
 
     with pytest.raises(UsageError, match="train\\(\\) got a int as its first argument"):
-        train(3)  # type: ignore[type-var]
+        train(3)

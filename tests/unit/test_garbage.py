@@ -48,7 +48,7 @@ def test_python_itself_looks_after_many_objects_and_never_at_those_of_the_start(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     told = []
-    monkeypatch.setattr(garbage.gc, "freeze", lambda: told.append("freeze"))
-    monkeypatch.setattr(garbage.gc, "set_threshold", told.append)
+    monkeypatch.setattr("gc.freeze", lambda: told.append("freeze"))
+    monkeypatch.setattr("gc.set_threshold", told.append)
     garbage.collect_seldom()
     assert told == ["freeze", garbage.YOUNG]

@@ -29,7 +29,7 @@ class Trainer:
         opened = gathering.daemons[place.rank]._open
         assert opened is not None
         self.daemon: Introduction = opened
-        self.daemon._server.deliver = self._take  # type: ignore[method-assign]
+        self.daemon._server.deliver = self._take  # type: ignore[assignment, method-assign]
 
     def write(self, mesh: str = MESH) -> None:
         """Begins to build a mesh, and says where it listens."""

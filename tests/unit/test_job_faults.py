@@ -394,7 +394,9 @@ def test_a_ring_that_stood_before_anybody_told_is_gone_on_from_with_its_own_leas
     job.see("w2", Phase.FAILED, 0, reason="killed")
     assert job.plan.after_step == step
     assert first in given_up(job.orders("w0"))
-    assert next_move(Seat(first, step + 3, waiting=False), job.orders("w0")) == Enter(job.orders("w0").assignment)
+    assignment = job.orders("w0").assignment
+    assert assignment is not None
+    assert next_move(Seat(first, step + 3, waiting=False), job.orders("w0")) == Enter(assignment)
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, job.machine.record.planned, step + 3, leases_of=first)
     assert (job.machine.record.roster, job.machine.record.began_step) == (("w0", "w1"), step + 3)

@@ -143,7 +143,7 @@ def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
     assert [share.generation for share in newcomer.shares] == [2]
     assert [share.generation for share in job.orders("w0").shares] == [1, 2]
     for worker in ("w0", "w1", "w2"):
-        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step)
+        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step or 0)
     assert job.machine.record.roster == ("w0", "w1", "w2")
     assert job.machine.record.began_step == plan.after_step
     scaled = job.told[-1]
@@ -159,8 +159,8 @@ def test_a_leaver_goes_after_the_switch() -> None:
     assert plan.roster == ("w0",)
     orders = job.orders("w1")
     assert (orders.verdict, orders.leave_after_step) == (Verdict.LEAVE, plan.after_step)
-    job.see("w0", Phase.TRAINING, generation=2, step=plan.after_step)
-    job.see("w1", Phase.DONE, generation=1, step=plan.after_step)
+    job.see("w0", Phase.TRAINING, generation=2, step=plan.after_step or 0)
+    job.see("w1", Phase.DONE, generation=1, step=plan.after_step or 0)
     assert job.kinds()[-1] == "worker_left"
     assert job.machine.record.state is JobState.RUNNING
     assert [m.identity.id for m in job.machine.record.members] == ["w0"]
@@ -341,7 +341,7 @@ def test_a_second_request_during_a_scaling_is_not_lost() -> None:
     assert plan is not None
     assert plan.roster == ("w0", "w1")  # announced already: the second follows it
     for worker in ("w0", "w1"):
-        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step)
+        job.see(worker, Phase.TRAINING, generation=2, step=plan.after_step or 0)
     plan = job.machine.record.plan
     assert plan is not None
     assert plan.roster == ("w0",)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 
@@ -12,7 +14,7 @@ from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals, cut
 from edl.protocol.ledger import LedgerSnapshot
 
 
-def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: bool) -> Ledger:
+def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:
     return Ledger(DataSpec(total, epochs, batch, **mode), roster)
 
 

@@ -58,7 +58,7 @@ def test_one_that_always_dies_is_not_started_for_ever_and_the_script_ends_with_t
 
 def test_one_that_dies_now_and_then_is_started_each_time(link, monkeypatch):
     now = iter(range(0, 10_000, 15))
-    monkeypatch.setattr(module.time, "monotonic", lambda: float(next(now)))
+    monkeypatch.setattr("edl.trainer.link.time.monotonic", lambda: float(next(now)))
     for _ in range(20):
         link._on_gone()
     assert len(link.starts) == 20

@@ -108,7 +108,7 @@ def test_whoever_does_not_tell_holds_the_switch_up_for_a_moment_only():
     job.now += job.machine.horizon.torn_s
     job.feed(TimePassed())
     assert job.machine.record.recut is None
-    assert (job.plan.roster, job.leased("c", job.plan.after_step + 1)) == (("a", "b", "c"), 0)
+    assert (job.plan.roster, job.leased("c", (job.plan.after_step or 0) + 1)) == (("a", "b", "c"), 0)
 
 
 def test_a_switch_that_is_not_wanted_any_more_leaves_no_mark():
@@ -169,4 +169,4 @@ def test_a_new_leader_goes_on_with_the_mark_of_the_one_before():
     assert (job.mark, job.machine.record.plan) == ((number, mark), None)
     for worker in "ab":
         job.tell(worker, mark)
-    assert job.leased("c", job.plan.after_step + 1) == 10
+    assert job.leased("c", (job.plan.after_step or 0) + 1) == 10

@@ -112,11 +112,11 @@ async def raising(*_: object) -> None:
 
 
 def spoil_work(leader: Leader) -> None:
-    leader._work = raising  # type: ignore[method-assign]
+    leader._work = raising  # type: ignore[assignment, method-assign]
 
 
 def spoil_roll_call(leader: Leader) -> None:
-    leader._call_roll = raising  # type: ignore[method-assign]
+    leader._call_roll = raising  # type: ignore[assignment, method-assign]
 
 
 def spoil_clock(leader: Leader) -> None:
@@ -269,7 +269,7 @@ async def test_where_nothing_of_it_can_be_told_a_daemon_gives_up_in_the_end(monk
     class UnspeakableError(EdlError):
         """Neither away nor over."""
 
-    monkeypatch.setattr(office_module.LastWords, "__call__", words)
+    monkeypatch.setattr("edl.daemon.office.LastWords.__call__", words)
     async with desks(1, spoil_work) as (one,):
         async with asyncio.timeout(20):
             reason = await one.office.hopeless

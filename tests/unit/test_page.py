@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from edl.core.seat import NEVER
 from edl.errors import ConfigError
-from edl.transport.page import NEVER, Page
+from edl.transport.page import Page
 
 WORDS = ("step", "attention_step", "flags")
 

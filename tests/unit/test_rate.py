@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import pytest
 import torch
@@ -127,12 +128,12 @@ def test_the_knee_goes_up_stays_and_goes_down() -> None:
         (lambda: Knee(40), r"edl.Knee\(explore=40\).*0.0 to 1.0"),
         (lambda: Knee(0.8, 0.3), "explore and warmup are more than all"),
         (lambda: Warmup(-0.1), r"warmup=-0.1"),
-        (lambda: Warmup("5%"), "warmup='5%'"),
+        (lambda: Warmup(cast("Any", "5%")), "warmup='5%'"),
         (lambda: Warmup(True), "warmup=True"),
-        (lambda: ScheduledRate(0.5), r"schedule_rate\(0.5\): give it edl.Knee"),
-        (lambda: ScheduledRate(Knee), "give it edl.Knee"),
+        (lambda: ScheduledRate(cast("Any", 0.5)), r"schedule_rate\(0.5\): give it edl.Knee"),
+        (lambda: ScheduledRate(cast("Any", Knee)), "give it edl.Knee"),
         (lambda: ScheduledRate(Knee(0.4), 0), "epochs=0"),
-        (lambda: ScheduledRate(Knee(0.4), 1.5), "epochs=1.5"),
+        (lambda: ScheduledRate(Knee(0.4), cast("Any", 1.5)), "epochs=1.5"),
         (lambda: scheduled(lambda _: -1.0).at(10), "gives -1.0 at 0.025"),
         (lambda: scheduled(lambda _: math.nan).at(10), "gives nan"),
         (lambda: scheduled(lambda _: math.inf).at(10), "gives inf"),

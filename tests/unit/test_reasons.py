@@ -48,7 +48,8 @@ def test_leavers_leave_for_what_was_asked() -> None:
     job = running()
     job.see("w1", Phase.TRAINING, generation=1, step=2, data=SPEC, leaving=True)
     assert reason(job) == "w1 leaves (it was stopped from outside)"
-    after_step = job.machine.record.plan.after_step if job.machine.record.plan else None
+    assert job.machine.record.plan is not None and job.machine.record.plan.after_step is not None
+    after_step = job.machine.record.plan.after_step
     job.see("w1", Phase.DONE, generation=1, step=after_step)
     (left,) = [tell.fact for tell in job.told if isinstance(tell.fact, WorkerLeft)]
     assert left.why == "it was stopped from outside"
@@ -100,6 +101,6 @@ def test_a_switch_that_all_have_missed_says_who() -> None:
     plan = job.machine.record.plan
     assert plan is not None
     for worker in ("w0", "w1"):
-        job.see(worker, Phase.TRAINING, generation=1, step=plan.after_step, data=SPEC, missed=plan.generation)
+        job.see(worker, Phase.TRAINING, generation=1, step=plan.after_step or 0, data=SPEC, missed=plan.generation)
     (told,) = [tell.fact for tell in job.told if isinstance(tell.fact, SwitchPutOff)]
     assert told.reason == "its word came too late for w0, w1"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import msgspec
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -45,8 +47,8 @@ class Job:
             self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), *self.size, answering))
 
     def see(self, worker: str, phase: Phase, generation: int, step: int = 0, after_s: float = 0.01, **more) -> None:
-        values = {"leases_of": generation, "data": SPEC, "pause": None, "leaving": False, "reason": ""} | more
-        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **values)
+        usual: dict[str, Any] = {"leases_of": generation, "data": SPEC, "pause": None, "leaving": False, "reason": ""}
+        seen = Observation(phase=phase, generation=generation, step=step, step_time_s=0.01, **(usual | more))
         self.feed(Reported(worker, seen), after_s)
 
     def switch(self) -> None:
@@ -370,7 +372,7 @@ WISHES = st.one_of(
     st.integers(0, 20).map(lambda n: ("again", n)),
     st.sampled_from([("leader", 0), ("start", 0), ("settle", 0)]),
 )
-KINDS = {"size": AskScale, "out": AskScaleOut, "in": AskScaleIn}
+KINDS: dict[str, Any] = {"size": AskScale, "out": AskScaleOut, "in": AskScaleIn}
 
 
 @settings(deadline=None, max_examples=300, suppress_health_check=[HealthCheck.too_slow])

@@ -46,4 +46,4 @@ def test_a_step_is_stable_once_all_were_seen_to_have_it() -> None:
     assert sightings.stable_step(["w0", "w1"]) is None
     sightings.take("w1", seen(Phase.TRAINING, 1, 8), 2.0)
     assert sightings.stable_step(["w0", "w1"]) == 8
-    assert sightings.newest_step(["w0", "w1"]) == (9, 1.0)
+    assert sightings.newest_step(("w0", "w1")) == (9, 1.0)

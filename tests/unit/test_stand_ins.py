@@ -154,5 +154,5 @@ def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
     assert following is not None
     ramp, tried = following._ramp, tuner._tried_step
     assert script.train() is False
-    assert (following._ramp.began, tuner._tried_step) == (ramp.began + 1, tried + 1)  # type: ignore[union-attr]
+    assert (following._ramp.began, tuner._tried_step) == (ramp.began + 1, tried + 1)
     assert following._made == 4

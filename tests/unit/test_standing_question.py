@@ -23,7 +23,9 @@ async def test_a_worker_that_knows_what_presses_is_not_answered_for_what_does_no
     """Of a ring that breaks, each void mini-batch changes the record: the next word for all is the plan."""
     store = MemoryServer().connect()
     began: asyncio.Future[Reign] = asyncio.get_running_loop().create_future()
-    candidate = Candidate(store, tree.root(JOB), "w0 127.0.0.1:1", lambda reign: reign and began.set_result(reign))
+    candidate = Candidate(
+        store, tree.root(JOB), "w0 127.0.0.1:1", lambda reign: began.set_result(reign) if reign else None
+    )
     for worker in WORKERS:
         await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
     candidate.stand()

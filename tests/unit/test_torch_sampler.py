@@ -25,7 +25,7 @@ class Shards:
 @pytest.fixture
 def shards(monkeypatch: pytest.MonkeyPatch) -> Shards:
     shards = Shards()
-    monkeypatch.setattr(elastic.trainer, "elastic_shard_generator", lambda *_, **__: shards)
+    monkeypatch.setattr("edl.torch.process.trainer.elastic_shard_generator", lambda *_, **__: shards)
     monkeypatch.setattr(elastic.ElasticSampler, "_that_trains", None)
     return shards
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import msgspec
 import pytest
@@ -66,17 +67,17 @@ def test_it_is_due_every_so_many_steps_and_a_newcomer_knows_when() -> None:
 def test_all_workers_get_the_losses_of_all_in_the_same_order() -> None:
     losses = [[0.1, math.inf], [0.2, 1.0], [0.3, 2.0]]
     payloads = [msgspec.msgpack.encode(one) for one in losses]
-    assert [of_all(FakeRing(rank, payloads), losses[rank]) for rank in range(3)] == [losses] * 3
+    assert [of_all(cast("Any", FakeRing(rank, payloads)), losses[rank]) for rank in range(3)] == [losses] * 3
 
 
 @pytest.mark.parametrize(
     ("make", "said"),
     [
-        (lambda: RateTuner(0.1, 5), "function of multipliers"),
+        (lambda: RateTuner(cast("Any", 0.1), 5), "function of multipliers"),
         (lambda: RateTuner(parabola(1.0), 0), "every=0"),
         (lambda: RateTuner(parabola(1.0), 5, 1.5), "most=1.5"),
         (lambda: RateTuner(lambda multipliers: [1.0], 5).losses(), "1 losses for 5 multipliers"),
-        (lambda: RateTuner(lambda multipliers: None, 5).losses(), "losses_at"),
+        (lambda: RateTuner(cast("Any", lambda multipliers: None), 5).losses(), "losses_at"),
     ],
 )
 def test_a_wrong_tuner_is_refused(make, said) -> None:

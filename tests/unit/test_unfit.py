@@ -15,6 +15,7 @@ from edl.core.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Vanish
 from edl.core.job import JobMachine, new_record
 from edl.core.report import status_of
 from edl.core.unfit import Evidence, accused, judge
+from edl.facts import WorkerLost, WorkerUnfit
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, Record, Trials
 from edl.protocol.messages import Observation, Phase, Register
@@ -102,7 +103,7 @@ class Job:
         return {member.identity.id for member in self.record.members}
 
     def unfit(self) -> list[tuple[str, str]]:
-        return [(t.fact.worker, t.fact.reason) for t in self.told if t.fact.kind.value == "worker_unfit"]
+        return [(t.fact.worker, t.fact.reason) for t in self.told if isinstance(t.fact, WorkerUnfit)]
 
 
 def training(np: int = 2, minimum: int = 1) -> Job:
@@ -136,7 +137,9 @@ def test_a_newcomer_that_has_not_failed_comes_before_those_that_have() -> None:
 
 def test_a_plan_that_would_keep_its_step_without_a_newcomer_is_made_anew_where_too_few_would_be_left() -> None:
     job = training(3, minimum=3)
-    leaving = msgspec.structs.replace(job.machine.seen.observation("w2"), leaving=True)  # type: ignore[type-var]
+    last = job.machine.seen.observation("w2")
+    assert last is not None
+    leaving = msgspec.structs.replace(last, leaving=True)
     job.feed(Reported("w2", leaving))
     job.ready("n1")
     assert job.roster == ("w0", "w1", "n1")
@@ -152,7 +155,7 @@ def test_a_ring_that_fails_for_a_newcomers_sake_is_made_anew_without_it_at_once(
     job.ready("bad")
     assert job.roster == ("w0", "w1", "bad")
     before = job.now
-    job.see("bad", Phase.BROKEN, job.record.plan.generation, 0, ROUTE)  # type: ignore[union-attr]
+    job.see("bad", Phase.BROKEN, job.record.plan.generation, 0, ROUTE)
     assert job.roster == ("w0", "w1"), "it says so itself: no other words are waited for"
     assert job.now - before < 0.1
     assert job.unfit() == []
@@ -217,7 +220,7 @@ def test_a_newcomer_is_parted_with_whose_samples_the_others_were_given_before_it
     job.see("w2", Phase.BROKEN, plan.generation, job.step, VAIN)
     assert "w2" not in job.members
     assert job.unfit() == [], "it is not its fault"
-    assert [t.fact.worker for t in job.told if t.fact.kind.value == "worker_lost"] == ["w2"]
+    assert [t.fact.worker for t in job.told if isinstance(t.fact, WorkerLost)] == ["w2"]
 
 
 def test_newcomers_that_failed_together_are_tried_one_by_one() -> None:

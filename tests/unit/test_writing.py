@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from edl.core.horizon import Horizon
-from edl.core.inputs import Reported, Tell
+from edl.core.inputs import Input, Reported, Tell
 from edl.core.job import JobMachine, new_record
 from edl.core.writing import (
     ALLOWED,
@@ -168,7 +168,11 @@ def test_each_state_is_left_by_what_may_happen_in_it() -> None:
 def test_of_a_batch_each_asker_has_its_own_answer_and_all_is_written_at_once() -> None:
     machine = JobMachine(FOUND, Horizon.of(5.0))
     joins = [Register(Identity(worker, "h", "127.0.0.1", 1, 2), 1, 1, 2) for worker in ("w0", "w1", "w2")]
-    batch = [*zip(joins, ("a", "b", "c"), strict=True), (AskScale(2), "d"), (AskScale(2), None)]
+    batch: list[tuple[Input, str | None]] = [
+        *zip(joins, ("a", "b", "c"), strict=True),
+        (AskScale(2), "d"),
+        (AskScale(2), None),
+    ]
     found = decide(machine, batch, 0.0)
     replies = {answer.asker: answer.reply for answer in found.answers}
     assert replies["a"] == replies["b"] == say.Done()

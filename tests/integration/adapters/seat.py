@@ -12,7 +12,7 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -73,6 +73,9 @@ class FakeTrainer:
     def before_reduce(self) -> None:
         self.before += 1
 
+    def keep_in_step(self) -> None:
+        """There is no pipeline."""
+
     def waited(self, nanoseconds: int) -> None:
         self.waited_ns += nanoseconds
 
@@ -98,7 +101,7 @@ class FakeTrainer:
         return "" if error is None else f"{type(error).__name__}: {error}"
 
 
-def serve(framework: Any, commands: dict[str, Callable[..., Any]], registered: dict[str, Any]) -> None:
+def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any]) -> None:
     """Obeys until the input ends. Besides `commands` there are those of the ring."""
     own = Own()
     extras = Extras(framework.sort)._add(registered)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import horovod.torch as hvd
 import torch
@@ -51,7 +52,7 @@ class Net(torch.nn.Module):
 trainer = FakeTrainer()
 framework = TorchFramework()
 model = Net().eval()
-optimizer = KINDS[sys.argv[2]](model.parameters())
+optimizer: Any = KINDS[sys.argv[2]](model.parameters())
 framework.wrap(trainer, optimizer, model, None, 2 if sys.argv[2] == "passes" else 1)
 registered = Registered(int(sys.argv[1][1:]) + 1)
 
@@ -151,7 +152,7 @@ def pump() -> str:
 
 def disturb() -> None:
     """What a rehearsal leaves behind."""
-    model.norm.running_mean += 3
+    model.norm.running_mean.add_(3)
     optimizer.param_groups[0]["lr"] = 123.0
     train([[1.0] * 6], [1.0])
 

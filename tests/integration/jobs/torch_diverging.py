@@ -2,6 +2,7 @@
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -12,7 +13,7 @@ parser.add_argument("--out", type=Path, required=True)
 options = parser.parse_args()
 edl.init()
 layers = [torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)]
-model = torch.nn.Sequential(*layers)
+model: Any = torch.nn.Sequential(*layers)
 optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
 scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 10)
 own = edl.register(scheduler=scheduler, samples=0)
@@ -24,7 +25,7 @@ for ids in edl.elastic_shard_generator(640, epochs=1).batches(8):
     scheduler.step()
     if edl.rank() == 1 and edl.step() == 7:
         with torch.no_grad():
-            model[3].bias += 0.1
+            model[3].bias.add_(0.1)
     if edl.rank() == 1 and edl.step() == 17:
         # Not the last bit, which the rounding of the next updates may put right again.
         optimizer.state[model[0].weight]["exp_avg_sq"].view(torch.int32)[5, 2] ^= 1 << 20

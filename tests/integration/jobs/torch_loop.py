@@ -1,12 +1,14 @@
 """PyTorch's plain loop."""
 
+from typing import Any
+
 import task
 import torch
 
 options = task.options()
 torch.set_num_threads(1)
 inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
-model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
+model: Any = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
 with torch.no_grad():
     for layer, (weight, bias) in ((model[0], task.FIRST), (model[2], task.SECOND)):
         layer.weight.copy_(torch.from_numpy(weight.T))

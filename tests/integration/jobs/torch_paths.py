@@ -51,8 +51,8 @@ def groups() -> list[Any]:
     slowing = path.Slowing()
     edl.schedule_rate(slowing, epochs=slowing.EPOCHS)
     model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.BatchNorm1d(6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
-    slow = {"params": model[0].parameters(), "lr": 0.001, "weight_decay": 0.1}
-    optimizer = torch.optim.AdamW([slow, {"params": [*model[1].parameters(), *model[3].parameters()]}], lr=0.01)
+    slow: dict[str, Any] = {"params": model[0].parameters(), "lr": 0.001, "weight_decay": 0.1}
+    optimizer: Any = torch.optim.AdamW([slow, {"params": [*model[1].parameters(), *model[3].parameters()]}], lr=0.01)
     optimizer = edl.Optimizer(optimizer, model=model)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=3, gamma=0.9)
     extra = edl.register(batches=0, scheduler=scheduler)
@@ -78,7 +78,7 @@ def groups() -> list[Any]:
 
 def mean(model: torch.nn.Module, ids: Any) -> torch.Tensor:
     if len(ids) < 2:  # batch norm computes no statistics of one
-        return sum(parameter.sum() for parameter in model.parameters()) * 0.0
+        return torch.stack([parameter.sum() for parameter in model.parameters()]).sum() * 0.0
     return functional.mse_loss(model(inputs[ids]), targets[ids])
 
 
@@ -147,8 +147,9 @@ def horovod() -> list[Any]:
 
     sampler = hvd.elastic.ElasticSampler(Samples(), shuffle=True)
     loader = hvd.elastic.DataLoader(Samples(), batch_size=BATCH, sampler=sampler, num_workers=1)
-    test_sampler = hvd.elastic.ElasticSampler(range(50), shuffle=False)
-    test_loader = hvd.elastic.DataLoader(range(50), batch_size=4, sampler=test_sampler)
+    evaluated: Any = range(50)
+    test_sampler = hvd.elastic.ElasticSampler(evaluated, shuffle=False)
+    test_loader = hvd.elastic.DataLoader(evaluated, batch_size=4, sampler=test_sampler)
     model = torch.nn.Sequential(torch.nn.Linear(8, 6), torch.nn.Tanh(), torch.nn.Linear(6, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01 * hvd.size(), momentum=0.9)
     optimizer = hvd.DistributedOptimizer(
@@ -161,6 +162,7 @@ def horovod() -> list[Any]:
             optimizer.zero_grad()
             # A rate that follows from the state, as of a warm-up: it must be the same everywhere.
             optimizer.param_groups[0]["lr"] = 0.01 * hvd.size() / (1 + state.epoch + state.batch / 100)
+            loss = torch.zeros(())
             for half in (slice(None, BATCH // 2), slice(BATCH // 2, None)):
                 if len(rows[half]):
                     loss = functional.mse_loss(model(rows[half]), wanted[half]) * (len(rows[half]) / len(rows))

@@ -40,7 +40,7 @@ def main() -> None:
         torch.nn.Linear(8, 16), torch.nn.LayerNorm(16), torch.nn.Dropout(0.2), torch.nn.GELU(), torch.nn.Linear(16, 1)
     )
     average = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.9))
-    optimizer = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), model=model)
+    optimizer: Any = edl.Optimizer(torch.optim.AdamW(model.parameters(), lr=0.01, weight_decay=0.1), model=model)
     schedule = torch.optim.lr_scheduler.CosineAnnealingWarmRestarts(optimizer, T_0=25)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=7)
     edl.register(average=average, schedule=schedule, scaler=scaler)
