@@ -1,0 +1,304 @@
+"""Mutants of a worker's machine: each breaks one of its rules, and whole jobs must notice (see `test_checks`)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edl.core.agreement import Beginning
+from edl.core.seat import NEVER, Enter, next_move
+from edl.core.worker import machine as module
+from edl.core.worker.inputs import AwaitOrders, CopyRest, SetWeight
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import TrainerState
+from edl.core.worker.unusual import Unusual
+from edl.errors import InvalidTransition
+from edl.protocol.data import DataSpec
+from edl.protocol.governing import Batching, BatchRule
+from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario
+from edl.testing.worker import SimWorker
+
+SEEDS = 60
+DATA = DataSpec(total=1200, epochs=1, batch=2)
+LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
+SHARED = DataSpec(total=6000, epochs=1, batch=12)
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]
+Play = Callable[[int], SimJob]
+
+
+def replace(patch: Patch, name: str, change: Callable[..., Any]) -> None:
+    """A method of the machine, by one that is given the right one first."""
+    right = getattr(WorkerMachine, name)
+    patch.setattr(WorkerMachine, name, lambda self, *given, **how: change(right, self, *given, **how))
+
+
+def forgets_that_a_copy_broke_off(patch: Patch) -> None:
+    def copies(right, self, *given, **how):
+        command = right(self, *given, **how)
+        self._tainted = False
+        return command
+
+    replace(patch, "_copy_whole", copies)
+
+
+def copies_only_what_may_differ(patch: Patch) -> None:
+    def copies(_right, self, entering, root, beginning):
+        return [CopyRest(root, entering.assignment.place.rank == root, beginning.unsure)]
+
+    replace(patch, "_copy", copies)
+
+
+def takes_the_rest_for_equal_after_a_void_mini_batch(patch: Patch) -> None:
+    def copies(right, self, entering, root, beginning):
+        return right(self, entering, root, Beginning(beginning.step, root, beginning.whole, False, beginning.current))
+
+    replace(patch, "_copy", copies)
+
+
+def begins_with_its_own_model(patch: Patch) -> None:
+    replace(patch, "_begin_equal", lambda _right, self: [])
+
+
+def keeps_its_own_step(patch: Patch) -> None:
+    def sits(right, self, entering):
+        step = self.count.step
+        commands = right(self, entering)
+        self.count.step = step
+        return commands
+
+    replace(patch, "_sit", sits)
+
+
+def tells_the_leases_of_its_ring_though_they_did_not_hold(patch: Patch) -> None:
+    def sits(right, self, entering):
+        before, self._leases_of = self._leases_of, entering.assignment.place.generation
+        commands = right(self, entering)
+        self._leases_of = before if not self.leases.covers(self.count.step + 1) else self._leases_of
+        return commands
+
+    replace(patch, "_sit", sits)
+
+
+def waits_for_its_share_and_hears_of_no_other_ring(patch: Patch) -> None:
+    def looks(right, self):
+        orders = self.orders
+        if self.state is TrainerState.AWAITING_SHARE and not self.has_share and orders is not None:
+            move = next_move(self._seat(waiting=True), orders)
+            return [] if isinstance(move, Enter) else right(self)
+        return right(self)
+
+    replace(patch, "_look", looks)
+
+
+def waits_for_first_data_for_ever(patch: Patch) -> None:
+    replace(patch, "_stand_in", lambda _right, self: [])
+
+
+def passes_a_mark(patch: Patch) -> None:
+    patch.setattr(Unusual, "draw_nearer", lambda self, step: None)
+    patch.setattr(WorkerMachine, "_end_batch", past_marks(WorkerMachine._end_batch))
+
+
+def past_marks(ends: Any) -> Any:
+    def unheld(self, attention):
+        holds_at = self.leases.holds_at
+        self.leases.holds_at = lambda step: False
+        try:
+            return ends(self, attention)
+        finally:
+            self.leases.holds_at = holds_at
+
+    return unheld
+
+
+def tells_nobody_how_far_it_has_read(patch: Patch) -> None:
+    def heeds(right, self):
+        right(self)
+        return []
+
+    replace(patch, "_heed_mark", heeds)
+
+
+def weighs_evenly(patch: Patch) -> None:
+    def covers(right, self, step):
+        right(self, step)
+        return [SetWeight(1, 1 / self.size)]
+
+    replace(patch, "_cover", covers)
+
+
+def weighs_only_once_in_a_ring(patch: Patch) -> None:
+    def covers(right, self, step):
+        commands = right(self, step)
+        self.unusual.even_until = NEVER
+        return commands
+
+    replace(patch, "_cover", covers)
+
+
+def keeps_the_even_weight_of_a_ring_that_begins(patch: Patch) -> None:
+    def goes_on(right, self):
+        right(self)
+        self.unusual.even_until = NEVER
+        return []
+
+    replace(patch, "_go_on_with_data", goes_on)
+
+
+def looks_at_no_orders_while_it_trains(patch: Patch) -> None:
+    replace(patch, "_end_batch", lambda right, self, attention: right(self, False))
+
+
+def takes_no_share_but_where_it_may_follow_orders(patch: Patch) -> None:
+    adopt = WorkerMachine._adopt
+
+    def adopts(right, self, orders):
+        return [] if self.state is TrainerState.TRAINING else adopt(self, orders)
+
+    replace(patch, "_adopt", adopts)
+
+
+def goes_by_orders_that_newer_ones_have_overtaken(patch: Patch) -> None:
+    patch.setattr(module, "are_newer", lambda _orders, _known: False)
+
+
+def stays_at_a_mark_that_is_lifted(patch: Patch) -> None:
+    def looks(right, self):
+        return [AwaitOrders()] if self.state is TrainerState.BETWEEN and self.leases.marked[0] == 0 else right(self)
+
+    replace(patch, "_look", looks)
+
+
+def takes_each_mini_batch_for_void_after_one_was(patch: Patch) -> None:
+    def goes_on(right, self):
+        void = self.void
+        commands = right(self)
+        self.void = void
+        return commands
+
+    replace(patch, "_go_on_with_data", goes_on)
+
+
+def tells_another_daemon_nothing(patch: Patch) -> None:
+    replace(patch, "story", lambda _right, self: [])
+
+
+class LosesTheNewest(SimJob):
+    """Who alone has applied the newest step dies as the others copy its state."""
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
+            ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
+            newest = max(one.step for one in ring)
+            ahead = [one for one in ring if one.step == newest]
+            if len(ahead) == 1 < len(ring):
+                self.inflict(Fault.KILL, ahead[0])
+        super().happens(moment, worker)
+
+
+class ReadsUnevenly(SimJob):
+    """One pipeline reads a few steps ahead, others do not."""
+
+    def _join(self) -> None:
+        super()._join()
+        worker = list(self.workers.values())[-1]
+        worker.ahead = 9 if len(self.workers) % 2 else 1
+
+
+def killed(seed: int) -> SimJob:
+    """In a step, which some of the others may have applied."""
+    job = LosesTheNewest(DATA, seed=seed, workers=4)
+    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8)])
+    return job
+
+
+def growing(seed: int) -> SimJob:
+    job = SimJob(DATA, seed=seed, workers=2)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
+
+
+def leaving(seed: int) -> SimJob:
+    job = SimJob(DATA, seed=seed, workers=3)
+    job.plan([Planned(Fault.LEAVE, 0.1)])
+    return job
+
+
+def newcomer(seed: int) -> SimJob:
+    """All is leased when it comes, so that leases are cut anew."""
+    job = ReadsUnevenly(LEASED, seed=seed, workers=2, lease_s=5.0)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
+
+
+def shared_out(seed: int) -> SimJob:
+    job = SimJob(SHARED, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
+    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.JOIN, 0.5)])
+    job.after(0.8, job.share_out)
+    return job
+
+
+def cut_off(seed: int) -> SimJob:
+    """One can be part of no ring any more, and then another dies, so that all need one."""
+    job = SimJob(DATA, seed=seed, workers=4)
+    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 5), Planned(Fault.KILL, Moment.STEPPING, 6)])
+    return job
+
+
+def sits_and_dies(seed: int) -> SimJob:
+    """Somebody dies in a new ring before the leader knows that it stands."""
+    job = SimJob(DATA, seed=seed, workers=3)
+    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8), Planned(Fault.KILL, Moment.SITTING, 4)])
+    return job
+
+
+def first_ring(seed: int) -> SimJob:
+    """Somebody dies in it before the leader knows that it stands."""
+    job = SimJob(DATA, seed=seed, workers=3)
+    job.plan([Planned(Fault.KILL, Moment.SITTING)])
+    return job
+
+
+MUTANTS: dict[Mutant, tuple[Play, str]] = {
+    forgets_that_a_copy_broke_off: (killed, "I5"),
+    copies_only_what_may_differ: (growing, "I5"),
+    takes_the_rest_for_equal_after_a_void_mini_batch: (cut_off, "I5"),
+    begins_with_its_own_model: (growing, "I5"),
+    keeps_its_own_step: (growing, "I5"),
+    tells_the_leases_of_its_ring_though_they_did_not_hold: (killed, "I7"),
+    waits_for_its_share_and_hears_of_no_other_ring: (sits_and_dies, "I12"),
+    waits_for_first_data_for_ever: (first_ring, "I12"),
+    passes_a_mark: (newcomer, "I7"),
+    tells_nobody_how_far_it_has_read: (newcomer, "I12"),
+    weighs_evenly: (newcomer, "I7"),
+    weighs_only_once_in_a_ring: (newcomer, "I7"),
+    keeps_the_even_weight_of_a_ring_that_begins: (newcomer, "I7"),
+    looks_at_no_orders_while_it_trains: (growing, "I12"),
+    takes_no_share_but_where_it_may_follow_orders: (growing, "I12"),
+    goes_by_orders_that_newer_ones_have_overtaken: (growing, "I12"),
+    stays_at_a_mark_that_is_lifted: (shared_out, "I12"),
+    takes_each_mini_batch_for_void_after_one_was: (killed, "I5"),
+    tells_another_daemon_nothing: (scenario, "I12"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_of_a_workers_machine_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
+    play, expected = MUTANTS[mutant]
+    play(0).run()  # as it is, nothing is wrong with it
+    mutant(monkeypatch)
+    for seed in range(SEEDS):
+        try:
+            play(seed).run()
+        except Violation as violation:
+            noticed, story = str(violation).partition(":")[0], str(violation)
+            break
+        except InvalidTransition:  # a machine noticed before the checks did
+            continue
+    else:
+        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
+    assert noticed == expected, story
