@@ -17,6 +17,7 @@ import yaml
 from edl.config import TABLE
 from edl.core import members
 from edl.core.members import TRANSITIONS
+from edl.core.worker import states as worker_states
 from edl.events import Kind
 from edl.facts import FACTS
 from edl.protocol import tree
@@ -144,6 +145,14 @@ def test_transitions_are_those_of_the_code() -> None:
     shown = [tuple(row) for row in rows(section(DOCS / "architecture.md", "States of a member"))]
     assert len(set(shown)) == len(shown)
     assert set(shown) == {(state.value, cause.value, to.value) for (state, cause), to in TRANSITIONS.items()}
+
+
+def test_a_trainers_states_are_those_of_the_code() -> None:
+    shown = [tuple(row) for row in rows(section(DOCS / "architecture.md", "States of a trainer"))]
+    told = {(state.value, change.value, to.value) for (state, change), to in worker_states.TRANSITIONS.items()}
+    from_any = {worker_states.StateChange.OBEYS.value, worker_states.StateChange.ENDED.value}  # said in a sentence
+    assert len(set(shown)) == len(shown)
+    assert set(shown) == {row for row in told if row[1] not in from_any}
 
 
 def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
