@@ -52,8 +52,8 @@ def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
     return tuple(found)
 
 
-def bites(share: int, most: int) -> tuple[int, ...]:
-    """A worker's part of a step in as few equal bites as its memory allows, the larger ones first."""
+def microbatches(share: int, most: int) -> tuple[int, ...]:
+    """A worker's part of a step in as few equal microbatches as its memory allows, the larger ones first."""
     if share <= 0 or not most or share <= most:
         return (share,)
     count = -(-share // most)

@@ -43,7 +43,7 @@ register = _trainer.register
 report = _trainer.report
 scale_rate = _trainer.scale_rate
 schedule_rate = _trainer.schedule_rate
-bites = _trainer.bites
+microbatches = bites = _trainer.microbatches  # bites: the name of before
 elastic_shard_generator = _trainer.elastic_shard_generator
 
 
@@ -126,6 +126,7 @@ __all__ = [
     "generation",
     "init",
     "local_rank",
+    "microbatches",
     "notify_batch_end",
     "on_resize",
     "own_samples",

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edl.config import Settings
-from edl.core.batching import bites
+from edl.core.batching import microbatches
 from edl.core.worker.inputs import (
     BatchBegins,
     BatchVoid,
@@ -288,7 +288,7 @@ class Trainer:
         self._started()
         self._rates.schedule(schedule, epochs)
 
-    def bites(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
+    def microbatches(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
         """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
         be, and beside each its share of the batch.
 
@@ -297,13 +297,15 @@ class Trainer:
         """
         self._started()
         if type(most) is not int or most < 1:
-            raise UsageError(f"edl.bites(batch, most={most!r}): must be a whole number of at least 1")
+            raise UsageError(f"edl.microbatches(batch, most={most!r}): must be a whole number of at least 1")
         if not hasattr(batch, "__len__") or not hasattr(batch, "__getitem__"):
-            raise UsageError(f"edl.bites(batch, most): a {type(batch).__name__} cannot be cut; give it ids, or a list")
-        return self._bites(batch, most)
+            raise UsageError(
+                f"edl.microbatches(batch, most): a {type(batch).__name__} cannot be cut; give it ids, or a list"
+            )
+        return self._microbatches(batch, most)
 
-    def _bites(self, batch: Any, most: int) -> Iterator[tuple[Any, float]]:
-        begin, parts = 0, bites(len(batch), most)
+    def _microbatches(self, batch: Any, most: int) -> Iterator[tuple[Any, float]]:
+        begin, parts = 0, microbatches(len(batch), most)
         for number, part in enumerate(parts, 1):
             last = number == len(parts)
             with contextlib.nullcontext() if last else self._framework.adding_up():

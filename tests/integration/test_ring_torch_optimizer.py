@@ -309,7 +309,7 @@ def fresh(parameters: int = 1) -> Any:
     return torch.optim.SGD([FIRST, SECOND][:parameters], lr=0.1)
 
 
-def test_the_gradient_of_bites_is_that_of_the_whole_batch(framework: Any) -> None:
+def test_the_gradient_of_microbatches_is_that_of_the_whole_batch(framework: Any) -> None:
     rows = torch.arange(21.0).reshape(7, 3) / 10
     whole, bitten = Job(framework), Job(framework)
     whole.model(rows).pow(2).mean().backward()
@@ -317,7 +317,7 @@ def test_the_gradient_of_bites_is_that_of_the_whole_batch(framework: Any) -> Non
     trainer = Trainer(framework)
     trainer._settings = Settings()
     parts = []
-    for part, share in trainer.bites(list(range(7)), most=3):
+    for part, share in trainer.microbatches(list(range(7)), most=3):
         parts.append(part)
         (bitten.model(rows[part]).pow(2).mean() * share).backward()
     bitten.optimizer.step()
@@ -330,4 +330,4 @@ def test_what_cannot_be_bitten(framework: Any, batch: Any, most: int, named: str
     trainer = Trainer(framework)
     trainer._settings = Settings()
     with pytest.raises(UsageError, match=named):
-        trainer.bites(batch, most)
+        trainer.microbatches(batch, most)

@@ -237,8 +237,8 @@ def test_weighted_shares_follow_the_pace(total, paces) -> None:
 
 
 @given(st.integers(0, 5000), st.integers(0, 600))
-def test_bites_fit_and_are_no_more_than_needed(share, most) -> None:
-    found = batching.bites(share, most)
+def test_microbatches_fit_and_are_no_more_than_needed(share, most) -> None:
+    found = batching.microbatches(share, most)
     assert sum(found) == share
     if most and share:
         assert max(found) <= most and len(found) == max(1, math.ceil(share / most))
