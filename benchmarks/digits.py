@@ -68,18 +68,18 @@ class Job:
         if epochs is None:
             begun = [note["samples"] // SAMPLES for note in self.notes() if note["kind"] == "epoch"]
             epochs = max(begun, default=0) + 3  # not by the status, which may be old: perhaps nobody leads
-        draft = self.folder / "epochs.new"
-        draft.write_text(str(epochs))
-        draft.rename(self.folder / "epochs")
+        working = self.folder / "epochs.new"
+        working.write_text(str(epochs))
+        working.rename(self.folder / "epochs")
         if self.launcher.wait(PATIENCE_S * 5 + EPOCH_S * epochs):
             raise SystemExit(f"the job failed:\n{self.log()}")
         return epochs
 
     def stop(self) -> None:
         """Have all workers break off after the same step, a moment from now."""
-        draft = self.folder / "stop.new"
-        draft.write_text(str(self.newest_step() + STOP_STEPS))
-        draft.rename(self.folder / "stop")
+        working = self.folder / "stop.new"
+        working.write_text(str(self.newest_step() + STOP_STEPS))
+        working.rename(self.folder / "stop")
         try:
             code = self.launcher.wait(PATIENCE_S)
         except subprocess.TimeoutExpired:

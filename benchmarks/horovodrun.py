@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from benchmarks.pause import AFTER_STEPS, BEFORE_STEPS, Run, Worker, figures, program, wait
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
 Change = tuple[int, int]

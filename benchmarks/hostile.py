@@ -31,7 +31,7 @@ from typing import Any
 from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job
 from benchmarks.hostile_inputs import COORDINATOR, KINDS, RENDEZVOUS, Attacker, Kind, Target, Verdict
 from benchmarks.hostile_ports import descriptors, listening, memory, targets
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.host.network import LOOPBACK
 from edl.protocol.job import Identity
 from edl.trainer.data.audit import read

@@ -18,8 +18,8 @@ import msgspec
 
 from benchmarks import hostile_wire as wire
 from edl.protocol import messages as say
-from edl.protocol.governing import Batching, BatchRule, Governing
 from edl.protocol.job import Identity
+from edl.protocol.job_policy import Batching, BatchRule, JobPolicy
 from edl.transport.envelope import MAX_BYTES, VERSION, Request
 from edl.transport.errors import Refused
 from edl.transport.service import Speaker
@@ -324,15 +324,15 @@ async def names_code(attacker: Attacker, target: Target) -> Verdict:
     table = ((source.choice((0, -1, 10**12)), 1),)
     hostile = source.choice(
         (
-            Governing(autoscale=policy),
-            Governing(stragglers=str(trap)),
-            Governing(every=source.choice((0, -1, 2**62))),
-            Governing(batching=Batching(BatchRule.TABLE, table=table)),
-            Governing(utility="x" * 100_001),
+            JobPolicy(autoscale=policy),
+            JobPolicy(stragglers=str(trap)),
+            JobPolicy(every=source.choice((0, -1, 2**62))),
+            JobPolicy(batching=Batching(BatchRule.TABLE, table=table)),
+            JobPolicy(utility="x" * 100_001),
         )
     )
     worker = Identity(f"stranger-{source.randbytes(4).hex()}", "h", target.host, 1, 1)
-    register = say.Register(worker, 9, 1, 0, governing=hostile)
+    register = say.Register(worker, 9, 1, 0, job_policy=hostile)
     message = attacker.honest(target).seal(register, attacker.term)
     return await told(attacker, target, message, attacker.honest(target))
 

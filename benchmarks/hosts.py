@@ -45,7 +45,7 @@ from typing import Any
 from benchmarks.digits import compared
 from benchmarks.hosts_job import LAUNCHES, Launch, NotComeTrue, Options, Written
 from benchmarks.ssh_hosts import SshHosts, why_no_ssh_hosts
-from edl.core.audit import account
+from edl.core.audit.account import account
 
 NAMES = ("alpha", "beta", "gamma")
 BOOT_S, CHANGE_S, END_S = 240.0, 120.0, 90.0

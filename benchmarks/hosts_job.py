@@ -95,9 +95,9 @@ class Horovodrun:
             self._process = first.popen([*command, *worker(folder, options)], environment(folder, options), log)
 
     def set_slots(self, slots: Mapping[str, int]) -> None:
-        draft = self._hosts_file.with_suffix(".new")
-        draft.write_text("".join(f"{host}:{number}\n" for host, number in slots.items() if number))
-        draft.rename(self._hosts_file)
+        working = self._hosts_file.with_suffix(".new")
+        working.write_text("".join(f"{host}:{number}\n" for host, number in slots.items() if number))
+        working.rename(self._hosts_file)
 
     def code(self) -> int | None:
         return self._process.poll()
@@ -224,9 +224,9 @@ class Written:
     def finish(self) -> None:
         """Let the job end with the epoch after the next."""
         done = [note["done"] for notes in self.notes().values() for note in notes if note["kind"] == "epoch"]
-        draft = self.folder / "epochs.new"
-        draft.write_text(str(max(done, default=0) + 2))
-        draft.rename(self.folder / "epochs")
+        working = self.folder / "epochs.new"
+        working.write_text(str(max(done, default=0) + 2))
+        working.rename(self.folder / "epochs")
 
     def story(self) -> str:
         """For when something is not as it must be."""

@@ -35,7 +35,7 @@ from typing import Any
 from benchmarks.digits import NAME, Job
 from benchmarks.telling import Telling, wait_true
 from edl import client
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.errors import EdlError
 from edl.events import Kind
 from edl.protocol.job import JobState, Status, WorkerStatus

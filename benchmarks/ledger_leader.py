@@ -20,10 +20,10 @@ from edl.clock import SystemClock
 from edl.coordination import zookeeper
 from edl.coordination.election import Candidate, Reign
 from edl.coordination.settings import Coordinator
-from edl.core.inputs import Command, Input, Reported
-from edl.core.job import JobMachine
-from edl.core.orders import OrderBook
-from edl.core.writing import BatchDecided
+from edl.core.job.inputs import Command, Input, Reported
+from edl.core.job.machine import JobMachine
+from edl.core.job.orders import OrderBook
+from edl.core.job.writing import BatchDecided
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.leader import Leader, Reigning
 from edl.host.credentials import with_secret
@@ -93,7 +93,7 @@ class TimedLeader(Leader):
         came, behind = time.monotonic(), known[0] != self._reign.term or known[1] < self._pressing
         reply = await super()._orders(worker, known, hold_s)
         if reply.orders.version != known[1]:
-            woken = self._woken if self._woken > came else came + min(hold_s, self._horizon.hold_s)
+            woken = self._woken if self._woken > came else came + min(hold_s, self._lead_times.hold_s)
             self.turns.append((worker, reply.orders.version, came if behind else woken))
         return reply
 

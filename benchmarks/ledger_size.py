@@ -1,6 +1,6 @@
 """How large a ledger of a billion samples is, and how long it takes: pure, for `benchmarks/ledger.py`.
 
-Owns: making such a ledger as a job would, with leases a horizon ahead and pieces that lost workers gave back.
+Owns: making such a ledger as a job would, with leases a lead times ahead and pieces that lost workers gave back.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ from statistics import median
 
 import msgspec
 
-from edl.core.ledger import Ledger
-from edl.core.permutation import samples_at
+from edl.core.data.ledger import Ledger
+from edl.core.data.permutation import samples_at
 from edl.protocol.data import DataSpec, Range
 from edl.protocol.ledger import LedgerSnapshot
 

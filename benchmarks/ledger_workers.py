@@ -19,7 +19,7 @@ import msgspec
 from benchmarks.election_contender import lines, tell
 from benchmarks.ledger_leader import ADDRESS, SetUp
 from edl.coordination import zookeeper
-from edl.core.horizon import LONGEST_HOLD_S
+from edl.core.job.lead_times import LONGEST_HOLD_S
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.observer import Observer
 from edl.protocol import link as say

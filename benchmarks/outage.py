@@ -41,7 +41,7 @@ from typing import Any
 from benchmarks.digits import NAME, Job
 from benchmarks.telling import Telling
 from edl.coordination.server import LocalServer
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.events import Kind
 from edl.trainer.data.audit import read
 

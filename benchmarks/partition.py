@@ -40,7 +40,7 @@ from pathlib import Path
 from benchmarks.digits import SAMPLES, compared
 from benchmarks.partition_job import SESSION_S, Job, NotComeTrue, Server
 from benchmarks.partition_net import CUT, OPEN, Network, Way, why_not
-from edl.core.audit import account
+from edl.core.audit.account import account
 
 BOOT_S, TRAIN_ON_S, END_S = 240.0, 60.0, 60.0
 LOOK_S = 0.1

@@ -17,7 +17,7 @@ from typing import Any
 from benchmarks.digits import SAMPLES
 from benchmarks.partition_net import Host
 from edl.coordination.server_process import ServerProcess, base_config
-from edl.core.lineage import WorkerAudit
+from edl.core.audit.lineage import WorkerAudit
 from edl.protocol.audit import Committed, Sat
 from edl.trainer.data.audit import read
 
@@ -134,9 +134,9 @@ class Job:
         """After a few epochs more; returns how many there were."""
         notes = [note for worker in self.workers.values() for note in self.notes(worker.pid)]
         epochs = max((note["samples"] // SAMPLES for note in notes if note["kind"] == "epoch"), default=0) + 3
-        draft = self.folder / "epochs.new"
-        draft.write_text(str(epochs))
-        draft.rename(self.folder / "epochs")
+        working = self.folder / "epochs.new"
+        working.write_text(str(epochs))
+        working.rename(self.folder / "epochs")
         return epochs
 
     def story(self) -> str:

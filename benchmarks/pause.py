@@ -138,14 +138,14 @@ class Run:
 
     def _set(self, name: str, step: int) -> None:
         """All workers do something after the same step."""
-        draft = self.folder / f"{name}.new"
-        draft.write_text(str(step))
-        draft.rename(self.folder / name)
+        working = self.folder / f"{name}.new"
+        working.write_text(str(step))
+        working.rename(self.folder / name)
 
     def _hosts(self, slots: int) -> None:
-        draft = self.folder / "hosts.new"
-        draft.write_text(f"localhost:{slots}\n")
-        draft.rename(self.folder / "hosts")
+        working = self.folder / "hosts.new"
+        working.write_text(f"localhost:{slots}\n")
+        working.rename(self.folder / "hosts")
 
     def _ask(self) -> None:
         if self.mode == "stock":

@@ -205,9 +205,9 @@ class Round:
         """All that was started, whatever it does."""
         if self.mode == "edl":
             newest = max((step.number for one in self._workers() for step in one.steps), default=0)
-            draft = self.folder / "stop.new"
-            draft.write_text(str(newest + 50))  # the same step for all
-            draft.rename(self.folder / "stop")
+            working = self.folder / "stop.new"
+            working.write_text(str(newest + 50))  # the same step for all
+            working.rename(self.folder / "stop")
         else:
             self._started[0].terminate()
         for process in self._started:

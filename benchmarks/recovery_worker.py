@@ -127,9 +127,9 @@ def run_torchrun(_: str, folder: Path, notes: Notes, commit_every: int) -> None:
         step += 1
         notes.step(began, step, rank, size)
         if step % commit_every == 0 and rank == 0:
-            draft = folder / "checkpoint.new"
-            torch.save({"model": model.state_dict(), "optimizer": task.optimizer.state_dict(), "step": step}, draft)
-            draft.rename(checkpoint)
+            working = folder / "checkpoint.new"
+            torch.save({"model": model.state_dict(), "optimizer": task.optimizer.state_dict(), "step": step}, working)
+            working.rename(checkpoint)
 
 
 RUN: dict[str, Callable[[str, Path, Notes, int], None]] = {

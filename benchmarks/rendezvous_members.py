@@ -20,7 +20,7 @@ import msgspec
 from benchmarks.election_contender import lines, tell
 from benchmarks.ledger_leader import ADDRESS, Seat, SetUp
 from edl.coordination import zookeeper
-from edl.core.horizon import Horizon
+from edl.core.job.lead_times import LeadTimes
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.introductions import Introductions
 from edl.daemon.membership import Candidacy, Membership
@@ -97,7 +97,7 @@ class Member:
         self._number = number
         self._secret = about.secret.encode()
         self._observer = Observer(Page.unshared())
-        hold_s = Horizon.of(about.session_timeout_s).hold_s
+        hold_s = LeadTimes.of(about.session_timeout_s).hold_s
         self.introductions = Introductions(self._connect, Refusals(), hold_s, about.session_timeout_s / 2)
         self._place: Place | None = None
         self._unknown: set[int] = set()

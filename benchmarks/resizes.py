@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.digits import NAME, PATIENCE_S, SAMPLES, Job, compared, fixed_loss, near
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
 

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.digits import NAME, SAMPLES, Job, compared, fixed_loss, near
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.launch.processes import marked
 from edl.launch.records import find
 from edl.testing.chaos import Chaos, Rage, What

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from edl.cli import show
-from edl.core.audit import Account, EpochAccount, Offender, Portion, account
+from edl.core.audit.account import Account, EpochAccount, Offender, Portion, account
 from edl.trainer.data.audit import read
 
 UNCLEAN = 1

@@ -5,7 +5,7 @@ each other member, in the order of their ranks, its own left out (gloo/rendezvou
 128 bytes and a number of 8, which is -1 (gloo/transport/tcp/address.h). Of the first, what follows the address proper
 is whatever lay on the trainer's stack. It does not travel, and neither does what is always alike.
 
-Owns: that form. Does not own: who gets which address (`edl.core.exchange`). Pure.
+Owns: that form. Does not own: who gets which address (`edl.core.switch.exchange`). Pure.
 """
 
 from __future__ import annotations

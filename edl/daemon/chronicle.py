@@ -1,7 +1,7 @@
 """A job's record and its events in the coordinator, as one leader writes them.
 
-Owns: what lies there, and carrying out what `edl.core.writing` says. Does not own: what is written (`edl.core.job`),
-what becomes of a write whose answer was lost, nor who is told then (`edl.core.writing`).
+Owns: what lies there, and carrying out what `edl.core.job.writing` says. Does not own: what is written
+(`edl.core.job.machine`), what becomes of a write whose answer was lost, nor who is told then (`edl.core.job.writing`).
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from edl import events
 from edl.clock import Clock
 from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, VersionConflict, Write
-from edl.core.inputs import Tell
-from edl.core.job import new_record
-from edl.core.writing import (
+from edl.core.job.inputs import Tell
+from edl.core.job.machine import new_record
+from edl.core.job.writing import (
     RETRY_S,
     BatchDecided,
     Commit,

@@ -31,8 +31,8 @@ from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Create, Delete, Link, NodeExists, Store, StoreRefused
-from edl.core.horizon import Horizon
-from edl.core.seat import NEVER, attention_step
+from edl.core.job.lead_times import LeadTimes
+from edl.core.worker.moves import NEVER, attention_step
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.introductions import Introductions
 from edl.daemon.leader import Leader, Reigning
@@ -40,7 +40,7 @@ from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.mustering import Neighbours
 from edl.daemon.observer import Observer
 from edl.daemon.office import Office
-from edl.daemon.policies import Code, governing, own_code
+from edl.daemon.policies import Code, job_policy, own_code
 from edl.daemon.stand_in import StandInLink
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
@@ -50,8 +50,8 @@ from edl.protocol import link as say
 from edl.protocol import messages, tree
 from edl.protocol.assignment import Orders
 from edl.protocol.driver import Word
-from edl.protocol.governing import Governing
 from edl.protocol.job import Identity
+from edl.protocol.job_policy import JobPolicy
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import Page
 from edl.transport.pipe import Connection, PipeServer
@@ -87,7 +87,7 @@ class Daemon:
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
         self._code: Code | None = None
-        self._governing = Governing()
+        self._job_policy = JobPolicy()
         self._office: Office | None = None
         self._membership: Membership | None = None
         self._introductions: Introductions | None = None
@@ -123,7 +123,7 @@ class Daemon:
 
     async def _live(self) -> None:
         self._code = own_code(self._settings)
-        self._governing = governing(self._settings, self._code)
+        self._job_policy = job_policy(self._settings, self._code)
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
         self._restored_at = self._clock.now()  # who comes first after an outage cannot tell that there was one
@@ -198,7 +198,7 @@ class Daemon:
             await server.stop()
 
     def _introducing(self, secret: bytes) -> Introductions:
-        hold_s, answer_s = Horizon.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2
+        hold_s, answer_s = LeadTimes.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2
         return Introductions(
             lambda address: Client(secret, self._job, self._worker, address), self._refusals, hold_s, answer_s
         )
@@ -239,7 +239,7 @@ class Daemon:
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
         again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
         limits = settings.np, settings.min_workers, settings.max_workers or 0
-        return messages.Register(identity, *limits, answering, self._governing, settings.keep_nodes_s, again)
+        return messages.Register(identity, *limits, answering, self._job_policy, settings.keep_nodes_s, again)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 

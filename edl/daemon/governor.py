@@ -2,7 +2,7 @@
 
 Owns: how often it looks, the views that policies are shown, and what is told of one that cannot be asked. Does not own:
 the arithmetic (`edl.policy`), the process of a user's policy (`edl.daemon.policy_process`), nor carrying a decision
-out (`edl.core.sizing`).
+out (`edl.core.resize.sizing`).
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Awaitable, Callable, Mapping
 from typing import Final
 
 from edl.clock import Clock
-from edl.core.batching import weighted_shares
-from edl.core.inputs import Input, Measured, Ruled
-from edl.core.job import JobMachine
-from edl.core.scaling import staying
+from edl.core.data.batching import weighted_shares
+from edl.core.job.inputs import Input, Measured, Ruled
+from edl.core.job.machine import JobMachine
+from edl.core.resize.scaling import staying
 from edl.daemon.policies import Code
 from edl.daemon.policy_process import PolicyFailed, PolicyProcess
 from edl.errors import ConfigError
@@ -48,8 +48,8 @@ class Governor:
         self._machine = machine
         self._clock = clock
         self._put = put
-        governing = machine.record.governing
-        self._governing = governing
+        job_policy = machine.record.job_policy
+        self._job_policy = job_policy
         self.meter = Meter(machine.record.rates)
         self._engine: Engine | None = None
         self._paces = Paces()
@@ -63,8 +63,8 @@ class Governor:
             while True:
                 await asyncio.sleep(LOOK_S)
                 record = self._machine.record
-                if record.governing != self._governing:  # the first worker has come only now
-                    self._governing = record.governing
+                if record.job_policy != self._job_policy:  # the first worker has come only now
+                    self._job_policy = record.job_policy
                     self._engine = self._made()
                 if record.state in {JobState.RUNNING, JobState.SCALING} and record.generation:
                     await self._look()
@@ -74,24 +74,24 @@ class Governor:
     def _made(self) -> Engine | None:
         """None: nobody asked for one."""
         self._end_process()
-        governing = self._governing
-        if not governing.autoscale:
+        job_policy = self._job_policy
+        if not job_policy.autoscale:
             return self._without_policy()
         try:
-            choice = Choice.of(governing.autoscale)
-            policy = self._users(choice) if choice.is_users else choice.policy(governing.utility)
+            choice = Choice.of(job_policy.autoscale)
+            policy = self._users(choice) if choice.is_users else choice.policy(job_policy.utility)
         except ConfigError as error:
             self._remark = f"the job's policy cannot be asked: {error}"
             return self._without_policy()
-        return self._without_policy() if policy is None else self._engine_of(policy, choice.pacing(governing.every))
+        return self._without_policy() if policy is None else self._engine_of(policy, choice.pacing(job_policy.every))
 
     def _without_policy(self) -> Engine | None:
         """Whoever holds up the others is looked for all the same, where that is wanted."""
-        governing = self._governing
-        return None if governing.stragglers == "off" else self._engine_of(None, Pacing(every=governing.every))
+        job_policy = self._job_policy
+        return None if job_policy.stragglers == "off" else self._engine_of(None, Pacing(every=job_policy.every))
 
     def _engine_of(self, policy: Policy | None, pacing: Pacing) -> Engine:
-        return Engine(policy, pacing, only_tell=self._governing.stragglers == "tell")
+        return Engine(policy, pacing, only_tell=self._job_policy.stragglers == "tell")
 
     def _users(self, choice: Choice) -> Policy | None:
         """Our own copy of the code that was meant; None: we have none."""
@@ -166,7 +166,7 @@ class Governor:
         return None
 
     def _straggler(self) -> Straggler | Uneven | None:
-        match self._governing.stragglers:
+        match self._job_policy.stragglers:
             case "off":
                 return None
             case "share":

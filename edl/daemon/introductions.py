@@ -1,9 +1,9 @@
 """How a ring's members learn where each of them listens: from daemon to daemon, each asking a few of the others.
 
 A trainer tells its own daemon the addresses that it listens at, and asks it for those of the others
-(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.exchange` says, in sealed calls. Nobody writes to
-anybody: each asks, and the other answers once it can. A question names its generation: a daemon that is through with
-that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
+(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls. Nobody
+writes to anybody: each asks, and the other answers once it can. A question names its generation: a daemon that is
+through with that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
 
 Owns: one daemon's part in that, from the word of a ring until it stands or is given up. Does not own: who asks whom,
 nor what trainers and daemons say to each other.
@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 from edl.collectives.rendezvous import Rendezvous
-from edl.core.exchange import Errand, Exchange
+from edl.core.switch.exchange import Errand, Exchange
 from edl.errors import PeerError
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.messages import Addresses, AskAddresses

@@ -1,8 +1,8 @@
 """One reign: the shell around the job's machine.
 
 Owns: the queue of what happens, answering daemons and the command line, and when they hear of what was decided. Does
-not own: the decisions (`edl.core.job`), that they are durable before anybody hears of them (`edl.core.writing`), nor
-who leads (`edl.coordination.election`).
+not own: the decisions (`edl.core.job.machine`), that they are durable before anybody hears of them
+(`edl.core.job.writing`), nor who leads (`edl.coordination.election`).
 
 One task owns the machine. RPC handlers and watches only put inputs into its queue.
 """
@@ -20,8 +20,8 @@ import msgspec
 from edl.clock import Clock
 from edl.coordination.election import Reign
 from edl.coordination.store import AccessDenied, Store
-from edl.core.horizon import Horizon
-from edl.core.inputs import (
+from edl.core.job.deadlines import END_OF_TIME, Deadlines
+from edl.core.job.inputs import (
     Input,
     Reported,
     Tell,
@@ -29,11 +29,11 @@ from edl.core.inputs import (
     TookOver,
     Vanished,
 )
-from edl.core.job import JobMachine
-from edl.core.orders import OrderBook
-from edl.core.patience import END_OF_TIME, Patience
-from edl.core.report import status_of
-from edl.core.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, decide
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine
+from edl.core.job.orders import OrderBook
+from edl.core.job.report import status_of
+from edl.core.job.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, decide
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
 from edl.daemon.governor import Governor
@@ -92,7 +92,7 @@ class Leader:
         self._refusals = refusals
         self._restored_at = restored_at
         self._chronicle: Chronicle[Asked] = Chronicle(about.job, store, reign, clock, self._tell)
-        self._horizon = Horizon.of(about.session_timeout_s)
+        self._lead_times = LeadTimes.of(about.session_timeout_s)
         self._queue: asyncio.Queue[Pending] = asyncio.Queue(QUEUE_LENGTH)
         self._asked: set[Asked] = set()
         self._machine: JobMachine | None = None
@@ -130,7 +130,7 @@ class Leader:
         alive = frozenset(await patiently(lambda: self._store.children(tree.workers(self._about.job))))
         if self._doubt_s() > 0:
             alive |= {member.identity.id for member in record.members}  # the roll is called later
-        machine = self._machine = JobMachine(record, self._horizon, Patience.of(self._about.step_timeout_s))
+        machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
         decided: BatchDecided[Asked] = decide(machine, [(TookOver(alive), None)], self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
@@ -280,7 +280,7 @@ class Leader:
         if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
             published = self._published
             try:
-                async with asyncio.timeout(min(hold_s, self._horizon.hold_s)):
+                async with asyncio.timeout(min(hold_s, self._lead_times.hold_s)):
                     await published.wait()
             except TimeoutError:
                 pass  # the same orders again: it also tells the daemon that this leader lives

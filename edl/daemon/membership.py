@@ -19,8 +19,8 @@ import msgspec
 from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
-from edl.core.horizon import Horizon, report_period_s
-from edl.core.seat import NEVER, are_newer, attention_step
+from edl.core.job.lead_times import LeadTimes, report_period_s
+from edl.core.worker.moves import NEVER, are_newer, attention_step
 from edl.daemon.observer import Observer
 from edl.errors import JobFailed, PeerError, StoreUnavailable
 from edl.protocol import messages as say
@@ -152,7 +152,7 @@ class Membership:
 
     async def _listen(self, client: Client, term: int) -> None:
         """Calls are held for times of their own, so that not all workers of a job call again at once."""
-        longest_s = Horizon.of(self._about.session_timeout_s).hold_s
+        longest_s = LeadTimes.of(self._about.session_timeout_s).hold_s
         while True:
             hold_s = random.uniform(longest_s / 2, longest_s)  # noqa: S311 - no secret
             known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)

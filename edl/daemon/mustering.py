@@ -1,4 +1,5 @@
-"""How the daemons of a next ring see that they reach each other, beside a ring that trains (`edl.core.mustering`).
+"""How the daemons of a next ring see that they reach each other, beside a ring that trains
+(`edl.core.switch.mustering`).
 
 Each asks the few others that it will ask for addresses in the switch, and tells the leader who has not answered yet. A
 daemon answers once it has been called itself, while its trainer is there: so whoever answers could come to the ring.

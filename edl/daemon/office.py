@@ -2,7 +2,7 @@
 
 Owns: which leader there is in this process, and that one whose task has ended, whatever for, makes room for another.
 Does not own: one reign (`edl.daemon.leader`), who is elected (`edl.coordination.election`), nor when a job has failed
-because nobody can lead it (`edl.core.resigning`).
+because nobody can lead it (`edl.core.job.resigning`).
 """
 
 from __future__ import annotations

@@ -21,7 +21,7 @@ from edl.daemon.policy_process import PolicyProcess
 from edl.errors import ConfigError
 from edl.policy.choice import GROUP, MOST_WORKERS, Choice
 from edl.protocol.divergence import Checking, OnDivergence
-from edl.protocol.governing import Batching, BatchRule, Governing, digest_text
+from edl.protocol.job_policy import Batching, BatchRule, JobPolicy, digest_text
 
 AUTOSCALE: Final = "--autoscale policy"
 FUNCTION: Final = "--batch-policy function"
@@ -63,9 +63,9 @@ def own_code(settings: Settings) -> Code | None:
     return read_code(AUTOSCALE, choice.value, settings.policy_file)
 
 
-def governing(settings: Settings, code: Code | None) -> Governing:
+def job_policy(settings: Settings, code: Code | None) -> JobPolicy:
     """What the job's first worker says to all that will lead. Raises ConfigError."""
-    return Governing(
+    return JobPolicy(
         autoscale=settings.autoscale if code is None else Choice.of(settings.autoscale).naming(code.digest),
         utility=file_of(settings.autoscale),
         every=settings.autoscale_every,

@@ -1,7 +1,7 @@
 """The last words of a leader that cannot lead: who resigns, why, and whether another one shall try.
 
 Owns: what is written down of that, in the transaction that ends the reign. Does not own: that transaction
-(`edl.coordination.election`), nor whether another one shall try (`edl.core.resigning`).
+(`edl.coordination.election`), nor whether another one shall try (`edl.core.job.resigning`).
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ import msgspec
 from edl.clock import Clock
 from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, Write
-from edl.core import resigning
-from edl.core.inputs import Tell
+from edl.core.job import resigning
+from edl.core.job.inputs import Tell
 from edl.daemon.chronicle import event_node
 from edl.errors import InvalidTransition
 from edl.facts import Fact, JobHasFailed, LeaderResigned

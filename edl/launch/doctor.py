@@ -26,8 +26,8 @@ import msgspec
 import horovod_edl
 from edl.config import Settings
 from edl.coordination.java import find_jars, find_java
-from edl.core.horizon import Horizon
-from edl.core.patience import Patience
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
 from edl.launch.supervision import Bounds
 
@@ -221,12 +221,12 @@ def check_timeouts(environ: Mapping[str, str]) -> Checked:
     except ConfigError as error:
         return Checked("time-outs", Health.FAIL, "a setting is wrong", str(error))
     session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
-    horizon, patience = Horizon.of(session_s), Patience.of(step_s)
+    lead, deadlines = LeadTimes.of(session_s), Deadlines.of(step_s)
     found = (
-        f"session {session_s:g} s: leases {horizon.lease_s:g} s ahead, more when {horizon.more_at_s:g} s are left, "
-        f"calls to the leader held {horizon.hold_s:g} s, a crash in doubt {Bounds.of(session_s, step_s).doubt_s:g} s; "
-        f"step {step_s:g} s: a worker that holds it up has {patience.moments_s:g} s more, "
-        f"a seat in a ring {patience.seat_s:g} s, a boot {patience.boot_s:g} s"
+        f"session {session_s:g} s: leases {lead.lease_s:g} s ahead, more when {lead.more_at_s:g} s are left, "
+        f"calls to the leader held {lead.hold_s:g} s, a crash in doubt {Bounds.of(session_s, step_s).doubt_s:g} s; "
+        f"step {step_s:g} s: a worker that holds it up has {deadlines.moments_s:g} s more, "
+        f"a seat in a ring {deadlines.seat_s:g} s, a boot {deadlines.boot_s:g} s"
     )
     return Checked("time-outs", Health.OK, found)
 

@@ -23,9 +23,9 @@ from edl.coordination import zookeeper
 from edl.coordination.election import Elected, read_leader
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
-from edl.core.horizon import Horizon
-from edl.core.job import JobMachine
-from edl.core.report import status_of
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine
+from edl.core.job.report import status_of
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
@@ -106,7 +106,7 @@ class JobClient:
                 if isinstance(reply, say.Told):
                     return reply.status
         leader = await read_leader(self._opened(), tree.root(self._job))
-        machine = JobMachine(record, Horizon.of(SESSION_S))
+        machine = JobMachine(record, LeadTimes.of(SESSION_S))
         term, ident = (leader.term, leader.ident.partition(" ")[0]) if leader else (0, "")
         return status_of(machine, term, ident, {})
 

@@ -40,7 +40,7 @@ class Share(msgspec.Struct, frozen=True):
     epochs: int  # that were wanted when this share was made
     last: bool  # nothing of them is left to be leased
     batch: int = 0  # samples of a full step, of all workers together
-    recut: int = 0  # number of the one under way: beyond step `mark` all may come otherwise; 0: there is none
+    rebatch: int = 0  # number of the one under way: beyond step `mark` all may come otherwise; 0: there is none
     mark: int = 0
 
 

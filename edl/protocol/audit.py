@@ -1,7 +1,7 @@
 """The lines of an audit: what each worker writes down of the samples it trains (`EDL_AUDIT`, docs/audit.md).
 
 Owns: their form, one JSON array a line with the kind in front, and reading it back. Does not own: when a line is
-written (`edl.trainer.data.audit`), nor what all of them together mean (`edl.core.audit`).
+written (`edl.trainer.data.audit`), nor what all of them together mean (`edl.core.audit.account`).
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ import msgspec
 
 from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate
-from edl.protocol.governing import Governing, Recut, Replacing
+from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 
 
@@ -31,7 +31,7 @@ OVER = (JobState.FINISHED, JobState.FAILED)
 
 
 class WorkerState(StrEnum):
-    """Where a worker is on its way through the job; `edl.core.members` has the transitions."""
+    """Where a worker is on its way through the job; `edl.core.job.members` has the transitions."""
 
     JOINING = "joining"  # registered; its script boots
     WARMING = "warming"  # rehearses its first mini-batch in a ring of one
@@ -63,7 +63,7 @@ class Member(msgspec.Struct, frozen=True):
     identity: Identity
     state: WorkerState
     number: int  # order of arrival, from 1
-    local_rank: int = 0  # unique among the members of its host (`edl.core.hosts`)
+    local_rank: int = 0  # unique among the members of its host (`edl.core.job.hosts`)
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -121,7 +121,7 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Trials(msgspec.Struct, frozen=True):
-    """What is known of who can be part of a ring (`edl.core.unfit`)."""
+    """What is known of who can be part of a ring (`edl.core.switch.unfit`)."""
 
     proven: tuple[str, ...] = ()  # the ring before the present one, or before that, that has made a step
     judged: int = 0  # the newest generation whose coming to nothing was looked into
@@ -135,7 +135,7 @@ class Trials(msgspec.Struct, frozen=True):
 class DriverCount(msgspec.Struct, frozen=True):
     """The driver of an elastic horovodrun, which alone starts workers and frees their slots, and its counts.
 
-    Changed by `edl.core.recount` only.
+    Changed by `edl.core.driver.recount` only.
     """
 
     begun: int = 0  # counts that all slots were told to ask for
@@ -176,12 +176,12 @@ class Record(msgspec.Struct, frozen=True):
     awaited: int = 0  # `arrivals` once all have come that were asked for
     taken: tuple[Taken, ...] = ()  # the newest requests for another size, oldest first
     driver: DriverCount | None = None  # None: no elastic horovodrun has started the job
-    governing: Governing = Governing()  # how its size is chosen, where people do not
+    job_policy: JobPolicy = JobPolicy()  # how its size is chosen, where people do not
     rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
     ruling: str = ""  # the newest reason for the size that it has, or should have
     replacing: Replacing | None = None
-    recut: Recut | None = None
-    recuts: int = 0  # ever begun
+    rebatch: Rebatch | None = None
+    rebatches: int = 0  # ever begun
     diverged: tuple[int, int, bool] = (0, 0, False)  # generation and step of the newest divergence told; it persisted
     shares: dict[str, float] = {}  # of the batch, by worker, in any unit; 1.0 for those who are not named
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event

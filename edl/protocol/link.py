@@ -57,9 +57,9 @@ class Missed(msgspec.Struct, frozen=True, tag="missed"):
 
 
 class Marked(msgspec.Struct, frozen=True, tag="marked"):
-    """While `recut` is under way, nothing beyond `step` is handed out to the script. 0: there is none."""
+    """While `rebatch` is under way, nothing beyond `step` is handed out to the script. 0: there is none."""
 
-    recut: int
+    rebatch: int
     step: int
 
 

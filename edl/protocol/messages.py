@@ -12,8 +12,8 @@ from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
-from edl.protocol.governing import Governing
 from edl.protocol.job import KEEP_S, Identity, Status
+from edl.protocol.job_policy import JobPolicy
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -62,7 +62,7 @@ class Observation(msgspec.Struct, frozen=True):
     refused: dict[str, int] = {}  # by its daemon: reason to number
     driver: Word | None = None  # under an elastic horovodrun
     usage: Usage | None = None
-    marked: tuple[int, int] = (0, 0)  # number of a recut, and the step beyond which nothing is handed out for now
+    marked: tuple[int, int] = (0, 0)  # number of a rebatching, and the step beyond which nothing is handed out for now
     diverged: Divergence | None = None  # the newest that its ring has found
     met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks of those it has not met there yet
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
@@ -80,7 +80,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     minimum: int
     maximum: int
     answering: bool = False  # started because the job had asked for more workers
-    governing: Governing = Governing()  # of the job, where this worker is its first
+    job_policy: JobPolicy = JobPolicy()  # of the job, where this worker is its first
     keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
     again: bool = False
 
@@ -100,7 +100,7 @@ class Await(msgspec.Struct, frozen=True, tag="await"):
 
 
 class AskAddresses(msgspec.Struct, frozen=True, tag="ask_addresses"):
-    """From one daemon to another: what the other has for it on the way to a ring (`edl.core.exchange`).
+    """From one daemon to another: what the other has for it on the way to a ring (`edl.core.switch.exchange`).
 
     Answered when it is there, or after `hold_s` without.
     """

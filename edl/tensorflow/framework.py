@@ -17,7 +17,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
-from edl.core.digest import Fingerprint
+from edl.core.worker.digest import Fingerprint
 from edl.errors import UsageError
 from edl.tensorflow import keras_optimizer, v1_optimizer
 from edl.tensorflow.averaged import Averaged

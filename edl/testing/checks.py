@@ -9,9 +9,9 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.inputs import Command, Input, Reported
-from edl.core.job import JobMachine
-from edl.core.ledger import Ledger
+from edl.core.data.ledger import Ledger
+from edl.core.job.inputs import Command, Input, Reported
+from edl.core.job.machine import JobMachine
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders
@@ -151,7 +151,7 @@ class Checks:
 
     def _note_plan(self, before: Record, record: Record, plan: Plan) -> None:
         """Where all have told in time how far they have read, there are samples for the newcomers of a switch."""
-        in_time = before.recut is None or record.recut is not None
+        in_time = before.rebatch is None or record.rebatch is not None
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self.job.spec is None  # else it takes another's place, after the same step
         if record.generation and plan.after_step is not None and newcomers and in_time and cut:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
 

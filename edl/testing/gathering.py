@@ -11,7 +11,7 @@ from functools import partial
 
 import msgspec
 
-from edl.core.exchange import errands
+from edl.core.switch.exchange import errands
 from edl.daemon.introductions import Introductions
 from edl.protocol import messages
 from edl.protocol.assignment import Assignment, Orders, Verdict

@@ -1,7 +1,7 @@
 """A simulated leader: the real machines, with a shell that takes time to write and may die at any instruction.
 
 Owns: what `edl.daemon.leader` owns: the queue of what happens, and carrying out what the machines say. Does not own:
-the decisions (`edl.core.job`), nor that they are durable before anybody hears of them (`edl.core.writing`).
+the decisions (`edl.core.job.machine`), nor that they are durable before anybody hears of them (`edl.core.job.writing`).
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from edl.core.inputs import Input, TimePassed
-from edl.core.orders import OrderBook
-from edl.core.patience import END_OF_TIME
-from edl.core.writing import (
+from edl.core.job.deadlines import END_OF_TIME
+from edl.core.job.inputs import Input, TimePassed
+from edl.core.job.orders import OrderBook
+from edl.core.job.writing import (
     BatchDecided,
     Commit,
     DeclareRest,

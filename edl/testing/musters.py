@@ -1,6 +1,6 @@
 """Simulated calls of a next ring's members: daemons that ask each other whether they are there.
 
-Owns: what `edl.daemon.mustering` does. Does not own: who is called, and what follows (`edl.core.mustering`).
+Owns: what `edl.daemon.mustering` does. Does not own: who is called, and what follows (`edl.core.switch.mustering`).
 """
 
 from __future__ import annotations

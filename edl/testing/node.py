@@ -1,7 +1,7 @@
 """The simulated coordinator, as a job's leaders know it: the record's node, behind the fence of the newest term.
 
 Owns: which write is carried out, and which answer is lost on its way. Does not own: what follows from that
-(`edl.core.writing`).
+(`edl.core.job.writing`).
 """
 
 from __future__ import annotations
@@ -10,8 +10,8 @@ import random
 from enum import Enum
 from typing import TYPE_CHECKING, Final
 
-from edl.core.inputs import Tell
-from edl.core.writing import (
+from edl.core.job.inputs import Tell
+from edl.core.job.writing import (
     Commit,
     Conflicted,
     Deposed,

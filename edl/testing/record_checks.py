@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable
 from typing import NoReturn
 
-from edl.core.inputs import Command, Tell
+from edl.core.job.inputs import Command, Tell
 from edl.events import Kind
 from edl.protocol.job import OVER, JobState, Record
 

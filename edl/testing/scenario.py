@@ -10,7 +10,7 @@ import random
 import msgspec
 
 from edl.protocol.data import DataSpec
-from edl.protocol.governing import Batching, BatchRule
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing.faults import Fault, Moment, Planned, draw
 from edl.testing.simulation import SimJob
 

@@ -18,12 +18,11 @@ from typing import Any
 
 import msgspec
 
-from edl.core.horizon import Horizon
-from edl.core.inputs import Command, Input, Reported, Ruled, TookOver, Vanished
-from edl.core.job import JobMachine, new_record
-from edl.core.orders import OrderBook
-from edl.core.patience import Patience
-from edl.core.seat import are_newer, attention_step
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.inputs import Command, Input, Reported, Ruled, TookOver, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.orders import OrderBook
 from edl.core.worker.inputs import (
     BatchEnded,
     BatchVoid,
@@ -48,12 +47,13 @@ from edl.core.worker.inputs import (
 )
 from edl.core.worker.inputs import Command as TrainerCommand
 from edl.core.worker.inputs import Input as TrainerInput
+from edl.core.worker.moves import are_newer, attention_step
 from edl.core.worker.states import ALONE, TrainerState
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
-from edl.protocol.governing import Batching, Governing
 from edl.protocol.job import OVER, JobState, Record, WorkerState
+from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.messages import AskScale, Register
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
@@ -66,7 +66,7 @@ from edl.testing.worker import KILLED, SimWorker
 REPORT_S = 0.02
 SESSION_S = 0.3
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
-PATIENCE = Patience(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4)
+DEADLINES = Deadlines(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4)
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached
@@ -96,7 +96,7 @@ class SimJob:
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
         self.now = 0.0
-        self.horizon = Horizon(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
+        self.lead_times = LeadTimes(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
         self.term = 1
         self.workers: dict[str, SimWorker] = {}
@@ -110,7 +110,7 @@ class SimJob:
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
-        self._limits = (workers, minimum, maximum, False, Governing(batching=batching or Batching()))
+        self._limits = (workers, minimum, maximum, False, JobPolicy(batching=batching or Batching()))
         self.cuts = 0  # of leases, anew
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
@@ -425,7 +425,7 @@ class SimJob:
     def make_durable(self, record: Record) -> None:
         before, self.durable = self.durable, record
         self.checks.durable(before, record)
-        if before.recut is not None and record.recut is None and record.ledger is not before.ledger:
+        if before.rebatch is not None and record.rebatch is None and record.ledger is not before.ledger:
             self.cuts += record.plan is None
         if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
             self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
@@ -452,7 +452,7 @@ class SimJob:
     def publish(self, leader: SimLeader, *, pressing: bool) -> None:
         """All who wait for orders get them, at once or when their calls end."""
         for worker in self._listeners():
-            held = 0.0 if pressing else self.horizon.hold_s * self.random.random()
+            held = 0.0 if pressing else self.lead_times.hold_s * self.random.random()
             late = max(held, worker.deaf_until - self.now)
             self.after(late + self.delay(), self._hear, worker, leader.book)
             if self.random.random() < 0.03:
@@ -622,7 +622,7 @@ class CheckedMachine(JobMachine):
     """The real machine; after each input, it is looked at."""
 
     def __init__(self, job: SimJob, record: Record, term: int) -> None:
-        super().__init__(record, job.horizon, PATIENCE)
+        super().__init__(record, job.lead_times, DEADLINES)
         self._checks = job.checks
         self._term = term
 

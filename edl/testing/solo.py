@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from edl.core.ledger import Ledger
+from edl.core.data.ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.errors import TimedOut, UsageError
 from edl.protocol.assignment import Share

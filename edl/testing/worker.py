@@ -6,11 +6,11 @@ with the machine's commands (`edl.testing.simulation`, `edl.testing.rings`).
 
 from __future__ import annotations
 
-from edl.core.seat import NEVER
 from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import BatchEnded, Command, SetWeight, StepCovered
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.moves import NEVER
 from edl.core.worker.states import READY, TrainerState
 from edl.protocol.assignment import Assignment, Orders, Share
 from edl.protocol.data import Range

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
-from edl.core.inputs import Command, Tell
-from edl.core.orders import OrderBook
-from edl.core.report import status_of
-from edl.core.writing import WritingState
+from edl.core.job.inputs import Command, Tell
+from edl.core.job.orders import OrderBook
+from edl.core.job.report import status_of
+from edl.core.job.writing import WritingState
 from edl.protocol.job import OVER
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Fingerprints of what must be equal on all workers, of torch's tensors and plain values.
 
-Owns: the sums of `edl.core.digest` over tensors, where they lie. Does not own: which they are
+Owns: the sums of `edl.core.worker.digest` over tensors, where they lie. Does not own: which they are
 (`edl.torch.framework`), nor comparing them (`edl.trainer.comparison`).
 
 A tensor on a device is summed up there, a stretch at a time; 8 bytes come back for each row, of all tensors together.
@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from edl.core import digest
-from edl.core.digest import HALF, OF_HALVES, OF_WORDS, ROW, Fingerprint
+from edl.core.worker import digest
+from edl.core.worker.digest import HALF, OF_HALVES, OF_WORDS, ROW, Fingerprint
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
 
@@ -71,7 +71,9 @@ def cut(rows: bytes, size: int) -> tuple[bytes, bytes]:
 
 
 def device_rows(tensor: torch.Tensor) -> torch.Tensor:
-    """As `edl.core.digest.rows`, as numbers, on the device of the tensor; what is less than a word is filled up."""
+    """As `edl.core.worker.digest.rows`, as numbers, on the device of the tensor; what is less than a word is filled
+    up.
+    """
     contents = tensor.detach().reshape(-1).view(torch.uint8)
     end = len(contents) // 8 * 8
     if contents.storage_offset() % 8:

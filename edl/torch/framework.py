@@ -18,7 +18,7 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.horovod import HorovodRing, prepare_environment
 from edl.collectives.share import Weight
-from edl.core.digest import Fingerprint, leaves
+from edl.core.worker.digest import Fingerprint, leaves
 from edl.errors import UsageError
 from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints

@@ -1,7 +1,8 @@
 """Workers of one ring compare their states, and what they do when these differ (I15).
 
 Owns: comparing, at the end of a mini-batch, and what follows for this trainer. Does not own: when it is due, who is
-right (`edl.core.divergence`), what is compared (the adapters), nor whether the job ends (`edl.core.job`).
+right (`edl.core.worker.divergence`), what is compared (the adapters), nor whether the job ends
+(`edl.core.job.machine`).
 
 One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
 """
@@ -14,8 +15,8 @@ import time
 import msgspec
 
 from edl.collectives.ring import of_everybody
-from edl.core.digest import Fingerprint, of_all
-from edl.core.divergence import difference, told
+from edl.core.worker.digest import Fingerprint, of_all
+from edl.core.worker.divergence import difference, told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed
 from edl.protocol.divergence import Divergence, OnDivergence

@@ -1,7 +1,7 @@
 """A trainer's link to its own daemon: starts it, hears the leader's orders through it, and knows at once when it dies.
 
 Owns: the daemon's process, the pipe and the page, seen from the trainer. Does not own: what the orders mean
-(`edl.core.seat`), nor what the trainer does about them (`edl.trainer.trainer`).
+(`edl.core.worker.moves`), nor what the trainer does about them (`edl.trainer.trainer`).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import msgspec
 
 import edl
 from edl.config import Settings
-from edl.core.restarts import MOST, Restarts
+from edl.core.job.restarts import MOST, Restarts
 from edl.errors import ConfigError, JobFailed
 from edl.host.folders import make_folder
 from edl.host.processes import process_start_time, spawn_daemon

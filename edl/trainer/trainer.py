@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from edl.config import Settings
-from edl.core.batching import microbatches
+from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import (
     BatchBegins,
     BatchVoid,

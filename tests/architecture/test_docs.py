@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from edl.config import TABLE
-from edl.core import members
-from edl.core.members import TRANSITIONS
+from edl.core.job import members
+from edl.core.job.members import TRANSITIONS
 from edl.core.worker import states as worker_states
 from edl.events import Kind
 from edl.facts import FACTS

@@ -9,7 +9,7 @@ import pytest
 
 from edl import events
 from edl.coordination.store import NotEmpty
-from edl.core.job import new_record
+from edl.core.job.machine import new_record
 from edl.daemon import remains
 from edl.daemon.remains import Standing
 from edl.errors import JobFailed, PeerError, StoreUnavailable

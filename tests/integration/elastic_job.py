@@ -10,7 +10,7 @@ from pathlib import Path
 
 from pace import patient
 
-from edl.core.audit import account
+from edl.core.audit.account import account
 from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
 
@@ -87,9 +87,9 @@ class Job:
             hold.touch()
             begun = [line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, BatchGiven)]
             self.epochs = max([self.status().get("epoch", 0), *begun]) + 3
-        draft = self.until.with_suffix(".new")
-        draft.write_text(str(self.epochs))
-        draft.rename(self.until)
+        working = self.until.with_suffix(".new")
+        working.write_text(str(self.epochs))
+        working.rename(self.until)
         hold.unlink(missing_ok=True)
         out, err = self.launcher.communicate(timeout=patient(150))
         assert self.launcher.returncode == status, out + err

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from elastic_job import Job
 
-from edl.core.lineage import lineage
+from edl.core.audit.lineage import lineage
 from edl.protocol.audit import BatchGiven, Sat
 from edl.trainer.data.audit import read
 

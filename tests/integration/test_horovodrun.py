@@ -40,9 +40,9 @@ class HorovodrunJob(Job):
         return self.edl.start_command(command, **self.environ, EDL_JOB="s", EDL_MAX_RESTARTS="3", **environ)
 
     def discover(self, slots: int) -> None:
-        draft = self.hosts.with_suffix(".new")
-        draft.write_text(f"localhost:{slots}\n")
-        draft.rename(self.hosts)
+        working = self.hosts.with_suffix(".new")
+        working.write_text(f"localhost:{slots}\n")
+        working.rename(self.hosts)
 
 
 def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, tmp_path):

@@ -11,7 +11,7 @@ import pytest
 from elastic_job import SAMPLES, Job
 from pace import patient
 
-from edl.core.horizon import FIRST_STEPS
+from edl.core.job.lead_times import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.trainer.data.audit import read
 

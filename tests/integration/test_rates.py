@@ -1,4 +1,7 @@
-"""Learning rates that follow the batch and a schedule, in TensorFlow's optimizers. PyTorch: tests/unit/test_rate.py."""
+"""Learning rates that follow the batch and a schedule, in TensorFlow's optimizers.
+
+PyTorch: tests/unit/trainer/rates/test_rate.py.
+"""
 
 from __future__ import annotations
 

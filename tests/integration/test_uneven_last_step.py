@@ -19,7 +19,7 @@ from fleet import Fleet
 from rings import ALONE, Batch, batch, joined
 from warm_python import WarmPython
 
-from edl.core.ledger import Ledger
+from edl.core.data.ledger import Ledger
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases

@@ -5,9 +5,9 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from edl.core.horizon import Horizon
-from edl.core.inputs import Input, Reported, TimePassed, Vanished
-from edl.core.job import JobMachine, new_record
+from edl.core.job.inputs import Input, Reported, TimePassed, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine, new_record
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity
 from edl.protocol.messages import Observation, Phase, Register
@@ -60,7 +60,7 @@ class Worker:
 
 @given(st.lists(moves, max_size=60), st.booleans())
 def test_what_is_passed_over_changes_nothing(played: list[tuple[int, str]], first_stands: bool) -> None:
-    quick, plain = (JobMachine(new_record("j", 0.0), Horizon.of(10.0)) for _ in range(2))
+    quick, plain = (JobMachine(new_record("j", 0.0), LeadTimes.of(10.0)) for _ in range(2))
     plain._arrivals.matters = lambda *_: True  # type: ignore[method-assign]
     workers = [Worker(number) for number in range(SIZE + 1)]
     begin: list[Input] = [Register(worker.identity, SIZE, 1, 0) for worker in workers[:SIZE]]

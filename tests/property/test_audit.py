@@ -14,14 +14,14 @@ import msgspec
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from edl.core.audit import account
-from edl.core.ledger import Ledger
-from edl.core.lineage import WorkerAudit
-from edl.core.permutation import samples_at
+from edl.core.audit.account import account
+from edl.core.audit.lineage import WorkerAudit
+from edl.core.data.ledger import Ledger
+from edl.core.data.permutation import samples_at
 from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened, Line, Sat, decoded, encoded
 from edl.protocol.data import DataSpec, Range
 
-HORIZON = 5
+LEAD_TIMES = 5
 
 
 class Job:
@@ -66,7 +66,7 @@ class Job:
 
     def run(self, faults: int, steps: int) -> None:
         while steps and not self.ledger.exhausted:
-            self.ledger.grant(self.step + HORIZON)
+            self.ledger.grant(self.step + LEAD_TIMES)
             self.hand_out()
             fault = self.chance.choice(["none", "none", "switch", "death"]) if faults else "none"
             faults -= fault != "none"

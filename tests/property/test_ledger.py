@@ -20,7 +20,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
-from edl.core.ledger import Ledger
+from edl.core.data.ledger import Ledger
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ledger import LedgerSnapshot
 
@@ -98,7 +98,7 @@ class Twin:
                 self.held[worker], self.numbers[worker], self.until[worker] = {}, 0, step
                 self.leases[worker] = []
 
-    def recut(self, step: int) -> None:
+    def rebatch(self, step: int) -> None:
         for worker, steps in self.held.items():
             for beyond in [one for one in steps if one > step]:
                 self.put_back(steps.pop(beyond))
@@ -182,22 +182,22 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.ledger, self.twin = Ledger(spec, roster), Twin(spec)
         self.twin.enter(roster, 0)
 
-    @rule(horizon=st.integers(0, 25))
-    def grant(self, horizon):
-        self.grant_until(self.ledger.step + horizon)
+    @rule(lead_times=st.integers(0, 25))
+    def grant(self, lead_times):
+        self.grant_until(self.ledger.step + lead_times)
 
-    @rule(data=st.data(), horizon=st.integers(0, 25))
-    def recut(self, data, horizon):
+    @rule(data=st.data(), lead_times=st.integers(0, 25))
+    def rebatch(self, data, lead_times):
         """Batches that hold now are put in force from a step on that nobody was handed samples beyond."""
         if not all(self.ledger.leases(worker) for worker in self.ledger.roster):
             self.grant_until(self.ledger.step)
         step = self.a_step(data)
-        self.ledger.recut(step)
-        self.twin.recut(step)
+        self.ledger.rebatch(step)
+        self.twin.rebatch(step)
         self.totals = {known: samples for known, samples in self.totals.items() if known <= step}
         assert self.ledger.outdated_until == 0
         assert self.ledger.covered_step == step
-        self.grant_until(step + horizon)
+        self.grant_until(step + lead_times)
         for worker in self.ledger.roster:
             for lease in self.ledger.leases(worker):
                 assert lease.until_step <= step or lease.batch == self.batches[worker]
@@ -207,8 +207,8 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def train(self, data):
         self.commit(self.a_step(data))
 
-    @rule(data=st.data(), come=st.integers(0, 3), horizon=st.integers(0, 25))
-    def change(self, data, come, horizon):
+    @rule(data=st.data(), come=st.integers(0, 3), lead_times=st.integers(0, 25))
+    def change(self, data, come, lead_times):
         """Joins, leaves and deaths, at a switch or in the middle of a step that is void then."""
         stay = [worker for worker in self.ledger.roster if data.draw(st.booleans(), label=f"{worker} stays")]
         new = [self.newcomer() for _ in range(min(come, MOST_WORKERS - len(stay)))]
@@ -219,7 +219,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         if roster and not self.ledger.spec.by_sample and data.draw(st.booleans(), label="other batches"):
             batches = data.draw(st.lists(st.integers(0, 5), min_size=len(roster), max_size=len(roster)).filter(any))
         self.enter(roster, step, batches)
-        self.grant_until(step + horizon)
+        self.grant_until(step + lead_times)
         self.nobody_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
 
     @precondition(lambda self: self.ledger.roster)

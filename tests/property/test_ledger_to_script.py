@@ -13,13 +13,13 @@ from itertools import islice
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from edl.core.ledger import Ledger
+from edl.core.data.ledger import Ledger
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.protocol.data import DataSpec
 from edl.testing.solo import share_of
 from edl.trainer.data.shards import ShardGenerator
 
-HORIZON = 5
+LEAD_TIMES = 5
 
 
 class Worker:
@@ -61,7 +61,7 @@ class Worker:
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         ledger = self.job.ledger
         assert ledger is not None
-        ledger.grant(ledger.step + HORIZON)
+        ledger.grant(ledger.step + LEAD_TIMES)
         self.told += 1
         self.leases.adopt(share_of(ledger, self.name), (1, self.told))
         if self.leases.offers(step or self.step()):
@@ -145,7 +145,7 @@ class Job:
         leave = min(leave, len(self.workers) - 1)
         self.workers = self.workers[leave:] + [self.worker(newcomer=True) for _ in range(come)]
         self.ledger.enter([worker.name for worker in self.workers], self.ledger.step)
-        self.ledger.grant(self.ledger.step + HORIZON)
+        self.ledger.grant(self.ledger.step + LEAD_TIMES)
         for worker in self.workers:
             worker.newcomer, worker.committed = False, self.ledger.step
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from edl.core import batching
+from edl.core.data import batching
 from edl.errors import ConfigError
 from edl.policy import learning, utility
 from edl.policy.efficiency import Efficiency, Worth, scaling_efficiency
@@ -20,7 +20,7 @@ from edl.policy.stragglers import Paces, Spent
 from edl.policy.view import View
 from edl.protocol.data import DataSpec
 from edl.protocol.figures import Rate
-from edl.protocol.governing import Batching, BatchRule
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.trainer.rates.rate import ScheduledRate
 
 # Seconds for the whole job with so many workers all the time, read off their plots.

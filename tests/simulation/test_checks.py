@@ -10,29 +10,21 @@ from collections.abc import Callable
 import msgspec
 import pytest
 
-from edl.core import (
-    agreement,
-    draft,
-    job,
-    ledger,
-    members,
-    mustering,
-    patience,
-    planning,
-    recut,
-    scaling,
-    seat,
-    sizing,
-    supply,
-    switching,
-    unfit,
-)
-from edl.core.unassigned import Unassigned
+from edl.core.data import ledger, rebatch
+from edl.core.data import ledger_versions as ledgers
+from edl.core.data.unassigned import Unassigned
+from edl.core.job import deadlines, members
+from edl.core.job import machine as job
+from edl.core.job import working_state as working
+from edl.core.resize import scaling, sizing
+from edl.core.switch import mustering, planning, switching, unfit
+from edl.core.worker import agreement
+from edl.core.worker import moves as seat
 from edl.core.worker.inputs import Command
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
-from edl.protocol.governing import Batching, BatchRule
 from edl.protocol.job import JobState, Record, WorkerState
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, simulation
 from edl.testing.worker import SimWorker
 
@@ -51,7 +43,7 @@ def plans_with_whoever_boots(patch: pytest.MonkeyPatch) -> None:
         booting = member.state in scaling.BOOTING and cause is members.Cause.PLANNED
         return msgspec.structs.replace(member, state=WorkerState.SWITCHING) if booting else transitions(member, cause)
 
-    patch.setattr(draft, "moved", moved)
+    patch.setattr(working, "moved", moved)
 
 
 def leaves_its_ring_too_early(patch: pytest.MonkeyPatch) -> None:
@@ -88,18 +80,18 @@ def forgets_what_the_dead_held(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_superseded_plans(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(supply.Supply, "go_by", lambda _self, _generation, _plans: None)
+    patch.setattr(ledgers.LedgerVersions, "go_by", lambda _self, _generation, _plans: None)
 
 
 def remembers_plans_that_are_no_more(patch: pytest.MonkeyPatch) -> None:
-    change = draft.Draft.change
+    change = working.WorkingState.change
 
     def keep(self, **changes):
         if changes.get("superseded") == ():
             del changes["superseded"]
         change(self, **changes)
 
-    patch.setattr(draft.Draft, "change", keep)
+    patch.setattr(working.WorkingState, "change", keep)
 
 
 def never_notices_a_broken_ring(patch: pytest.MonkeyPatch) -> None:
@@ -107,14 +99,14 @@ def never_notices_a_broken_ring(patch: pytest.MonkeyPatch) -> None:
 
 
 def waits_for_those_that_hang(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(patience.Waits, "overdue", lambda _self, _now: [])
+    patch.setattr(deadlines.Waits, "overdue", lambda _self, _now: [])
 
 
 def loses_requests_during_a_switch(patch: pytest.MonkeyPatch) -> None:
     take = sizing.Sizing.take
 
     def forgetful(self: sizing.Sizing, asked, change, why) -> None:
-        if self._draft.record.plan is None:
+        if self._working.record.plan is None:
             take(self, asked, change, why)
 
     patch.setattr(sizing.Sizing, "take", forgetful)
@@ -137,8 +129,8 @@ def uses_a_generation_twice(patch: pytest.MonkeyPatch) -> None:
     plan = switching.Switching._plan
 
     def again(self: switching.Switching, roster, after_step) -> None:
-        record = self._draft.record
-        self._draft.change(planned=max(record.generation, record.planned - 1))
+        record = self._working.record
+        self._working.change(planned=max(record.generation, record.planned - 1))
         plan(self, roster, after_step)
 
     patch.setattr(switching.Switching, "_plan", again)
@@ -153,40 +145,40 @@ def switches_in_an_epoch_that_may_never_begin(patch: pytest.MonkeyPatch) -> None
 
 
 def cuts_what_somebody_has_read(patch: pytest.MonkeyPatch) -> None:
-    follows = recut.follows
+    follows = rebatch.follows
 
     def hasty(record, ledger, seen, mark):
         change = follows(record, ledger, seen, mark)
-        if isinstance(change, recut.Cut):
-            return recut.Cut(max(ledger.step, min(step for _, step in map(seen.marked, record.roster))))
+        if isinstance(change, rebatch.Cut):
+            return rebatch.Cut(max(ledger.step, min(step for _, step in map(seen.marked, record.roster))))
         return change
 
-    patch.setattr(recut, "follows", hasty)
+    patch.setattr(rebatch, "follows", hasty)
 
 
 def cuts_before_all_have_told(patch: pytest.MonkeyPatch) -> None:
     def hasty(record, ledger, seen, mark):
         step = mark() if ledger is not None and record.generation and record.plan is None else 0
         due = step and ledger.step < step < ledger.outdated_until and not any(ledger._uncovered())
-        return recut.Cut(step) if due else None
+        return rebatch.Cut(step) if due else None
 
-    patch.setattr(recut, "follows", hasty)
+    patch.setattr(rebatch, "follows", hasty)
 
 
 def never_lifts_a_mark(patch: pytest.MonkeyPatch) -> None:
-    change, follows = draft.Draft.change, recut.follows
+    change, follows = working.WorkingState.change, rebatch.follows
 
-    def keep(self: draft.Draft, **changes) -> None:
-        if "plan" in changes and changes.get("recut", "") is None:
-            del changes["recut"]
+    def keep(self: working.WorkingState, **changes) -> None:
+        if "plan" in changes and changes.get("rebatch", "") is None:
+            del changes["rebatch"]
         change(self, **changes)
 
     def unlifted(*given):
         found = follows(*given)
-        return None if isinstance(found, recut.Lift) else found
+        return None if isinstance(found, rebatch.Lift) else found
 
-    patch.setattr(draft.Draft, "change", keep)
-    patch.setattr(recut, "follows", unlifted)
+    patch.setattr(working.WorkingState, "change", keep)
+    patch.setattr(rebatch, "follows", unlifted)
 
 
 def leaves_a_working_ring_for_a_newcomers_sake(patch: pytest.MonkeyPatch) -> None:
@@ -259,7 +251,7 @@ class LeavesAtAMark(SimJob):
     def make_durable(self, record) -> None:
         before = self.durable
         super().make_durable(record)
-        if record.recut is not None and before.recut is None and not self.struck[Fault.DEAFEN]:
+        if record.rebatch is not None and before.rebatch is None and not self.struck[Fault.DEAFEN]:
             self.inflict(Fault.DEAFEN)
             self.after(0.1, self.inflict, Fault.LEAVE)
 

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import msgspec
 import pytest
 
-from edl.core import recount
-from edl.core.job import new_record
-from edl.core.sightings import Sightings
+from edl.core.driver import recount
+from edl.core.job.machine import new_record
+from edl.core.job.observations import Observations
 from edl.horovodrun.post import Freed, JobAtEnd, Post, StartTrainer, TrainerEnded
 from edl.protocol.driver import Word
 from edl.protocol.job import DriverCount, Identity, Member, WorkerState
@@ -129,7 +129,7 @@ class World:
         self.dice = random.Random(seed)
         self.driver = Driver({"a": 2, "b": self.dice.randint(1, 2)})
         self.record = msgspec.structs.replace(new_record("j", 0.0), driver=DriverCount(), target=len(self.driver.slots))
-        self.seen = Sightings()
+        self.seen = Observations()
         self.stand_ins: list[StandIn] = []
         self.number, self.clock = 0, 0.0
         self.answered, self.calm, self.empty = 0, 0, 0
@@ -292,7 +292,7 @@ class World:
         elif chance < 0.6 and living:
             self.crash(self.dice.choice(living))
         elif chance < 0.75:
-            self.seen, self.calm = Sightings(), 0  # another leader: all is told again
+            self.seen, self.calm = Observations(), 0  # another leader: all is told again
         elif chance < 0.85:
             hosts = {recount.host_of(one.slot) for one in self.here() if one.worker} - {"a"}
             if hosts and any(recount.host_of(one.slot) == "a" and one.worker for one in self.here()):

@@ -1,6 +1,7 @@
 """Mutants of a worker's lease buffer: each breaks one of its rules, and whole jobs must notice (see `test_checks`).
 
-What a job cannot notice, as it concerns one trainer's threads alone, is in `tests/unit/test_lease_buffer.py`.
+What a job cannot notice, as it concerns one trainer's threads alone, is in
+`tests/unit/core/worker/test_lease_buffer.py`.
 """
 
 from __future__ import annotations
@@ -9,12 +10,12 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core.seat import NEVER
 from edl.core.worker import lease_buffer
 from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.moves import NEVER
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
-from edl.protocol.governing import Batching, BatchRule
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Fault, Planned, SimJob, Violation, scenario
 
 SEEDS = 60
@@ -61,9 +62,9 @@ def never_lifts_the_mark(patch: Patch) -> None:
     adopt = LeaseBuffer.adopt
 
     def for_good(self, share, stamp, at_work=0):
-        recut, mark = self._recut, self._mark
+        rebatch, mark = self._rebatch, self._mark
         adopt(self, share, stamp, at_work)
-        self._recut, self._mark = self._recut or recut, self._mark if self._recut else mark
+        self._rebatch, self._mark = self._rebatch or rebatch, self._mark if self._rebatch else mark
 
     patch.setattr(LeaseBuffer, "adopt", for_good)
 

@@ -9,8 +9,14 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core import draft, horizon, hosts, job, leasing, ledger, patience, planning, seat, sightings, supply, switching
+from edl.core.data import leasing, ledger
+from edl.core.data import ledger_versions as ledgers
+from edl.core.job import deadlines, hosts, lead_times, observations
+from edl.core.job import machine as job
+from edl.core.job import working_state as working
+from edl.core.switch import planning, switching
 from edl.core.worker import machine
+from edl.core.worker import moves as seat
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
@@ -33,14 +39,14 @@ def counts_as_trained_what_somebody_has_applied(patch: Patch) -> None:
     def stable(seen, workers):
         return max((seen.step(worker) for worker in workers if seen.get(worker)), default=None)
 
-    patch.setattr(sightings.Sightings, "stable_step", stable)
+    patch.setattr(observations.Observations, "stable_step", stable)
 
 
 def counts_as_trained_what_all_who_were_heard_have_applied(patch: Patch) -> None:
     def stable(seen, workers):
         return min((seen.step(worker) for worker in workers if seen.get(worker)), default=None)
 
-    patch.setattr(sightings.Sightings, "stable_step", stable)
+    patch.setattr(observations.Observations, "stable_step", stable)
 
 
 def goes_on_with_half_a_copy(patch: Patch) -> None:
@@ -48,7 +54,7 @@ def goes_on_with_half_a_copy(patch: Patch) -> None:
 
 
 def forgets_who_is_gone(patch: Patch) -> None:
-    patch.setattr(draft.Draft, "gone", lambda _draft, _worker: None)
+    patch.setattr(working.WorkingState, "gone", lambda _working, _worker: None)
 
 
 def takes_over_and_misses_nobody(patch: Patch) -> None:
@@ -81,7 +87,7 @@ def gives_all_of_a_host_the_same_local_rank(patch: Patch) -> None:
 
 
 def tells_of_nothing(patch: Patch) -> None:
-    patch.setattr(draft.Draft, "tell", lambda _draft, _fact: None)
+    patch.setattr(working.WorkingState, "tell", lambda _working, _fact: None)
 
 
 def counts_a_sample_too_many(patch: Patch) -> None:
@@ -98,25 +104,25 @@ def ends_no_epoch(patch: Patch) -> None:
 
 
 def gives_up_whoever_is_awaited_for_a_moment(patch: Patch) -> None:
-    patch.setattr(patience.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
+    patch.setattr(deadlines.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
 
 
 def plans_a_switch_without_a_mark(patch: Patch) -> None:
     def crossing(self, roster):
         step = self.switch_step()
-        data = None if step is None else self._draft.supply.planned(roster, step, self._lease_steps())
+        data = None if step is None else self._working.ledgers.planned(roster, step, self._lease_steps())
         return None if step is None else leasing.Crossing(step, data and data.snapshot(), None)
 
     patch.setattr(leasing.Leasing, "crossing", crossing)
 
 
 def cuts_at_the_first_step_told(patch: Patch) -> None:
-    planned = supply.Supply.planned
+    planned = ledgers.LedgerVersions.planned
 
     def hasty(self, roster, after_step, ahead, read=None):
         return planned(self, roster, after_step, ahead, None if read is None else after_step)
 
-    patch.setattr(supply.Supply, "planned", hasty)
+    patch.setattr(ledgers.LedgerVersions, "planned", hasty)
 
 
 def lifts_the_mark_with_the_plan(patch: Patch) -> None:
@@ -129,11 +135,13 @@ def lifts_the_mark_with_the_plan(patch: Patch) -> None:
 
 
 def switches_at_the_newest_step(patch: Patch) -> None:
-    patch.setattr(horizon.Horizon, "switch_step", lambda _horizon, newest, _age_s, _step_time_s, words=1: newest)
+    patch.setattr(
+        lead_times.LeadTimes, "switch_step", lambda _lead_times, newest, _age_s, _step_time_s, words=1: newest
+    )
 
 
 def leases_for_one_step(patch: Patch) -> None:
-    patch.setattr(horizon.Horizon, "lease_steps", lambda _horizon, _step_time_s: 1)
+    patch.setattr(lead_times.LeadTimes, "lease_steps", lambda _lead_times, _step_time_s: 1)
 
 
 def takes_any_first_ring_for_the_first_try(patch: Patch) -> None:
@@ -149,7 +157,7 @@ def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
     def take(self, snapshot):
         self.ledger = ledger.Ledger.restore(snapshot)
 
-    patch.setattr(supply.Supply, "_take", take)
+    patch.setattr(ledgers.LedgerVersions, "_take", take)
 
 
 class Prompt(SimJob):

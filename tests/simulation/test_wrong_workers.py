@@ -7,16 +7,16 @@ from typing import Any
 
 import pytest
 
-from edl.core.agreement import Beginning
-from edl.core.seat import NEVER, Enter, next_move
 from edl.core.worker import machine as module
+from edl.core.worker.agreement import Beginning
 from edl.core.worker.inputs import AwaitOrders, CopyRest, SetWeight
 from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.moves import NEVER, Enter, next_move
 from edl.core.worker.states import TrainerState
 from edl.core.worker.unusual import Unusual
 from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
-from edl.protocol.governing import Batching, BatchRule
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario
 from edl.testing.worker import SimWorker
 

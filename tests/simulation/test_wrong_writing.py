@@ -1,4 +1,4 @@
-"""Mutants of the leader's writing (`edl.core.writing`): each breaks one rule of it, and the simulation must notice.
+"""Mutants of the leader's writing (`edl.core.job.writing`): each breaks one rule of it, and the simulation must notice.
 
 As in `test_checks`, a mutant is a rule replaced in the real code, which the simulated leader runs as the real one does.
 """
@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 import pytest
 
-from edl.core import report, writing
-from edl.core.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
+from edl.core.job import report, writing
+from edl.core.job.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol import messages as say
 from edl.protocol.data import DataSpec

@@ -39,10 +39,10 @@ import msgspec
 from scenario_text import NOTHING, Block, Command, command
 from scenario_words import Told, changes, ledger_lines, news, told
 
-from edl.core.horizon import Horizon
-from edl.core.inputs import Acknowledge, Input, Refuse, Reported, Ruled, Tell, TimePassed, TookOver, Vanished
-from edl.core.job import JobMachine, new_record
-from edl.core.patience import Patience
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.inputs import Acknowledge, Input, Refuse, Reported, Ruled, Tell, TimePassed, TookOver, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine, new_record
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import Identity
@@ -177,7 +177,7 @@ class Player:
         self._lines.insert(0, f"ring 1 trains: {' '.join(workers)}, at step {at}")
 
     def _led(self) -> JobMachine:
-        return JobMachine(self._durable, Horizon.of(self._settings.session_s), Patience.of(self._settings.step_s))
+        return JobMachine(self._durable, LeadTimes.of(self._settings.session_s), Deadlines.of(self._settings.step_s))
 
     def _take_over(self, given: Command) -> None:
         without = given.option("without", _names, list[str]())

@@ -7,8 +7,8 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.core.ledger import Ledger
-from edl.core.orders import OrderBook
+from edl.core.data.ledger import Ledger
+from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.job import Muster, Plan, Record, Trials
 from edl.protocol.ledger import LedgerSnapshot
@@ -18,7 +18,7 @@ from edl.protocol.ledger import LedgerSnapshot
 SILENT: Final = frozenset(
     {
         "version",  # grows with every change
-        *("arrivals", "planned", "musters", "recuts", "awaited"),  # counts of what is shown itself
+        *("arrivals", "planned", "musters", "rebatches", "awaited"),  # counts of what is shown itself
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with whoever is gone
     }
 )
@@ -95,7 +95,7 @@ def ledger_lines(new: LedgerSnapshot | None) -> list[str]:
     return [f"data: step {ledger.step} stable, leased up to step {ledger.covered_step}; epoch {counts.epoch}: {held}"]
 
 
-def _recut(name: str, old: Any, new: Any, after: Record) -> list[str]:
+def _rebatch(name: str, old: Any, new: Any, after: Record) -> list[str]:
     if new is None:
         return [f"mark {old.number} is lifted"]
     return [f"mark {new.number} at step {new.mark}{', which the plan rests on' if new.planned else ''}"]
@@ -154,7 +154,7 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "superseded": _superseded,
     "muster": _muster,
     "ledger": _ledger,
-    "recut": _recut,
+    "rebatch": _rebatch,
     "trials": _trials,
     "limits": _limits,
     "target": _target,
@@ -235,7 +235,7 @@ def _topics(orders: Orders) -> Told:
             topics[f"leases {share.generation}"] = f"no leases of ring {share.generation}"
             continue
         until = max(lease.until_step for lease in share.leases)
-        mark = f", read no further than step {share.mark} (mark {share.recut})" if share.recut else ""
+        mark = f", read no further than step {share.mark} (mark {share.rebatch})" if share.rebatch else ""
         topics[f"leases {share.generation}"] = f"leases of ring {share.generation} up to step {until}{mark}"
     return topics
 

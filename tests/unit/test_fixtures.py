@@ -22,7 +22,7 @@ JOB = """
         audit.opened(spec)
         audit.sat(solo("w0"), 0)
         for step in range(1, {steps} + 1):
-            audit.given(lease, step, edl.core.permutation.samples_at(spec, Range(0, 2 * step - 2, 2 * step)))
+            audit.given(lease, step, edl.core.data.permutation.samples_at(spec, Range(0, 2 * step - 2, 2 * step)))
             audit.committed(0, step)
         audit.ended(1, {steps})
 """
@@ -32,7 +32,7 @@ JOB = """
 def test_a_test_fails_if_its_job_lost_a_sample(tmp_path: Path, steps: int, failed: bool) -> None:
     (tmp_path / "conftest.py").write_text('pytest_plugins = ["edl.testing.fixtures"]\n')
     job = textwrap.dedent(JOB.format(steps=steps))
-    (tmp_path / "test_job.py").write_text(f"import edl.core.permutation\n{job}")
+    (tmp_path / "test_job.py").write_text(f"import edl.core.data.permutation\n{job}")
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", str(tmp_path)]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert (done.returncode == 1) is failed, done.stdout

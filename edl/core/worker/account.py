@@ -64,8 +64,8 @@ class TrainerAccount:
                 self.reported = values
             case say.Missed(generation):
                 self.missed = generation
-            case say.Marked(recut, step):
-                self.marked = (recut, step)
+            case say.Marked(rebatch, step):
+                self.marked = (rebatch, step)
             case say.Diverged(found):
                 self.diverged = found
 

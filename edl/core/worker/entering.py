@@ -1,6 +1,6 @@
 """One attempt to enter a ring: the numbers that its members say to agree on a state, one after the other.
 
-Owns: whose turn it is in that talk. Does not own: the numbers (`edl.core.agreement`), nor what follows from them
+Owns: whose turn it is in that talk. Does not own: the numbers (`edl.core.worker.agreement`), nor what follows from them
 (`edl.core.worker.machine`).
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Generator
 
-from edl.core.agreement import Beginning
+from edl.core.worker.agreement import Beginning
 from edl.protocol.assignment import Assignment
 
 

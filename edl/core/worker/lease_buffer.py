@@ -1,16 +1,17 @@
 """The leases of one worker: which have come, what its script may be given of them, and what each step weighs by them.
 
-Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a recut under
-way (`edl.core.recut`), and the epochs that somebody has begun; where its data ends. Does not own: who grants leases
-(`edl.core.ledger`), which ids their samples have (`edl.core.permutation`), nor waiting for leases: a trainer's threads
-share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated worker has one.
+Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a rebatching
+under way (`edl.core.data.rebatch`), and the epochs that somebody has begun; where its data ends. Does not own: who
+grants leases (`edl.core.data.ledger`), which ids their samples have (`edl.core.data.permutation`), nor waiting for
+leases: a trainer's threads share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated worker
+has one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from edl.core.seat import NEVER
+from edl.core.worker.moves import NEVER
 from edl.errors import InvalidTransition
 from edl.protocol.assignment import Share
 from edl.protocol.data import Lease
@@ -30,7 +31,7 @@ class LeaseBuffer:
         self._epochs = 0  # wanted here
         self._closed = False
         self._handed_out = 0  # the last step whose samples the script has been given
-        self._recut = 0  # the one under way
+        self._rebatch = 0  # the one under way
         self._mark = NEVER  # while it is, nothing beyond this step is handed out
 
     # ---------------------------------------------------------------------------------------------- what happens
@@ -44,9 +45,9 @@ class LeaseBuffer:
             return
         self._newest, self._share = stamp, share
         self._leases = self._merged(share)
-        if share.recut != self._recut:
-            self._recut = share.recut
-            self._mark = max(share.mark, self._handed_out, at_work) if share.recut else NEVER
+        if share.rebatch != self._rebatch:
+            self._rebatch = share.rebatch
+            self._mark = max(share.mark, self._handed_out, at_work) if share.rebatch else NEVER
 
     def _merged(self, share: Share) -> dict[int, Lease]:
         """What is held from now on. A lease that comes again as it was stays the object that it was."""
@@ -98,12 +99,12 @@ class LeaseBuffer:
 
     @property
     def marked(self) -> tuple[int, int]:
-        """The recut under way, and the step that nothing is handed out beyond; zeros without one."""
-        return (self._recut, self._mark) if self._recut else (0, 0)
+        """The rebatching under way, and the step that nothing is handed out beyond; zeros without one."""
+        return (self._rebatch, self._mark) if self._rebatch else (0, 0)
 
     def holds_at(self, step: int) -> bool:
         """What follows `step`, here or in another ring, is about to be decided."""
-        return bool(self._recut) and step >= self._mark
+        return bool(self._rebatch) and step >= self._mark
 
     @property
     def batch(self) -> int:

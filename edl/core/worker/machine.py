@@ -2,8 +2,8 @@
 
 Owns: where the trainer is (`edl.core.worker.states`), which step it has committed, in which ring it sits, what of a
 mini-batch is void, whether its state may become anybody's, its weight, and what its daemon was told. Does not own: what
-orders mean (`edl.core.seat`), on which state a ring agrees (`edl.core.agreement`), what each step has of the data
-(`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
+orders mean (`edl.core.worker.moves`), on which state a ring agrees (`edl.core.worker.agreement`), what each step has of
+the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
 (`edl.trainer.sitting`; in simulated jobs `edl.testing.simulation`) and tells what came of them.
 
 `handle(input)` is the one mutator. A trainer's threads call it under one lock, and carry out what it answers without.
@@ -16,8 +16,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Protocol
 
-from edl.core.agreement import Beginning, begin, has_state
-from edl.core.seat import Enter, Leave, Move, Seat, Stop, are_newer, given_up, next_move, replaced
+from edl.core.worker.agreement import Beginning, begin, has_state
 from edl.core.worker.entering import Entering
 from edl.core.worker.inputs import (
     AbortRings,
@@ -66,6 +65,7 @@ from edl.core.worker.inputs import (
     TrainStandIns,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.moves import Enter, Leave, Move, Seat, Stop, are_newer, given_up, next_move, replaced
 from edl.core.worker.states import ALONE, READY, SITTING, StateChange, TrainerState, following
 from edl.core.worker.unusual import Unusual
 from edl.errors import InvalidTransition, JobFailed, RingBroken

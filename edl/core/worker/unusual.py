@@ -6,8 +6,8 @@ states. Does not own: the daemon's wish for attention, which stands beside it in
 
 from __future__ import annotations
 
-from edl.core.divergence import next_check
-from edl.core.seat import NEVER
+from edl.core.worker.divergence import next_check
+from edl.core.worker.moves import NEVER
 from edl.protocol.divergence import Checking
 
 

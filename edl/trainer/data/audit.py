@@ -1,6 +1,7 @@
 """The audit on disk: each worker writes a file of its own, and whoever verifies reads them all.
 
-Owns: the files. Does not own: the form of a line (`edl.protocol.audit`), what they mean together (`edl.core.audit`).
+Owns: the files. Does not own: the form of a line (`edl.protocol.audit`), what they mean together
+(`edl.core.audit.account`).
 
 A line is handed to the kernel in one write before the worker goes on, so that it outlives the process however that
 dies. It does not outlive the machine: nothing waits for a disk.
@@ -16,7 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.core.lineage import WorkerAudit
+from edl.core.audit.lineage import WorkerAudit
 from edl.errors import ConfigError, UsageError
 from edl.protocol.audit import (
     VERSION,

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.core.permutation import samples_at
+from edl.core.data.permutation import samples_at
 from edl.protocol.data import DataSpec, Lease, Range
 
 BLOCK = 8192  # samples whose ids are computed at once: a call for one batch would cost more than its samples

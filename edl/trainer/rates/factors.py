@@ -6,8 +6,8 @@ Owns: what the script has asked for, and when the factor changes. Does not own: 
 
 from __future__ import annotations
 
-from edl.core.seat import NEVER
 from edl.core.worker.inputs import RatesHold
+from edl.core.worker.moves import NEVER
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases

@@ -56,11 +56,11 @@ class Forks:
     def __init__(self, path: Path) -> None:
         self._poll = select.poll()
         self._listener = socket.socket(socket.AF_UNIX)
-        draft = path.with_suffix(".new")
-        self._listener.bind(str(draft))
-        draft.chmod(0o600)
+        working = path.with_suffix(".new")
+        self._listener.bind(str(working))
+        working.chmod(0o600)
         self._listener.listen(64)
-        draft.rename(path)  # there only once it can be called
+        working.rename(path)  # there only once it can be called
         self._poll.register(self._listener, select.POLLIN)
         self._ends: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
         self._askers: dict[int, tuple[int, socket.socket]] = {}  # by the connection's descriptor: pidfd

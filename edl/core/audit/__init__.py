@@ -1,0 +1,1 @@
+"""What became of every sample, from what workers wrote down."""

@@ -1,0 +1,260 @@
+"""What became of every sample of a job, by what its workers wrote down: trained once, lost, or repeated (I6).
+
+Owns: the account. Does not own: which steps count (`edl.core.audit.lineage`), the lines (`edl.protocol.audit`) and the
+files (`edl.trainer.data.audit`). Nothing here asks the ledger: an audit that believed the bookkeeping would only find
+what that knows of itself.
+
+Samples are lost once their epoch is over; before that they are still to be trained. When it is over, a job that goes on
+cannot know for certain: what a worker loses with the last steps of an epoch is trained along with the next one. So an
+epoch is over when the pass after the next has begun, or the scripts were told that the data is at its end.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.core.audit.lineage import Span, WorkerAudit, lineage
+from edl.core.data.permutation import samples_at
+from edl.errors import UsageError
+from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened
+from edl.protocol.data import DataSpec, Range
+
+FIRST = 5  # offenders of a kind that are named
+NEAR = 1e-6  # weights are rounded on their way through a framework
+
+
+class Portion(msgspec.Struct, frozen=True):
+    """A worker was given something in a step."""
+
+    step: int
+    worker: str
+
+
+class Offender(msgspec.Struct, frozen=True):
+    """A sample that was lost or repeated."""
+
+    sample: int
+    steps: tuple[Portion, ...]  # repeated: those that trained it. Lost: those that were to, and do not count
+
+
+class EpochAccount(msgspec.Struct, frozen=True):
+    """The samples of one epoch, each in exactly one step, or not."""
+
+    epoch: int
+    over: bool
+    total: int
+    trained: int  # at least once
+    lost: int  # never, and the epoch is over
+    repeated: int  # more than once
+    first_lost: tuple[Offender, ...]
+    first_repeated: tuple[Offender, ...]
+
+
+class Weighed(msgspec.Struct, frozen=True):
+    """A worker's samples went into an update with another weight than their share of all of that step."""
+
+    step: int
+    worker: str
+    weight: float
+    right: float
+
+
+class Account(msgspec.Struct, frozen=True):
+    """The whole job."""
+
+    job: str
+    workers: int
+    generations: int  # that trained anything
+    steps: int
+    epochs: tuple[EpochAccount, ...]
+    epochs_wanted: int
+    wrong: int  # steps of workers whose samples were not those of their positions
+    first_wrong: tuple[Portion, ...]
+    updates: int | None  # steps that have changed the model; None: not all steps have a worker that says so
+    weightless: int  # steps in which nobody had samples (I13)
+    misweighed: int  # shares of workers in updates
+    first_misweighed: tuple[Weighed, ...]
+
+    @property
+    def clean(self) -> bool:
+        samples = any(epoch.lost or epoch.repeated for epoch in self.epochs)
+        return not (self.wrong or self.misweighed or samples)
+
+
+class _Hand(msgspec.Struct, frozen=True):
+    """What one worker was given for one step, and whether that step trained it."""
+
+    taken: Portion
+    line: BatchGiven
+    counts: bool
+
+    def has(self, epoch: int, position: int) -> bool:
+        return any(piece.epoch == epoch and piece.start <= position < piece.stop for piece in self.line.ranges)
+
+
+class _Weighing(msgspec.Struct, frozen=True):
+    """What a step was made of."""
+
+    step: int
+    samples: dict[str, int]  # of each member
+    weights: dict[str, float]  # of those who lived to tell, and could
+
+    @property
+    def updated(self) -> bool | None:
+        """None: nobody tells."""
+        return any(self.weights.values()) if self.weights else None
+
+    def misweighed(self) -> Iterator[Weighed]:
+        """Of an update. Where all left it out, as a loss was not finite, nobody was weighed wrongly."""
+        total = sum(self.samples.values())
+        for worker, weight in self.weights.items() if self.updated else ():
+            right = self.samples[worker] / total if total else 0.0
+            if abs(weight - right) > NEAR:
+                yield Weighed(self.step, worker, weight, right)
+
+
+def account(audits: Sequence[WorkerAudit]) -> Account:
+    """Raises UsageError for audits that do not belong together, or are not complete."""
+    job, spec, durations = _job_of(audits), _spec_of(audits), lineage(audits)
+    hands = sorted(_hands(audits, durations), key=_place)
+    by_epoch = _by_epoch(spec, hands)
+    wrong = [hand.taken for hand in hands if hand.counts and _check(spec, hand.line.ranges) != hand.line.check]
+    over = _epochs_over(audits, durations, hands)
+    begun = max(over, max(by_epoch, default=-1) + 1)
+    weighings = tuple(_weighings(audits, durations, hands))
+    misweighed = [one for weighing in weighings for one in weighing.misweighed()]
+    return Account(
+        job=job,
+        workers=len(audits),
+        generations=len(durations),
+        steps=durations[-1].until_step if durations else 0,
+        epochs=tuple(_epoch(spec, number, number < over, by_epoch[number]) for number in range(begun)),
+        epochs_wanted=spec.epochs,
+        wrong=len(wrong),
+        first_wrong=tuple(wrong[:FIRST]),
+        updates=None if any(one.updated is None for one in weighings) else sum(bool(one.updated) for one in weighings),
+        weightless=sum(not sum(one.samples.values()) for one in weighings),
+        misweighed=len(misweighed),
+        first_misweighed=tuple(misweighed[:FIRST]),
+    )
+
+
+def _job_of(audits: Sequence[WorkerAudit]) -> str:
+    first, *others = sorted({audit.job for audit in audits}) or [""]
+    if others:
+        raise UsageError(f"these are audits of the jobs {first} and {others[0]}: give each job a folder of its own")
+    return first
+
+
+def _spec_of(audits: Sequence[WorkerAudit]) -> DataSpec:
+    specs = [line.spec for audit in audits for line in audit.lines if isinstance(line, DataOpened)]
+    if not specs:
+        raise UsageError("there is nothing to verify: no worker has asked for data")
+    if differences := next(filter(None, (spec.differences(specs[0]) for spec in specs)), None):
+        raise UsageError(f"these are audits of more than one run: workers trained on data of another {differences[0]}")
+    return max(specs, key=lambda spec: spec.epochs)
+
+
+def _hands(audits: Sequence[WorkerAudit], durations: Sequence[Span]) -> Iterator[_Hand]:
+    counted = {
+        (worker, step)
+        for span in durations
+        for step in range(span.after_step + 1, span.until_step + 1)
+        for worker in span.members
+    }
+    for audit in audits:
+        newest = {line.step: line for line in audit.lines if isinstance(line, BatchGiven)}
+        for step, line in newest.items():
+            yield _Hand(Portion(step, audit.worker), line, (audit.worker, step) in counted)
+
+
+def _weighings(audits: Sequence[WorkerAudit], durations: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
+    """Of all steps that count."""
+    samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
+    weights = {
+        (audit.worker, line.generation, line.step): line.weight
+        for audit in audits
+        for line in audit.lines
+        if isinstance(line, Committed) and line.weight is not None
+    }
+    for span in durations:
+        for step in range(span.after_step + 1, span.until_step + 1):
+            told = {worker: weights.get((worker, span.generation, step)) for worker in span.members}
+            known = {worker: weight for worker, weight in told.items() if weight is not None}
+            yield _Weighing(step, {worker: samples.get((worker, step), 0) for worker in span.members}, known)
+
+
+def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_Hand]]:
+    """Which hands have samples of an epoch: mostly of one, at its end of two."""
+    found: defaultdict[int, list[_Hand]] = defaultdict(list)
+    for hand in hands:
+        for piece in hand.line.ranges:
+            if not (piece.epoch >= 0 and 0 <= piece.start < piece.stop <= spec.total):
+                where = f"{piece.start}..{piece.stop - 1} of epoch {piece.epoch}"
+                raise UsageError(f"{hand.taken.worker} was given positions {where}, which the data does not have")
+        for epoch in {piece.epoch for piece in hand.line.ranges}:
+            found[epoch].append(hand)
+    return found
+
+
+def _epochs_over(audits: Sequence[WorkerAudit], durations: Sequence[Span], hands: Sequence[_Hand]) -> int:
+    """Epochs before this one are."""
+    step = durations[-1].until_step if durations else 0
+    told = (line for audit in audits for line in audit.lines if isinstance(line, DataEnded) and line.step == step)
+    newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
+    return max(newest_pass - 1, 0, *(line.epochs for line in told))
+
+
+def _epoch(spec: DataSpec, epoch: int, over: bool, hands: Sequence[_Hand]) -> EpochAccount:
+    times = np.zeros(spec.total, np.int32)
+    for hand in hands:
+        for piece in hand.line.ranges if hand.counts else ():
+            if piece.epoch == epoch:
+                times[piece.start : piece.stop] += 1
+    never, repeated = np.flatnonzero(times == 0), np.flatnonzero(times > 1)
+    lost = never if over else never[:0]
+    return EpochAccount(
+        epoch=epoch,
+        over=over or not never.size,
+        total=spec.total,
+        trained=spec.total - never.size,
+        lost=lost.size,
+        repeated=repeated.size,
+        first_lost=_offenders(spec, epoch, lost, hands),
+        first_repeated=_offenders(spec, epoch, repeated, [hand for hand in hands if hand.counts]),
+    )
+
+
+def _offenders(
+    spec: DataSpec, epoch: int, positions: NDArray[np.int64], hands: Sequence[_Hand]
+) -> tuple[Offender, ...]:
+    ids = _ids(spec, epoch)
+    return tuple(
+        Offender(int(ids[position]), tuple(hand.taken for hand in hands if hand.has(epoch, position)))
+        for position in positions[:FIRST].tolist()
+    )
+
+
+def _check(spec: DataSpec, ranges: Sequence[Range]) -> int:
+    """What a worker that was given these positions must have written."""
+    check = 0
+    for piece in ranges:
+        check = zlib.crc32(_ids(spec, piece.epoch)[piece.start : piece.stop].data, check)
+    return check
+
+
+@lru_cache(maxsize=4)
+def _ids(spec: DataSpec, epoch: int) -> NDArray[np.int64]:
+    """The samples of an epoch in its order."""
+    return samples_at(spec, Range(epoch, 0, spec.total)).astype("<i8", copy=False)
+
+
+def _place(hand: _Hand) -> tuple[int, str]:
+    return hand.taken.step, hand.taken.worker

@@ -1,0 +1,60 @@
+"""How large the batch of a step is with so many workers, and which part of it each takes: pure arithmetic.
+
+- `fixed-local`: each worker takes what the script says, so the batch of all grows with the workers, up to a maximum;
+  from there on it stays, and is shared out (Or, Zhang and Freedman, MLSys 2020);
+- `fixed-global`: all together take what the script says, however many they are;
+- a table that a function of the user's has filled: number of workers -> batch of all.
+
+Owns: the numbers. Does not own: from which step on they hold (`edl.core.data.rebatch`), nor what the user typed
+(`edl.policy.choice`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from edl.protocol.job_policy import Batching, BatchRule
+
+
+def batch_of_all(batching: Batching, size: int, given: int) -> int:
+    """Samples of a step with `size` workers; `given` is the script's own number: of a worker, or of all."""
+    match batching.rule:
+        case BatchRule.GLOBAL:
+            return given
+        case BatchRule.LOCAL:
+            return min(size * given, batching.most) if batching.most else size * given
+        case BatchRule.TABLE:
+            known = [batch for workers, batch in batching.table if workers <= size]
+            return known[-1] if known else size * given
+
+
+def even_shares(batch: int, size: int) -> tuple[int, ...]:
+    """Of `batch` samples, what each rank takes: as even as can be, the larger parts first."""
+    return tuple(batch // size + (rank < batch % size) for rank in range(size))
+
+
+def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
+    """Of `batch` samples, what each rank takes when it works at such a pace: all should be done at the same time.
+
+    Nobody gets nothing, as long as there are as many samples as workers; what rounding leaves goes to those who came
+    off worst by it.
+    """
+    size, total = len(paces), sum(paces)
+    if size == 0 or total <= 0 or batch < size or min(paces) <= 0:
+        return even_shares(batch, size) if size else ()
+    exact = [batch * pace / total for pace in paces]
+    found = [max(1, int(part)) for part in exact]
+    while (left := batch - sum(found)) != 0:
+        step = 1 if left > 0 else -1
+        able = (rank for rank in range(size) if found[rank] + step >= 1)
+        for rank in sorted(able, key=lambda rank: (step * (found[rank] - exact[rank]), rank))[: abs(left)]:
+            found[rank] += step
+    return tuple(found)
+
+
+def microbatches(share: int, most: int) -> tuple[int, ...]:
+    """A worker's part of a step in as few equal microbatches as its memory allows, the larger ones first."""
+    if share <= 0 or not most or share <= most:
+        return (share,)
+    count = -(-share // most)
+    return even_shares(share, count)

@@ -1,0 +1,281 @@
+"""How far the data of a job is trained, and how far it is leased, as its workers go on.
+
+Owns: when a step is stable, when more is leased, what a change of generation does to the data, after which step it can
+be. Does not own: the ledgers of the generations (`edl.core.data.ledger_versions`), how many seconds to be ahead
+(`edl.core.job.lead_times`), when leases are cut anew (`edl.core.data.rebatch`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from edl import facts
+from edl.core.data import rebatch
+from edl.core.data.ledger import Ledger
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.working_state import WorkingState
+from edl.core.worker.moves import NEVER
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec
+from edl.protocol.job import JobState, Plan, WorkerState
+from edl.protocol.job_policy import Rebatch
+from edl.protocol.ledger import LedgerSnapshot
+
+WORD_S = 0.2  # that orders take to reach every trainer, usually
+
+
+@dataclass(frozen=True, slots=True)
+class Crossing:
+    """From a ring that trains to the next: after which step, with which data, and the mark that these rest on."""
+
+    after_step: int | None  # None: at once, as the ring is broken; then the data is not known beforehand
+    ledger: LedgerSnapshot | None
+    rebatch: Rebatch | None
+
+
+class Leasing:
+    """The data, by what is seen of the workers. `lead_times`: how far it is leased ahead of them."""
+
+    def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
+        self._working = working
+        self._lead_times = lead_times
+        self._enough_until = 0  # while nobody has applied this step, no more need be leased
+        self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
+        self._marks_for_switch = False  # it is for a switch that is wanted
+        self._slowest: set[str] = set()  # of the ring: who is not beyond the newest stable step
+
+    def open(self, worker: str, spec: DataSpec) -> None:
+        """`worker` says what it trains on."""
+        working = self._working
+        try:
+            if working.ledgers.open(worker, spec, working.record.roster, working.newest()[0]):
+                working.keep_ledger()
+        except UsageError as error:
+            working.end(JobState.FAILED, str(error))
+
+    def matters(self, worker: str, step: int) -> bool:
+        """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""
+        if self._working.ledgers.ledger is None:
+            return False
+        frees = False
+        if worker in self._slowest and step > self._working.ledgers.step:
+            self._slowest.discard(worker)
+            frees = not self._slowest
+        return frees or step >= self._enough_until
+
+    # ------------------------------------------------------------------------------------ from one ring to another
+
+    def switch_step(self) -> int | None:
+        """None: nothing is left to be trained by another generation."""
+        working, ledger = self._working, self._working.ledgers.ledger
+        newest, at = working.newest()
+        step = self._mark()
+        if ledger is None:
+            return step
+        if step > ledger.covered_step and working.ledgers.reach(step):
+            working.keep_ledger()
+        if step < (end := ledger.wanted_step):
+            return step
+        # The data that is wanted ends before that. Whoever has trained all of it waits for more, where no word reaches
+        # it, or has ended; so the word must be there before. Else the switch waits, for more epochs or for the end.
+        left_s = (end - newest) * self._step_time_s() - (working.now - at)
+        return end if left_s > WORD_S else None
+
+    def crossing(self, roster: tuple[str, ...]) -> Crossing | None:
+        """How a ring of `roster` can follow that which trains. None: not now."""
+        working, under_way = self._working, self._working.record.rebatch
+        if under_way is not None:
+            told = rebatch.told_by(working.record.roster, under_way, working.seen)
+            if told is not None and (cut := self._crossing_at(roster, under_way, told)) is not None:
+                return cut
+            if told is None and working.now - self._marked_since(under_way) < self._lead_times.torn_s:
+                self._marks_for_switch = True
+                return None
+        step = self.switch_step()
+        if step is None:
+            return None
+        ledger = working.ledgers.planned(roster, step, self._lease_steps())
+        if under_way is None and ledger is not None and ledger.outdated_until > (mark := self._mark(words=2)):
+            self._set_mark(mark)
+            self._marks_for_switch = True
+            return None
+        return Crossing(step, None if ledger is None else ledger.snapshot(), None)
+
+    def keep_mark(self) -> None:
+        """That is under way, for as long as all may tell: a switch is wanted, and cannot be planned yet."""
+        mark = self._working.record.rebatch
+        self._marks_for_switch = (
+            mark is not None and self._working.now - self._marked_since(mark) < self._lead_times.torn_s
+        )
+
+    def beginning(self, roster: tuple[str, ...]) -> Crossing:
+        """To the first ring of all."""
+        ledger = self._working.ledgers.planned(roster, 0, self._lease_steps())
+        return Crossing(0, None if ledger is None else ledger.snapshot(), None)
+
+    def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int]) -> Crossing | None:
+        """After the first of the steps that were told, as nobody can be beyond; None: no sample is left there."""
+        ledger, after_step = self._working.ledgers.ledger, min(told)
+        if ledger is None or after_step >= ledger.wanted_step:
+            return None
+        read = min(max(told), ledger.covered_step)
+        planned = self._working.ledgers.planned(roster, after_step, self._lease_steps(), read)
+        assert planned is not None
+        self._working.tell(facts.LeasesCut(after_step=read, batch=planned.batch, workers=len(roster)))
+        return Crossing(after_step, planned.snapshot(), msgspec.structs.replace(mark, planned=True))
+
+    def _marked_since(self, mark: Rebatch) -> float:
+        """This leader's own time: another one waits anew."""
+        if self._marked[0] != mark.number:
+            self._marked = (mark.number, self._working.now)
+        return self._marked[1]
+
+    def _set_mark(self, step: int) -> None:
+        number = self._working.record.rebatches + 1
+        self._working.change(rebatch=Rebatch(number, step), rebatches=number)
+        self._marked = (number, self._working.now)
+
+    def enter(self, plan: Plan) -> int:
+        """Bring the data to the generation that takes over; return the step that it takes over after."""
+        working = self._working
+        seen = [worker for worker in plan.roster if working.seen.get(worker)]
+        source = max(map(working.seen.leases_of, seen))
+        planned = source == plan.generation and plan.after_step is not None
+        step = plan.after_step if planned else min(map(working.seen.step, seen))
+        assert step is not None
+        self._tell_ended(working.ledgers.enter(plan, step, source, working.record.superseded, self._lease_steps()))
+        working.keep_ledger()
+        return step
+
+    # --------------------------------------------------------------------------------------------- step after step
+
+    def commit_stable(self) -> None:
+        """Only what all living members of the ring have applied moves samples to trained (I5).
+
+        Not worth a write of its own: a new leader learns the step from the workers. From those who were done before its
+        time it does not, as they are gone; but whoever is done has applied all steps.
+        """
+        working, record = self._working, self._working.record
+        left = [worker for worker in record.roster if worker in working.members]
+        told = [worker for worker in left if working.seen.get(worker) or working.state(worker) is not WorkerState.DONE]
+        plan, stable = record.plan, working.seen.stable_step(told)
+        if stable is None:
+            return
+        planned = plan is not None and plan.after_step is not None
+        if record.superseded or planned:
+            # The leases of a plan are told before it is in force; so some may be in its ring and go by them already.
+            newest = max(working.seen.leases_of(worker) for worker in told)
+            if all(working.state(worker) is WorkerState.DONE for worker in left):
+                working.ledgers.go_by(newest, (*record.superseded, *([plan] if plan else [])))
+            elif planned or newest > record.generation:
+                return
+        if ended := working.ledgers.commit(stable):
+            self._tell_ended(ended)
+            working.keep_ledger()
+
+    def go_on_cutting(self) -> None:
+        """The samples and batches that go with this roster, in what was leased before it."""
+        working, ledger = self._working, self._working.ledgers.ledger
+        for_switch, self._marks_for_switch = self._marks_for_switch, False
+        if for_switch:
+            return
+        if self._holds_up():
+            working.change(rebatch=None)
+        match rebatch.follows(working.record, ledger, working.seen, self._mark):
+            case rebatch.SetMark(step):
+                self._set_mark(step)
+            case rebatch.Lift():
+                working.change(rebatch=None)
+            case rebatch.Cut(step):
+                assert ledger is not None
+                ledger.rebatch(step)
+                working.ledgers.reach(max(step, working.newest()[0] + self._lease_steps()))
+                working.keep_ledger(rebatch=None)
+                working.tell(facts.LeasesCut(after_step=step, batch=ledger.batch, workers=len(working.record.roster)))
+            case None:
+                pass
+
+    def _holds_up(self) -> bool:
+        """Somebody waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
+        follows. It has not left the ring of before, so that plan's never stood, nor will: all is as before.
+
+        While the plan itself is to come into force, whoever got samples here would take them along to its ring.
+        """
+        mark, plan = self._working.record.rebatch, self._working.record.plan
+        if mark is None or not mark.planned or plan is None or plan.after_step is not None:
+            return False
+        return any(self._working.seen.misses(worker, plan.generation) for worker in plan.roster)
+
+    def grant(self) -> None:
+        """Lease as far ahead as it takes, and see whose step matters next."""
+        self._lease_ahead()
+        self._supply_the_superseded()
+        self._slowest = self._working.seen.up_to(self._working.ledgers.step, self._working.record.roster)
+
+    def _lease_ahead(self) -> None:
+        working, ledger, plan = self._working, self._working.ledgers.ledger, self._working.record.plan
+        if ledger is None or not working.record.roster:
+            return
+        (newest, at), ahead, covered = working.newest(), self._lease_steps(), ledger.covered_step
+        fewest = self._lead_times.fewest_steps(self._step_time_s())
+        until, least = newest + ahead, newest + fewest
+        if plan is not None and plan.after_step is not None:
+            until = least = plan.after_step  # what comes after was leased with the plan
+        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
+        if covered <= least and working.ledgers.reach(until):
+            left_s = (covered - newest) * self._step_time_s() - (working.now - at)
+            working.keep_ledger(pressing=self._lead_times.presses(left_s))
+        elif self._waits_in_vain(ledger):
+            ledger.idle()
+            working.keep_ledger()
+        # Where no more can be had now, another step asks in vain: what changes that is followed by this, too.
+        self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
+
+    def _waits_in_vain(self, ledger: Ledger) -> bool:
+        """Of a broken ring, somebody waits for samples that are held back until others, who cannot go on, have trained
+        what it has: so a step without samples shows it that its ring is broken.
+        """
+        record, seen = self._working.record, self._working.seen
+        if record.plan is None or record.plan.after_step is not None or not ledger.holds_back:
+            return False
+        waiting = (worker for worker in record.roster if seen.trains(worker, record.generation))
+        return any(seen.step(worker) >= ledger.covered_step for worker in waiting)
+
+    def _supply_the_superseded(self) -> None:
+        """A ring may stand and train whose plan came to nothing before the leader knew of it. One that waits there for
+        samples hears of no other ring: a step without samples shows it that this one is broken.
+        """
+        record = self._working.record
+        if record.superseded and record.plan is not None and record.plan.after_step is None:
+            plans = tuple(map(self._with_an_idle_step, record.superseded))
+            if plans != record.superseded:
+                self._working.change(superseded=plans)
+
+    def _with_an_idle_step(self, plan: Plan) -> Plan:
+        """If somebody waits there in vain."""
+        seen = self._working.seen
+        waiting = [worker for worker in plan.roster if seen.trains(worker, plan.generation)]
+        if plan.ledger is None or plan.ledger.closed or not waiting:
+            return plan
+        ledger = Ledger.restore(plan.ledger)
+        if all(seen.step(worker) < ledger.covered_step for worker in waiting):
+            return plan
+        ledger.idle()
+        return msgspec.structs.replace(plan, ledger=ledger.snapshot())
+
+    def _tell_ended(self, epochs: tuple[int, ...]) -> None:
+        for epoch in epochs:
+            self._working.tell(facts.EpochEnded(epoch=epoch))
+
+    def _mark(self, words: int = 1) -> int:
+        """A step that the word arrives before, or so many words that follow each other."""
+        newest, at = self._working.newest()
+        return self._lead_times.switch_step(newest, self._working.now - at, self._step_time_s(), words)
+
+    def _step_time_s(self) -> float:
+        return self._working.seen.step_time_s(self._working.record.roster)
+
+    def _lease_steps(self) -> int:
+        return self._lead_times.lease_steps(self._step_time_s())

@@ -1,0 +1,518 @@
+"""Who trains which samples in which step, so that none is lost and none repeated (I6) whatever happens to workers.
+
+Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
+Does not own: which sample stands at a position (`edl.core.data.permutation`), how leases travel, when more are granted.
+
+Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets a run of
+positions long enough for `batch` samples in each of them. Only a round that takes the last unassigned samples (it is
+*final*) ends in a step with fewer, spread as evenly as the members' batches. So all run dry at the same step, and a
+committed step says of every lease how far it is trained; nobody has to report it.
+
+Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
+lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
+Where these did not suffice, so that it would stand by while the others train what is left, `rebatch` takes back what is
+beyond a step that no pipeline has read past, and the next `grant` shares it out.
+
+How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is until the
+same `rebatch`; a newcomer's share beside such leases is empty, so that the batch of all does not grow in between.
+
+Three ways to cut the samples into rounds, by the spec:
+
+- `whole_epochs`: a round belongs to one epoch and never reaches beyond it. Samples returned after their epoch's final
+  round go along with the next epoch's, first; the epoch ends when the last of them is trained.
+- else one stream: rounds cross the ends of epochs, and only the end of all is final.
+- `by_sample`: the script cuts batches itself, so a short one must be its last. The final step is granted only once
+  everything before it is trained, which leaves a fault the time of that one step to bring samples back too late.
+
+Where the end is open (`open_ended`, for whole epochs only) a script asks for an epoch when it begins it. What is wanted
+by now is leased first; then more on speculation, so that nobody waits for a leader in between. An epoch that nobody
+begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet. When
+the roster changes, leases of epochs that nobody can have begun are taken back: so what came back goes out before them.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain, pairwise
+
+import msgspec
+
+from edl.core.data.rounds import deal, evenly, sums, whole_batches
+from edl.core.data.unassigned import Unassigned
+from edl.errors import InvalidTransition, UsageError
+from edl.protocol.data import DataCounts, DataSpec, Lease, Totals
+from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
+
+SPECULATIVE = 64  # epochs beyond those wanted: each costs everybody a lease, however short it is
+HISTORY = 32  # events kept for the story of an InvalidTransition
+
+
+class _Holder:
+    """What one worker of the roster holds."""
+
+    __slots__ = ("batch", "leases", "number")
+
+    def __init__(self, batch: int, number: int = 0, leases: tuple[Lease, ...] = ()) -> None:
+        self.batch = batch  # of what is leased to it from now on; 0 where there are more workers than samples
+        self.number = number  # of the newest lease ever given
+        self.leases = leases  # not fully trained, in order; () while it has no coverage of its own
+
+
+class Ledger:
+    """The data's machine. Every mutator either does all it says or raises and changes nothing."""
+
+    def __init__(
+        self, spec: DataSpec, roster: Sequence[str] = (), step: int = 0, batches: Sequence[int] | None = None
+    ) -> None:
+        _check(spec)
+        self._spec = spec
+        self._pool = Unassigned(spec.total, _leasable(spec))
+        self._members = {worker: _Holder(batch) for worker, batch in _by_worker(roster, batches, spec).items()}
+        self._step = step
+        self._covered = step
+        self._epoch = 0  # of the newest round
+        self._closed = False  # the newest round was final
+        self._ended = 0  # epochs before this one are trained
+        self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
+        self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
+        self._outdated_until = 0
+        self._history: deque[object] = deque(maxlen=HISTORY)
+
+    # ------------------------------------------------------------------------------------------------ what is so
+
+    @property
+    def spec(self) -> DataSpec:
+        """What is trained on, with the epochs wanted by now."""
+        return self._spec
+
+    @property
+    def roster(self) -> tuple[str, ...]:
+        return tuple(self._members)
+
+    @property
+    def step(self) -> int:
+        """The newest stable step."""
+        return self._step
+
+    @property
+    def covered_step(self) -> int:
+        """Every member has a share, though maybe an empty one, in all steps up to this one (once caught up)."""
+        return self._covered
+
+    @property
+    def batch(self) -> int:
+        """Samples of a full step, of all members together, in what is leased from now on."""
+        return sum(_batches(self._members.values()))
+
+    @property
+    def outdated_until(self) -> int:
+        """Up to this step somebody holds a lease in a batch that is not its own any more, or has too few samples beside
+        the others'; 0 when nothing is left to be done about that.
+        """
+        return self._outdated_until
+
+    @property
+    def wanted_step(self) -> int:
+        """As far as the epochs wanted by now are leased; what is covered beyond is so on speculation."""
+        leases = next((member.leases for member in self._members.values() if member.leases), ())
+        wanted = (lease.until_step for lease in leases if lease.epoch < self._spec.epochs)
+        return max(wanted, default=self._step) if self._spec.open_ended else self._covered
+
+    @property
+    def epoch(self) -> int:
+        """The first epoch that has not ended; `spec.epochs` when all have."""
+        return self._ended
+
+    def trained_by(self, step: int) -> int:
+        """Samples of all epochs that are trained once `step`, which is not before the newest stable one, is stable."""
+        trained = self._pool.handed_out
+        for lease in self._all_leases():
+            trained -= max(0, len(lease) - max(0, step - lease.after_step) * lease.batch)
+        return trained
+
+    @property
+    def wanted(self) -> int:
+        """Samples of all epochs that are wanted by now."""
+        return self._spec.total * self._spec.epochs
+
+    @property
+    def exhausted(self) -> bool:
+        """Every sample of the wanted epochs is trained."""
+        return self._ended == self._spec.epochs
+
+    @property
+    def fully_leased(self) -> bool:
+        """No sample of the wanted epochs is unassigned; some may yet be untrained, and come back."""
+        return self._pool.first_epoch >= self._spec.epochs
+
+    @property
+    def holds_back(self) -> bool:
+        """What is left is leased only once all before it is trained: it may be the last short batch of a script."""
+        return self._spec.by_sample and not self._closed and not self.fully_leased
+
+    @property
+    def stranded(self) -> bool:
+        """Samples came back after scripts that cut batches themselves had their last one: nobody will ask for these."""
+        unseen = all(lease.after_step >= self._step for lease in self._all_leases())
+        return self._spec.by_sample and self.fully_leased and unseen
+
+    def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
+        """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
+        member = self._members.get(worker)
+        return tuple(lease for lease in member.leases if lease.number > after) if member else ()
+
+    def totals(self) -> tuple[Totals, ...]:
+        """Samples of all members together in the steps step+1 .. covered_step.
+
+        Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
+        changes once it is there: later rounds only add steps, and `rebatch` changes only those that nobody has seen
+        samples of. So workers may divide by it without asking again.
+        """
+        if self._totals is None:  # asked for by each worker in turn
+            self._totals = sums(self._all_leases(), self._step, self._covered)
+        return self._totals
+
+    def counts(self) -> DataCounts:
+        """The epoch in progress; once all are trained, the last one."""
+        epoch, total = min(self._ended, self._spec.epochs - 1), self._spec.total
+        unassigned = self._pool.count_in(epoch)
+        left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
+        leased = sum(len(piece) for piece in left if piece.epoch == epoch)
+        ahead = self._covered - self._step
+        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead)
+
+    # ---------------------------------------------------------------------------------------------- what happens
+
+    def enter(self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None) -> tuple[int, ...]:
+        """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
+
+        What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
+        which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on.
+        """
+        self._history.append(("enter", len(roster), step))
+        sizes = _by_worker(roster, batches, self._spec)
+        members = {worker: self._members.get(worker) or _Holder(0) for worker in sizes}
+        self._advance(step)
+        for worker, member in members.items():
+            member.batch = sizes[worker]
+        self._withdraw()
+        gone = [self._members[worker] for worker in self._members if worker not in members]
+        self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
+        if not members.keys() & self._members.keys():
+            self._closed = False  # nobody is left whose pass the newest round was final for
+        self._members = members
+        self._recount()
+        return self._end_epochs()
+
+    def commit(self, step: int) -> tuple[int, ...]:
+        """All members have applied `step` (I5). Returns the epochs that ended with it."""
+        self._history.append(("commit", step))
+        if step > self._step and any(self._uncovered()):
+            raise self._refused(f"commit({step}) before newcomers were granted leases (I7)")
+        self._advance(step)
+        return self._end_epochs()
+
+    def grant(self, until_step: int) -> dict[str, tuple[Lease, ...]]:
+        """Newcomers catch up; then all members' coverage goes on towards `until_step` as far as samples allow."""
+        self._history.append(("grant", until_step))
+        before = {worker: member.number for worker, member in self._members.items()}
+        self._catch_up()
+        while self._covered < until_step and self._grant_round(until_step - self._covered):
+            pass
+        given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
+        return {worker: leases for worker, leases in given.items() if leases}
+
+    def idle(self) -> None:
+        """One more step, in which nobody has samples: for whoever waits where none can be had."""
+        self._history.append(("idle",))
+        if self._closed or any(self._uncovered()):
+            raise self._refused("idle() after the final round, or before newcomers were granted leases (I7)")
+        form = Lease(0, self._covered, 1, 0, (), self._epoch, False)
+        self._give(tuple(self._members.values()), [0] * len(self._members), form)
+        self._covered += 1
+
+    def resize(self, batches: Sequence[int]) -> None:
+        """What is leased from now on is of these batches, by rank."""
+        self._history.append(("resize", batches))
+        for member, batch in zip(self._members.values(), batches, strict=True):
+            member.batch = batch
+        self._outdated_until = self._last_outdated()
+
+    def rebatch(self, step: int) -> None:
+        """Nobody was handed samples of steps after `step`: what is leased of them is unassigned again, so that the next
+        `grant` leases it in the batches of now.
+        """
+        self._history.append(("rebatch", step))
+        if not self._step <= step <= self._covered:
+            raise self._refused(f"rebatch({step}) is outside {self._step}..{self._covered}")
+        if any(self._uncovered()):
+            raise self._refused(f"rebatch({step}) before newcomers were granted leases (I7)")
+        for member in self._members.values():
+            kept = tuple(lease.up_to(step) for lease in member.leases if lease.after_step < step)
+            self._pool.give_back(piece for lease in member.leases for piece in lease.between(step, lease.until_step))
+            member.number -= len(member.leases) - len(kept)
+            member.leases = kept if step > self._step else ()  # then the first one is trained, as far as it goes now
+        newest = next((member.leases[-1] for member in self._members.values() if member.leases), None)
+        if newest is None:
+            self._epoch, self._closed = min(self._epoch, self._pool.first_epoch), False
+        else:
+            self._epoch, self._closed = newest.epoch, newest.final
+        self._covered, self._totals, self._trained_at = step, None, None
+        self._outdated_until = 0
+
+    def extend(self, epochs: int) -> None:
+        """At least so many epochs are wanted in all; fewer than before is no news."""
+        self._history.append(("extend", epochs))
+        self._want(epochs)
+
+    # ------------------------------------------------------------------------------------------------- snapshots
+
+    def snapshot(self) -> LedgerSnapshot:
+        """Everything, as a value that `restore` turns into an equal ledger."""
+        members = (MemberSnapshot(name, one.batch, one.number, one.leases) for name, one in self._members.items())
+        return LedgerSnapshot(
+            spec=self._spec,
+            step=self._step,
+            epoch=self._epoch,
+            closed=self._closed,
+            ended=self._ended,
+            frontier=self._pool.frontier,
+            returned=self._pool.returned,
+            members=tuple(members),
+        )
+
+    @classmethod
+    def restore(cls, snapshot: LedgerSnapshot) -> Ledger:
+        """The ledger of which `snapshot` was taken."""
+        ledger = cls(snapshot.spec, step=snapshot.step)
+        ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
+        ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
+        ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
+        ledger._recount()
+        return ledger
+
+    def validate(self) -> int:
+        """Raise InvalidTransition with the story when an invariant is broken.
+
+        Else return how many samples of the epochs wanted by now are not trained. Costs as much as there are leases.
+        """
+        places = sorted(self._places())
+        for (_, stop), (start, _) in pairwise(places):
+            if stop > start:
+                raise self._refused("I6: a sample is leased twice, or both leased and unassigned")
+        if places and places[0][0] < self._ended * self._spec.total:
+            raise self._refused(f"I6: epoch {self._ended - 1} ended with samples untrained")
+        for worker, member in self._members.items():
+            self._validate_member(worker, member)
+        end = self._spec.total * self._spec.epochs
+        return sum(max(0, min(stop, end) - start) for start, stop in places)
+
+    # ------------------------------------------------------------------------------------------------ the inside
+
+    def _advance(self, step: int) -> None:
+        if not self._step <= step <= self._covered:
+            raise self._refused(f"step {step} is outside {self._step}..{self._covered} (I7)")
+        if self._spec.open_ended and step > self._step:
+            self._want(self._epoch_at(step) + 1)
+        self._step, self._totals = step, None
+        for member in self._members.values():
+            if member.leases and member.leases[0].until_step <= step:
+                member.leases = tuple(lease for lease in member.leases if lease.until_step > step)
+
+    def _want(self, epochs: int) -> None:
+        if epochs > self._spec.epochs:
+            self._spec = msgspec.structs.replace(self._spec, epochs=epochs)
+            self._pool.epochs = _leasable(self._spec)
+
+    def _epoch_at(self, step: int) -> int:
+        """The epoch that `step` belongs to, by the leases not yet fully trained; -1 when none covers it."""
+        leases = next((member.leases for member in self._members.values() if member.leases), ())
+        return next((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), -1)
+
+    def _withdraw(self) -> None:
+        """Take back what is leased of epochs that nobody can have begun: nobody begins one before all of the one before
+        is trained. The epoch of the next step may have begun already, though nobody has said so yet.
+        """
+        begun = max(self._spec.epochs, self._epoch_at(self._step + 1) + 1)
+        if self._epoch < begun:
+            return
+        for member in self._members.values():
+            kept = tuple(lease for lease in member.leases if lease.epoch < begun)
+            taken = member.leases[len(kept) :]
+            self._pool.give_back(piece for lease in taken for piece in lease.ranges)
+            member.leases, member.number = kept, member.number - len(taken)
+            if kept:
+                self._epoch, self._closed = kept[-1].epoch, kept[-1].final
+
+    def _recount(self) -> None:
+        """What is derived from the leases, after members have come or gone."""
+        self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
+        self._totals = self._trained_at = None
+        self._outdated_until = self._last_outdated()
+
+    def _last_outdated(self) -> int:
+        return max(chain(self._outdated(), self._starved()), default=0)
+
+    def _outdated(self) -> Iterator[int]:
+        """Where leases end that are in a batch of before."""
+        for member in self._members.values():
+            yield from (lease.until_step for lease in member.leases if lease.batch != member.batch)
+
+    def _starved(self) -> Iterator[int]:
+        """Where leases end that the samples did not suffice for: of a whole round, only the last step may be short."""
+        for lease in self._all_leases():
+            if len(lease) < (lease.steps - 1) * lease.batch:
+                yield lease.until_step
+
+    def _last_steps(self) -> dict[int, int]:
+        """Epoch -> the step that trains the last of its leased samples. Many a ledger is restored only to be read."""
+        if self._trained_at is None:
+            self._trained_at = {}
+            for lease in self._all_leases():
+                self._note(lease, self._trained_at)
+        return self._trained_at
+
+    def _note(self, lease: Lease, last_steps: dict[int, int]) -> None:
+        done = 0
+        for piece in lease.ranges:
+            done += len(piece)
+            last_step = lease.after_step - (-done // lease.batch)
+            if last_step > self._step:
+                last_steps[piece.epoch] = max(last_step, last_steps.get(piece.epoch, 0))
+
+    def _end_epochs(self) -> tuple[int, ...]:
+        self._trained_at = {epoch: step for epoch, step in self._last_steps().items() if step > self._step}
+        first_open = min([self._pool.first_epoch, *self._trained_at])
+        ended = tuple(range(self._ended, first_open))
+        self._ended = first_open
+        return ended
+
+    def _uncovered(self) -> Iterator[str]:
+        if self._covered > self._step:
+            yield from (worker for worker, member in self._members.items() if not member.leases)
+
+    def _catch_up(self) -> None:
+        """Newcomers get a lease beside each one that survivors have not yet trained."""
+        newcomers = [self._members[worker] for worker in self._uncovered()]
+        if not newcomers:
+            return
+        example = next(member for member in self._members.values() if member.leases)
+        outdated = set(self._outdated())
+        for beside in example.leases:
+            after_step = max(beside.after_step, self._step)
+            steps = beside.until_step - after_step
+            form = Lease(0, after_step, steps, 0, (), beside.epoch, beside.final)
+            if beside.until_step in outdated:
+                self._give(newcomers, [0] * len(newcomers), form, batch=0)
+            else:
+                counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
+                self._give(newcomers, counts, form)
+        self._outdated_until = self._last_outdated()
+
+    def _grant_round(self, steps: int) -> bool:
+        members, epoch = tuple(self._members.values()), self._next_epoch()
+        available = self._pool.count(self._limit(epoch))
+        if not members or not available or epoch >= self._pool.epochs:
+            return False
+        steps = self._steps_of_round(steps, available, epoch)
+        if steps == 0:
+            return False
+        steps, counts = evenly(available, steps, _batches(members))
+        self._closed = sum(counts) == available
+        self._epoch = epoch
+        self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed))
+        self._covered += steps
+        return True
+
+    def _next_epoch(self) -> int:
+        """Which epoch the next round belongs to: `spec.epochs` or more when it must wait for `extend`."""
+        first = self._pool.first_epoch
+        if not self._spec.whole_epochs or first > self._epoch or not self._closed:
+            return max(first, self._epoch)
+        # Samples came back after their epoch's final round. Workers are past it, so the next epoch takes them along.
+        if self._spec.by_sample or self._epoch + 1 < self._spec.epochs:
+            return self._epoch + 1
+        return self._epoch
+
+    def _limit(self, epoch: int) -> int:
+        """A round of `epoch` takes samples up to the end of this one."""
+        return epoch if self._spec.whole_epochs else self._spec.epochs - 1
+
+    def _steps_of_round(self, steps: int, available: int, epoch: int) -> int:
+        a_step = sum(_batches(self._members.values()))
+        if not self._spec.whole_epochs:
+            # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
+            steps = min(steps, -(-self._pool.count(epoch) // a_step))
+        if not self._spec.by_sample:
+            return steps
+        if available <= a_step:
+            return 1 if self._covered == self._step else 0
+        return min(steps, (available - 1) // a_step)
+
+    def _give(
+        self, members: Sequence[_Holder], counts: Sequence[int], form: Lease, *, batch: int | None = None
+    ) -> None:
+        self._totals = None
+        hands = deal(self._pool.take(sum(counts)), counts)
+        last_steps = self._last_steps()
+        for member, ranges in zip(members, hands, strict=True):
+            member.number += 1
+            size = member.batch if batch is None else batch
+            lease = msgspec.structs.replace(form, number=member.number, batch=size, ranges=ranges)
+            member.leases += (lease,)
+            self._note(lease, last_steps)
+
+    def _all_leases(self) -> Iterator[Lease]:
+        return (lease for member in self._members.values() for lease in member.leases)
+
+    def _places(self) -> Iterator[tuple[int, int]]:
+        yield from self._pool.returned
+        if self._pool.frontier < self._spec.total * self._spec.epochs:
+            yield self._pool.frontier, self._spec.total * self._spec.epochs
+        for lease in self._all_leases():
+            for piece in lease.left(self._step):
+                yield piece.epoch * self._spec.total + piece.start, piece.epoch * self._spec.total + piece.stop
+
+    def _validate_member(self, worker: str, member: _Holder) -> None:
+        at, number = self._step, member.number - len(member.leases)
+        for lease in member.leases:
+            number += 1
+            if lease.number != number or max(lease.after_step, self._step) != at or lease.until_step <= at:
+                raise self._refused(f"I7: {worker}'s leases have a gap at {lease}")
+            at = lease.until_step
+        if member.leases and at != self._covered:
+            raise self._refused(f"I7: {worker} runs dry at step {at}, others at {self._covered}")
+
+    def _refused(self, what: str) -> InvalidTransition:
+        state = f"ledger at step {self._step} of {self._covered} covered, {len(self._members)} members"
+        return InvalidTransition(state, what, self._history)
+
+
+def _check(spec: DataSpec) -> None:
+    if spec.total < 1:
+        raise UsageError(f"source has {spec.total} samples: give elastic_shard_generator() a source with at least one")
+    if spec.batch < 1:
+        raise UsageError(f"batch is {spec.batch}: ask for at least one sample a step, e.g. shards.batches(64)")
+    if spec.epochs < 1:
+        raise UsageError(f"epochs is {spec.epochs}: ask elastic_shard_generator() for at least one")
+
+
+def _leasable(spec: DataSpec) -> int:
+    """Epochs that may be leased."""
+    return spec.epochs + SPECULATIVE if spec.open_ended else spec.epochs
+
+
+def _by_worker(roster: Sequence[str], batches: Sequence[int] | None, spec: DataSpec) -> dict[str, int]:
+    """Of each worker in the roster, how many samples a step it takes: as many as the script said, or as told."""
+    return dict(zip(_distinct(roster), batches or [spec.batch] * len(roster), strict=True))
+
+
+def _batches(members: Iterable[_Holder]) -> list[int]:
+    return [member.batch for member in members]
+
+
+def _distinct(roster: Sequence[str]) -> Sequence[str]:
+    if len(set(roster)) != len(roster):
+        raise InvalidTransition("ledger", f"a worker is twice in the roster {list(roster)} (I2)")
+    return roster

@@ -1,0 +1,131 @@
+"""The data of a job through its generations: which ledger is in force, and how far it is leased.
+
+Owns: the ledger that goes with the present generation, the one that a plan would bring, and which of both counts when
+a plan comes to nothing. Does not own: who trains what (`edl.core.data.ledger`), nor when how much is leased
+(`edl.core.data.leasing`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+
+from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
+from edl.core.data.ledger import Ledger
+from edl.errors import UsageError
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Plan
+from edl.protocol.job_policy import Batching
+from edl.protocol.ledger import LedgerSnapshot
+
+Epochs = tuple[int, ...]  # those that have ended
+
+
+class LedgerVersions:
+    """The ledger in force; none before anybody has said what is trained on."""
+
+    def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching, shares: Mapping[str, float]) -> None:
+        self.batching = batching
+        self.shares = shares
+        self.ledger = None if snapshot is None else Ledger.restore(snapshot)
+
+    @property
+    def step(self) -> int:
+        """The newest stable one."""
+        return self.ledger.step if self.ledger is not None else 0
+
+    @property
+    def spent(self) -> bool:
+        """All is trained that was to be, and no script is known to begin another epoch after it."""
+        return self.ledger is not None and self.ledger.exhausted and not self.ledger.spec.open_ended
+
+    def snapshot(self) -> LedgerSnapshot | None:
+        return None if self.ledger is None else self.ledger.snapshot()
+
+    def open(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> bool:
+        """`worker` says what it trains on. True when that is news; raises UsageError when it contradicts the others."""
+        if self.ledger is None:
+            if spec.by_sample and self.batching != Batching():
+                raise UsageError(_OWN_BATCHES)
+            self.ledger = Ledger(spec, roster, step, self._batches(spec, roster))
+            return True
+        if differences := spec.differences(self.ledger.spec):
+            named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
+            raise UsageError(f"worker {worker} trains on other data than the rest: {named}")
+        if spec.epochs <= self.ledger.spec.epochs:
+            return False
+        self.ledger.extend(spec.epochs)
+        return True
+
+    def planned(
+        self, roster: Sequence[str], after_step: int | None, ahead: int, read: int | None = None
+    ) -> Ledger | None:
+        """The data as it will be after `after_step`, so that nobody asks for it inside the pause.
+
+        `read`: nobody has read beyond this step, nor will; what is leased of later ones is leased anew.
+        """
+        if self.ledger is None or after_step is None:
+            return None
+        ledger = Ledger.restore(self.ledger.snapshot())
+        if read is not None:
+            ledger.rebatch(read)
+        ledger.enter(roster, after_step, self._batches(ledger.spec, roster))
+        ledger.grant(after_step + ahead)
+        return ledger
+
+    def enter(self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int) -> Epochs:
+        """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
+
+        If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
+        step is known only now, and nobody trains on before the leases are.
+        """
+        if self.ledger is None:
+            return ()
+        before = self.ledger.epoch
+        if source == plan.generation and plan.ledger is not None:
+            self._take(plan.ledger)
+        else:
+            self.go_by(source, superseded)
+            self.ledger.enter(plan.roster, step, self._batches(self.ledger.spec, plan.roster))
+            self.ledger.grant(step + ahead)
+        return tuple(range(before, self.ledger.epoch))
+
+    def go_by(self, generation: int, plans: Iterable[Plan]) -> None:
+        """The ring trained by the leases of `generation`: of one of `plans`, though it came to nothing, or by ours."""
+        for plan in plans:
+            if plan.generation == generation and plan.ledger is not None:
+                self._take(plan.ledger)
+
+    def _take(self, snapshot: LedgerSnapshot) -> None:
+        """In place of ours. It may have been made before a worker asked for more epochs, and none says so twice."""
+        asked = self.ledger.spec.epochs if self.ledger is not None else 0
+        self.ledger = Ledger.restore(snapshot)
+        if asked > self.ledger.spec.epochs:
+            self.ledger.extend(asked)
+
+    def share_out(self, shares: Mapping[str, float]) -> None:
+        """The batch is shared out otherwise, in what is leased from now on."""
+        self.shares = shares
+        if self.ledger is not None:
+            self.ledger.resize(self._batches(self.ledger.spec, self.ledger.roster))
+
+    def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:
+        batch = batch_of_all(self.batching, len(roster), spec.batch)
+        if not self.shares.keys() & set(roster):
+            return even_shares(batch, len(roster))
+        return weighted_shares(batch, [self.shares.get(worker, 1.0) for worker in roster])
+
+    def commit(self, step: int) -> Epochs:
+        """All members have applied `step`."""
+        if self.ledger is None or step <= self.ledger.step:
+            return ()
+        return self.ledger.commit(min(step, self.ledger.covered_step))
+
+    def reach(self, step: int) -> bool:
+        """Lease up to `step`, as far as there are samples. True when that gave anything."""
+        return self.ledger is not None and bool(self.ledger.grant(step))
+
+
+_OWN_BATCHES = (
+    "a batch policy needs batches that edl cuts: iterate elastic_shard_generator().batches(n), edl.ElasticDataLoader "
+    "or edl.elastic_dataset, or start the job without --batch-policy"
+)

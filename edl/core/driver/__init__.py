@@ -1,0 +1,1 @@
+"""Elastic horovodrun's driver, a guest of the core."""

@@ -1,0 +1,56 @@
+"""What a leader may change in the record, and of which type: a wrong name or value is found before it runs.
+
+Owns: those names. Does not own: the record (`edl.protocol.job`), nor the act (`edl.core.job.working_state`).
+"""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from edl.protocol.figures import Rate
+from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
+from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
+from edl.protocol.ledger import LedgerSnapshot
+
+
+class OtherChanges(TypedDict, total=False):
+    """All but the ledger."""
+
+    state: JobState
+    reason: str
+    limits: Limits
+    target: int
+    generation: int
+    began_step: int
+    roster: tuple[str, ...]
+    members: tuple[Member, ...]
+    arrivals: int
+    plan: Plan | None
+    planned: int
+    superseded: tuple[Plan, ...]
+    gone: tuple[Gone, ...]
+    awaited: int
+    taken: tuple[Taken, ...]
+    driver: DriverCount | None
+    job_policy: JobPolicy
+    rates: tuple[Rate, ...]
+    ruling: str
+    replacing: Replacing | None
+    rebatch: Rebatch | None
+    rebatches: int
+    diverged: tuple[int, int, bool]
+    shares: dict[str, float]
+    voided: dict[str, int]
+    keep_s: float
+    past: tuple[str, ...]
+    unended: str
+    begun: bool
+    trials: Trials
+    muster: Muster | None
+    musters: int
+
+
+class Changes(OtherChanges, total=False):
+    """All that may change. Not the job's name, nor when it started; the version changes by itself."""
+
+    ledger: LedgerSnapshot | None

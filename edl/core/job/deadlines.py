@@ -1,0 +1,158 @@
+"""How long a leader waits for a worker that does not come on: nobody's hang may hold up the others, or a place (I12).
+
+Owns: who is awaited for what, since when, and until when. Does not own: that a worker is lost (`edl.core.job.machine`),
+nor workers whose daemon is gone (those have no session any more, and are lost by that).
+
+Three things are awaited, each with a bound of its own:
+
+- a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
+  meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
+- a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
+  of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
+  then a ring takes time to form: whoever has neither come nor failed to after twice the longest step hangs;
+- the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
+  failed by that. All have had that time: whoever does not find the same within moments hangs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edl.core.job.lead_times import report_period_s
+from edl.core.job.observations import Observations
+from edl.core.resize.scaling import BOOTING
+from edl.protocol.job import Member, Plan, Record, WorkerState
+
+BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
+SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
+LONGEST_MOMENTS_S: Final = 5.0
+AWAY_S: Final = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
+END_OF_TIME: Final = float("inf")  # when nothing is due
+
+
+@dataclass(frozen=True, slots=True)
+class Deadlines:
+    """Bounds in seconds, derived from the user's step time-out."""
+
+    boot_s: float = 600.0
+    seat_s: float = 120.0
+    step_s: float = 60.0
+    moments_s: float = LONGEST_MOMENTS_S
+
+    @classmethod
+    def of(cls, step_timeout_s: float) -> Deadlines:
+        return cls(
+            boot_s=max(BOOT_STEPS * step_timeout_s, SHORTEST_BOOT_S),
+            seat_s=2 * step_timeout_s,
+            step_s=step_timeout_s,
+            moments_s=min(LONGEST_MOMENTS_S, step_timeout_s / 4),
+        )
+
+    def was_too_long(self, stall_s: float, workers: int) -> bool:
+        """Did a step that made no progress for `stall_s`, by reports, use up its time?"""
+        return stall_s > 0 and stall_s >= max(self.step_s - 1.5 * report_period_s(workers), self.step_s / 2)
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """For whom, for what, until when; `seen`: the newest ring it was seen at, as whoever goes on does not hang."""
+
+    worker: str
+    what: str
+    seen: int
+    bound_s: float
+    until: float
+
+    @property
+    def told(self) -> str:
+        """For people: what the worker did not do in time."""
+        if self.what == "step":
+            return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+        if self.what == "seat":
+            return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
+        return f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
+
+
+class Waits:
+    """All that is awaited. Not kept: a new leader begins to wait anew."""
+
+    def __init__(self, deadlines: Deadlines) -> None:
+        self.deadlines = deadlines
+        self.until = END_OF_TIME  # the first moment at which somebody is overdue
+        self._now = 0.0
+        self._waits: dict[str, Awaited] = {}
+
+    def pass_time(self, now: float) -> None:
+        """Called before each input. A leader that was away itself, say because nothing could be written, heard nobody.
+
+        So it judges nobody by that time (I11): what came meanwhile is only about to be taken.
+        """
+        away_s, self._now = now - self._now, now
+        if self._waits and away_s > AWAY_S:
+            self._waits = {worker: replace(wait, until=wait.until + away_s) for worker, wait in self._waits.items()}
+            self.until += away_s
+
+    def look(
+        self, record: Record, members: dict[str, Member], seen: Observations, now: float, *, saving: bool = False
+    ) -> None:
+        """See who is awaited now; whoever still is for the same thing has been all along.
+
+        `saving`: all may be at the end of their scripts, for which they have a time of their own.
+        """
+        before, self._waits = self._waits, {}
+        for worker, what, bound_s in self._awaited(record, members, seen, saving):
+            wait, generation = before.get(worker), seen.generation(worker)
+            if wait is None or (wait.what, wait.seen) != (what, generation):
+                wait = Awaited(worker, what, generation, bound_s, now + bound_s)
+            self._waits[worker] = wait
+        self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
+
+    def overdue(self, now: float) -> list[Awaited]:
+        """Who has been waited for long enough."""
+        return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
+
+    def _awaited(
+        self, record: Record, members: dict[str, Member], seen: Observations, saving: bool
+    ) -> Iterator[tuple[str, str, float]]:
+        plan, late = record.plan, self._late(record, seen)
+        for worker in late:
+            yield worker, "step", self.deadlines.moments_s
+        if record.begun or plan is not None:  # else all wait for others to come, however long that takes
+            for member in members.values():
+                if member.state in BOOTING:
+                    yield member.identity.id, member.state.value, self.deadlines.boot_s
+        if plan is None or saving:
+            return
+        if _is_time(plan, record, members, seen):
+            due = plan.generation
+        else:
+            due = max((seen.generation(worker) for worker in plan.roster), default=0)
+        if due <= record.generation:
+            return
+        for worker in plan.roster:
+            there = seen.generation(worker) >= due or _state(members, worker) in (None, WorkerState.DONE)
+            if not there and worker not in late:
+                yield worker, "seat", self.deadlines.seat_s
+
+    def _late(self, record: Record, seen: Observations) -> list[str]:
+        """Who still is in a step that the others have waited for too long, and has not failed with them."""
+        if not seen.broken:
+            return []
+        if not self.deadlines.was_too_long(seen.longest_stall_s(record.generation), len(record.roster)):
+            return []
+        return [worker for worker in record.roster if seen.trains(worker, record.generation)]
+
+
+def _state(members: dict[str, Member], worker: str) -> WorkerState | None:
+    return members[worker].state if worker in members else None
+
+
+def _is_time(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> bool:
+    """Those of the plan should be on their way: the ring before has done its part, or cannot any more."""
+    if plan.after_step is None or not record.generation:
+        return True
+    if any(worker not in members for worker in record.roster):
+        return True
+    return seen.newest_step(plan.roster)[0] >= plan.after_step

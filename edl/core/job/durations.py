@@ -1,0 +1,41 @@
+"""How long what takes: seen by this leader, told in events, never kept.
+
+What began under another leader has no length.
+"""
+
+from __future__ import annotations
+
+from edl.protocol.job import WorkerState
+
+
+class Durations:
+    """The times that workers have spent in their states, and since when a change of size is under way."""
+
+    def __init__(self) -> None:
+        self.asked_at: float | None = None  # the request that is being met; None: by another leader, or there is none
+        self.planned_at: float | None = None  # the newest switch
+        self._at: dict[str, tuple[WorkerState, float]] = {}
+        self._spent: dict[tuple[str, WorkerState], float] = {}
+
+    def enter(self, worker: str, state: WorkerState, now: float) -> None:
+        """The worker is in `state` from now on. Its time in the state before is known then."""
+        before, since = self._at.get(worker, (state, now))
+        if before is not state:
+            self._spent[worker, before] = now - since
+        self._at[worker] = state, (since if before is state else now)
+
+    def forget(self, worker: str) -> None:
+        """It is gone."""
+        self._at.pop(worker, None)
+        self._spent = {key: spent for key, spent in self._spent.items() if key[0] != worker}
+
+    def spent_ms(self, worker: str, state: WorkerState, now: float) -> int | None:
+        """How long it was in `state`, or has been up to now. None: nobody here has seen it."""
+        present, since = self._at.get(worker, (None, now))
+        spent = now - since if present is state else self._spent.get((worker, state))
+        return None if spent is None else round(1000 * spent)
+
+
+def since_ms(began: float | None, now: float) -> int | None:
+    """How long ago that was. None: nobody here has seen it."""
+    return None if began is None else round(1000 * (now - began))

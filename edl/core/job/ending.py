@@ -1,0 +1,76 @@
+"""How a job ends: finished or failed, once nobody of its ring trains any more.
+
+Owns: the verdict, and how long the others have for their own ends where it is clear already. Does not own: what a
+worker's end makes of that worker (`edl.core.job.machine`).
+
+All of the last ring must have come to the end of their scripts. Whoever is lost is made up for by a ring that stands
+without it: the others train on, and one of them does what it would have done at the end. After the last step there is
+no such ring. What the lost one was about, its last checkpoint perhaps, nobody makes up for: then the job has failed.
+"""
+
+from __future__ import annotations
+
+from edl.core.job.working_state import WorkingState
+from edl.protocol.job import JobState, WorkerState
+
+
+class Ending:
+    """The end of one job. `others_s`: for those who are at their last save when another has failed at its own."""
+
+    def __init__(self, working: WorkingState, others_s: float) -> None:
+        self._working = working
+        self._others_s = others_s
+        self._clear_since: float | None = None  # not kept: a new leader begins to wait anew
+
+    @property
+    def is_clear(self) -> bool:
+        """That the job will have failed, while the others come to their ends."""
+        return bool(self._working.record.unended) and self._working.ledgers.spent
+
+    def is_due(self) -> bool:
+        """Time alone may decide something."""
+        return self._clear_since is not None
+
+    def follow(self) -> None:
+        """End the job when it is time.
+
+        Scripts that end with samples still in their hands broke off by their own will: a number of steps is reached, a
+        loss is low enough. Those that ended for want of samples, while a lost worker's are left, did not (I6).
+        """
+        working, record = self._working, self._working.record
+        if self._others_will_tell() and not self._is_up():
+            return
+        in_ring = (working.state(worker) for worker in record.roster)
+        if record.generation == 0 or (any(s not in (None, WorkerState.DONE) for s in in_ring) and not self._is_up()):
+            return
+        ledger = working.ledgers.ledger
+        over = ledger is None or ledger.exhausted
+        reason = "" if ledger is None or over else f"all scripts ended at step {ledger.step}, before their data did"
+        willing = ledger is not None and ledger.step < ledger.wanted_step and not ledger.stranded
+        if not over and not willing:
+            working.end(JobState.FAILED, reason)
+        elif record.unended:
+            working.end(JobState.FAILED, record.unended)
+        else:
+            working.end(JobState.FINISHED, reason)
+
+    def _others_will_tell(self) -> bool:
+        """A script has ended in the planned ring, and the others are on their way there, or to their own ends in it:
+        it is the last ring, not the one on record. They are awaited there as in every planned ring (I12).
+        """
+        working, plan = self._working, self._working.record.plan
+        if plan is None or not all(map(working.members.__contains__, plan.roster)):
+            return False
+        if any(working.seen.breaks(worker, plan.generation) for worker in plan.roster):
+            return False
+        ended = (worker for worker in plan.roster if working.state(worker) is WorkerState.DONE)
+        return any(working.seen.sits(worker, plan.generation) for worker in ended)
+
+    def _is_up(self) -> bool:
+        """The job will have failed whatever comes, and the others have had their time (I12)."""
+        working = self._working
+        if not self.is_clear:
+            self._clear_since = None
+            return False
+        self._clear_since = working.now if self._clear_since is None else self._clear_since
+        return working.now - self._clear_since >= self._others_s

@@ -1,0 +1,389 @@
+"""The machine that leads a job: it takes what happens, one input after another, and says what follows.
+
+Owns: the members, from their registration to their end, that of the job, and the order in which all else is looked at:
+its size (`edl.core.resize.sizing`), its generations (`edl.core.switch.switching`), its data (`edl.core.data.leasing`).
+Does not own: how the record changes (`edl.core.job.working_state`), who has been waited for long enough
+(`edl.core.job.deadlines`), nor when decisions become durable, and who is told then (`edl.core.job.writing`): nobody
+before they are (I9).
+
+`handle(input, now)` is the one mutator. It changes `record`, which is kept, and what was observed, which is not.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+
+from edl import facts
+from edl.core.data.leasing import Leasing
+from edl.core.data.ledger import Ledger
+from edl.core.driver import recount
+from edl.core.driver.driver import HorovodrunDriver
+from edl.core.job.deadlines import Deadlines, Waits
+from edl.core.job.ending import Ending
+from edl.core.job.hosts import free_local_rank
+from edl.core.job.inputs import Command, Input, Measured, Refuse, Reported, Ruled, TimePassed, TookOver, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.members import Cause, may
+from edl.core.job.observations import only_stepped, overtaken
+from edl.core.job.working_state import LONG_AGO, WorkingState
+from edl.core.resize import scaling
+from edl.core.resize.rulings import PolicyRulings
+from edl.core.resize.sizing import Sizing
+from edl.core.switch.arrivals import Arrivals
+from edl.core.switch.fitness import Fitness
+from edl.core.switch.switching import Switching
+from edl.core.worker.divergence import CAUSES, told
+from edl.errors import InvalidTransition
+from edl.protocol.divergence import Divergence, OnDivergence
+from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register
+
+
+def new_record(job: str, started: float) -> Record:
+    """A job that nobody has joined yet."""
+    return Record(
+        job=job,
+        version=1,
+        state=JobState.STARTING,
+        reason="",
+        limits=Limits(1, 0),
+        target=0,
+        generation=0,
+        began_step=0,
+        roster=(),
+        members=(),
+        arrivals=0,
+        ledger=None,
+        plan=None,
+        planned=0,
+        superseded=(),
+        started=started,
+    )
+
+
+class JobMachine:
+    """One leader's view during one term."""
+
+    def __init__(self, record: Record, lead_times: LeadTimes, deadlines: Deadlines | None = None) -> None:
+        deadlines = deadlines or Deadlines()
+        self._working = WorkingState(record)
+        self.lead_times = lead_times
+        self.seen = self._working.seen
+        self._waits = Waits(deadlines)
+        self._sizing = Sizing(self._working)
+        self._rulings = PolicyRulings(self._working, self._sizing, deadlines.boot_s)
+        self._driver = HorovodrunDriver(self._working, self._sizing)
+        self._leasing = Leasing(self._working, lead_times)
+        self._fitness = Fitness(self._working, lead_times, deadlines)
+        self._switching = Switching(
+            self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines.boot_s
+        )
+        self._ending = Ending(self._working, deadlines.boot_s)
+        self._arrivals = Arrivals(self._working)
+        self._history: deque[Input] = deque(maxlen=50)
+        self._unseen = False  # inputs were taken, and it was not looked at yet what follows from them
+
+    # ------------------------------------------------------------------------------------------------- the mutator
+
+    def handle(self, happened: Input, now: float, *, more: bool = False) -> list[Command]:
+        """Take one input at time `now`; return what is to be done once `record` is durable.
+
+        `more`: others are handled right after it. What follows from all of them together is seen with the last, as to
+        look at all members costs as much for one report as for those of a whole ring.
+        """
+        self._history.append(happened)
+        try:
+            return self._handle(happened, now, more)
+        except InvalidTransition as error:
+            error.add_note("the job's newest inputs:" + "".join(f"\n  {one!r}" for one in self._history))
+            raise
+
+    def _handle(self, happened: Input, now: float, more: bool) -> list[Command]:
+        self._working.begin(now)
+        self._waits.pass_time(now)
+        news = True
+        match happened:
+            case TookOver():
+                self._working.left_at = now  # perhaps just before
+                self._on_took_over(happened)
+            case Register():
+                self._on_registered(happened)
+            case Reported():
+                news = self._on_reported(happened)
+            case Vanished():
+                self._miss(happened.worker, happened.reason)
+            case AskStop():
+                self._working.end(JobState.FAILED, happened.reason)
+            case AskScale() | AskScaleOut() | AskScaleIn():
+                self._sizing.ask(happened)
+            case Measured(rates):
+                self._working.change(rates=rates, pressing=False)
+                news = False
+            case Ruled():
+                self._rulings.rule(happened)
+            case TimePassed():
+                pass
+        timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
+        self._unseen = self._unseen or news or timed
+        if self._unseen and not more:
+            self._unseen = False
+            self._advance()
+        return self._working.commands
+
+    # ------------------------------------------------------------------------------------------------------ inputs
+
+    def _on_took_over(self, happened: TookOver) -> None:
+        for member in self.record.members:
+            if member.identity.id not in happened.alive and member.state is not WorkerState.DONE:
+                self._miss(member.identity.id, "its daemon had no session when a new leader took over")
+        self._fitness.take_over()
+
+    def _on_registered(self, happened: Register) -> None:
+        identity = happened.identity
+        member, gone = self._working.members.get(identity.id), self._working.gone(identity.id)
+        if gone is None and member is None and happened.again:
+            gone = Gone(identity.id, LONG_AGO)
+        if self.record.state in OVER:
+            self._working.commands.append(Refuse(f"{self._working.over()}; start another one, under a name of its own"))
+        elif member is None and gone is not None:  # said twice, and this is the later one; or it came back
+            self._working.commands.append(
+                Refuse(f"worker {gone.worker} is gone ({gone.reason or 'it left'}); ids are used once")
+            )
+        elif member is None:
+            self._admit(happened)
+        elif member.identity != identity:  # its daemon was started anew: another process speaks for the same trainer
+            self._working.identify(identity)
+            self._fitness.excuse()  # whoever formed a ring found the others through the one that died
+
+    def _admit(self, happened: Register) -> None:
+        working, first = self._working, not self.record.arrivals
+        if first:
+            maximum = max(happened.maximum, 0)
+            limits, job_policy = Limits(happened.minimum, maximum), happened.job_policy
+            driver = recount.found(happened.identity)
+            working.change(
+                target=happened.np, limits=limits, driver=driver, job_policy=job_policy, keep_s=happened.keep_s
+            )
+            working.ledgers.batching = happened.job_policy.batching
+        maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
+        if maximum and present >= maximum:
+            full = f"the job has {present} workers and may have at most {maximum}"
+            working.commands.append(
+                Refuse(f"{full}: wait until one leaves, or give it a larger --max-np at its next start")
+            )
+            return
+        if refusal := self._fitness.refusal(happened.identity):
+            working.commands.append(Refuse(refusal))
+            return
+        number = self.record.arrivals + 1
+        local_rank = free_local_rank(self.record.members, happened.identity)
+        member = Member(happened.identity, WorkerState.JOINING, number, local_rank)
+        driver = recount.joined(self.record, self.seen, happened.identity)
+        working.change(members=(*self.record.members, member), arrivals=number, driver=driver)
+        working.durations.enter(happened.identity.id, member.state, working.now)
+        if first:
+            working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=maximum))
+        working.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
+        self._sizing.welcome(happened.identity.id, answering=happened.answering)
+
+    def _on_reported(self, happened: Reported) -> bool:
+        """False when nothing can follow from the report."""
+        worker, observation = happened.worker, happened.observation
+        member, last = self._working.members.get(worker), self.seen.observation(worker)
+        if self.record.state in OVER:
+            return False
+        if member is None:
+            return self._on_stranger(worker)
+        if last is not None and overtaken(observation, last):
+            self._working.commands.append(Refuse("older than the last report", stale="generation"))
+            return False
+        self.seen.take(worker, observation, self._working.now)
+        if last is not None and only_stepped(observation, last) and not self._leasing.matters(worker, observation.step):
+            return False
+        self._tell_voided(worker, observation)
+        before = self.record
+        self._follow(member, observation)
+        if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
+            return True
+        return self._leasing.matters(worker, observation.step)
+
+    def _on_stranger(self, worker: str) -> bool:
+        """Whoever has left is right to say so twice; all others must hear that they are not counted on any more."""
+        gone = self._working.gone(worker)
+        if gone is None:
+            self._working.commands.append(Refuse("this worker is unknown: register again", retry=True))
+        elif gone.reason:
+            self._working.commands.append(Refuse(gone.reason, retry=True))
+        return False
+
+    def _tell_voided(self, worker: str, now: Observation) -> None:
+        """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8).
+
+        That it was told of is on record: the worker says so again to whoever leads next.
+        """
+        if now.phase is Phase.BROKEN and now.generation == self.record.generation != self.record.voided.get(worker):
+            reason = (now.reason.splitlines() or [""])[0]
+            self._working.tell(facts.BatchVoided(worker=worker, voided_step=now.step + 1, reason=reason))
+            self._working.change(voided={**self.record.voided, worker: now.generation}, pressing=False)
+
+    def _follow(self, member: Member, observation: Observation) -> None:
+        """Bring the member's state to what its worker does."""
+        working, worker = self._working, member.identity.id
+        if observation.diverged is not None:
+            self._heed_divergence(observation.diverged)
+            if self.record.state in OVER:
+                return
+        if observation.driver is not None and observation.driver.gone:
+            self._driver.lose(member.identity)
+        if observation.data is not None:
+            self._leasing.open(worker, observation.data)
+        if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
+            self._sizing.release(worker)
+            member = working.members[worker]
+        if not working.record.begun and working.seen.has_booted(worker):
+            working.change(begun=True)
+        match observation.phase:
+            case Phase.REHEARSING if may(member, Cause.REHEARSAL_BEGAN):
+                working.move(worker, Cause.REHEARSAL_BEGAN)
+                working.tell(
+                    facts.WorkerWarming(worker=worker, joining_ms=working.spent_ms(worker, WorkerState.JOINING))
+                )
+            case Phase.READY if may(member, Cause.REHEARSED):
+                working.move(worker, Cause.REHEARSED)
+                joining, warming = (working.spent_ms(worker, s) for s in (WorkerState.JOINING, WorkerState.WARMING))
+                working.tell(facts.WorkerReady(worker=worker, joining_ms=joining, warming_ms=warming))
+            case Phase.BROKEN | Phase.TRAINING if working.seen.has_booted(worker) and may(member, Cause.REHEARSED):
+                working.move(worker, Cause.REHEARSED)  # its first ring came to nothing, but it has booted
+            case Phase.DONE if member.state is not WorkerState.DONE:
+                self._end_of(member)
+            case Phase.FAILED:
+                self._lose(worker, observation.reason)
+            case _:  # the other phases change no state by themselves: `_advance` looks at all members together
+                pass
+
+    def _heed_divergence(self, found: Divergence) -> None:
+        """Every member of a ring tells of it (I15); it is heeded once, also by the leaders to come."""
+        working, number = self._working, (found.generation, found.step, found.persists)
+        if number <= self.record.diverged:
+            return
+        heals = self.record.job_policy.checking.on_divergence is OnDivergence.HEAL and not found.persists
+        working.change(diverged=number, pressing=not heals)
+        working.tell(
+            facts.WorkersDiverged(
+                workers=found.workers,
+                first=found.first,
+                differing=found.differing,
+                compared=found.compared,
+                after_step=found.step,
+                equal_step=found.equal_step,
+                like=found.root,
+                majority=found.majority,
+                action="heal" if heals else "fail",
+                likely=CAUSES,
+            )
+        )
+        if not heals:
+            working.end(JobState.FAILED, told(found))
+
+    # ----------------------------------------------------------------------------------------- what follows from it
+
+    def _advance(self) -> None:
+        """All that holds of the members together: run after every input, and harmless when nothing changed."""
+        if self.record.state in OVER:
+            return
+        self._expel()
+        self._driver.go_on()
+        self._switching.complete()
+        self._rulings.go_on()
+        self._leasing.commit_stable()
+        self._switching.follow()
+        self._leasing.go_on_cutting()
+        self._leasing.grant()
+        self._ending.follow()
+        self._arrivals.look()
+
+    def _expel(self) -> None:
+        """Nobody's hang holds up the others (I12)."""
+        working = self._working
+        self._waits.look(self.record, working.members, self.seen, working.now, saving=self._ending.is_clear)
+        for wait in self._waits.overdue(self._working.now):
+            self._lose(wait.worker, wait.told)
+
+    # ---------------------------------------------------------------------------------------------------- endings
+
+    def _end_of(self, member: Member) -> None:
+        """A script came to its end: it has left if it was asked to, else it is done."""
+        working, worker = self._working, member.identity.id
+        leaving = member.state is WorkerState.LEAVING
+        if leaving or not self._sat(worker):
+            leaving_ms, why = working.spent_ms(worker, WorkerState.LEAVING), working.leaves_as.get(worker, "")
+            working.tell(facts.WorkerLeft(worker=worker, leaving_ms=leaving_ms, why=why))
+            working.remove(worker, "")
+        else:
+            working.move(worker, Cause.ENDED)
+
+    def _sat(self, worker: str) -> bool:
+        """It has trained in the newest ring."""
+        plan = self.record.plan
+        return worker in self.record.roster or (plan is not None and self.seen.sits(worker, plan.generation))
+
+    def _miss(self, worker: str, reason: str) -> None:
+        """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
+        if (member := self._working.members.get(worker)) is not None:
+            self._driver.lose(member.identity)
+        self._lose(worker, reason)
+
+    def _lose(self, worker: str, reason: str) -> None:
+        member = self._working.members.get(worker)
+        if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
+            return
+        if not self.record.unended and self._sat(worker):
+            self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
+        self._working.remove(worker, reason or "no reason was given")
+        self._working.last_loss = f"; the last one lost was {worker}: {reason}"
+        self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason))
+
+    # ------------------------------------------------------------------------------------------------------- views
+
+    @property
+    def record(self) -> Record:
+        """What was decided."""
+        return self._working.record
+
+    @property
+    def pressing(self) -> int:
+        """The newest version of the record that workers must hear of at once."""
+        return self._working.pressing
+
+    @property
+    def shortage(self) -> str:
+        """Why the next generation waits for workers to come."""
+        return self._switching.shortage
+
+    @property
+    def wake_at(self) -> float:
+        """Something is to be decided then, though nothing else happens."""
+        return self._switching.wake_at
+
+    @property
+    def ledger(self) -> Ledger | None:
+        """The data of the present generation."""
+        return self._working.ledgers.ledger
+
+    @property
+    def at_rest(self) -> bool:
+        """No ring is forming, and the newest one trains: a change of leaders now is felt by nobody."""
+        if self.record.state in OVER or not self.record.generation:
+            return self.record.plan is None
+        return self.record.plan is None and self.newest_step > self.record.began_step
+
+    @property
+    def newest_step(self) -> int:
+        """The newest step that anybody is known to have committed."""
+        return self._working.newest()[0]
+
+    @property
+    def progress(self) -> tuple[int, float, int]:
+        """The newest step, when it was seen, and the samples that are trained with it."""
+        newest, at = self._working.newest()
+        return newest, at, 0 if self.ledger is None else self.ledger.trained_by(newest)

@@ -1,0 +1,255 @@
+"""What a leader has seen workers do.
+
+Owns: the newest observation of each worker, and what follows from them together. Does not own: what was decided (the
+record). Nothing here is kept: every worker tells it anew to a new leader (I9).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from edl.protocol.messages import Observation, Phase
+
+SITTING = (Phase.TRAINING, Phase.DONE)
+
+# While its generation is the same, a worker's phase only goes on in this order; so an earlier one is old news (I10).
+# Who could not enter the first ring, and is not needed for another, boots after it was BROKEN.
+ORDER: Final = {
+    Phase.BOOTING: 0,
+    Phase.TRAINING: 1,
+    Phase.BROKEN: 2,
+    Phase.REHEARSING: 3,
+    Phase.READY: 4,
+    Phase.DONE: 5,
+    Phase.FAILED: 5,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Observed:
+    """What a worker was last seen doing, and when."""
+
+    observation: Observation
+    at: float
+
+
+def overtaken(heard: Observation, last: Observation) -> bool:
+    """`heard` was observed before `last` was: reports may overtake each other when a call is tried again."""
+    if heard.generation != last.generation:
+        return heard.generation < last.generation
+    if heard.phase is not last.phase:
+        return ORDER[heard.phase] < ORDER[last.phase]
+    return (heard.step, heard.at) < (last.step, last.at)  # who is held at a mark makes no step, and has news
+
+
+def only_stepped(heard: Observation, last: Observation) -> bool:
+    """Nothing but the count of steps has changed, as in nearly all reports."""
+    return (
+        heard.phase is last.phase is Phase.TRAINING
+        and heard.generation == last.generation
+        and heard.booted == last.booted
+        and not says_more(heard, last)
+    )
+
+
+def says_more(heard: Observation, last: Observation) -> bool:
+    """Than where the worker is."""
+    return (
+        heard.leaving != last.leaving
+        or heard.data != last.data
+        or heard.missed != last.missed
+        or heard.marked != last.marked
+        or heard.diverged != last.diverged
+        or heard.driver != last.driver
+        or heard.met != last.met
+    )
+
+
+class Front:
+    """The newest step of some workers, as they report: each event asks for it, and a thousand may come at once."""
+
+    def __init__(self, workers: tuple[str, ...], observations: Mapping[str, Observed]) -> None:
+        self.workers = workers
+        self._members = frozenset(workers)
+        self._observations = observations
+        self._newest: tuple[int, float] | None = None  # None: to be looked for among all
+        self._first = ""  # whose step it is
+
+    @property
+    def newest(self) -> tuple[int, float]:
+        """And when it was seen; (-1, 0.0) when nobody was."""
+        if self._newest is None:
+            self._newest = (-1, 0.0)
+            for worker in self.workers:
+                if worker in self._observations:
+                    self._take(worker, self._observations[worker], self._newest)
+        return self._newest
+
+    def take(self, worker: str, observed: Observed) -> None:
+        """This is the newest of `worker`."""
+        if self._newest is not None and worker in self._members:
+            self._take(worker, observed, self._newest)
+
+    def forget(self, worker: str) -> None:
+        """It was not seen."""
+        if worker == self._first:
+            self._newest, self._first = None, ""
+
+    def _take(self, worker: str, observed: Observed, newest: tuple[int, float]) -> None:
+        here = (observed.observation.step, observed.at)
+        if here > newest:
+            self._newest, self._first = here, worker
+        elif worker == self._first and here < newest:  # in another ring its steps may be fewer
+            self.forget(worker)
+
+
+class Observations:
+    """The newest of each worker."""
+
+    def __init__(self) -> None:
+        self._newest: dict[str, Observed] = {}
+        self._front = Front((), self._newest)
+        # Almost always empty: who looks for such workers after each input must not look at all of a thousand.
+        self._broken: set[str] = set()
+        self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
+        self._missed: set[str] = set()
+
+    def take(self, worker: str, observation: Observation, now: float) -> None:
+        last = self._newest.get(worker)
+        if observation.phase is not Phase.BROKEN:
+            self._stalls.pop(worker, None)
+        elif last is not None and last.observation.phase is Phase.TRAINING:
+            self._stalls[worker] = now - last.at
+        self._newest[worker] = observed = Observed(observation, now)
+        self._front.take(worker, observed)
+        _keep(self._broken, worker, observation.phase is Phase.BROKEN)
+        _keep(self._missed, worker, observation.missed > 0)
+
+    def forget(self, worker: str) -> None:
+        self._newest.pop(worker, None)
+        self._front.forget(worker)
+        self._broken.discard(worker)
+        self._missed.discard(worker)
+        self._stalls.pop(worker, None)
+
+    def longest_stall_s(self, generation: int) -> float:
+        """For how long no step had been made in the ring of `generation` when it failed; 0.0 when it has not."""
+        return max((s for worker, s in self._stalls.items() if self.breaks(worker, generation)), default=0.0)
+
+    def get(self, worker: str) -> Observed | None:
+        return self._newest.get(worker)
+
+    def observation(self, worker: str) -> Observation | None:
+        observed = self._newest.get(worker)
+        return None if observed is None else observed.observation
+
+    def step(self, worker: str) -> int:
+        """Committed by `worker`, who was seen."""
+        return self._newest[worker].observation.step
+
+    def leases_of(self, worker: str) -> int:
+        """The generation by whose leases `worker`, who was seen, has trained its steps so far."""
+        return self._newest[worker].observation.leases_of
+
+    def has_leases(self, worker: str) -> bool:
+        """`worker` has sat in a ring, by whose leases its pipeline reads."""
+        observed = self._newest.get(worker)
+        return observed is not None and observed.observation.leases_of > 0
+
+    def generation(self, worker: str) -> int:
+        """The newest one that `worker` sits in or failed to enter; 0 before its first."""
+        observed = self._newest.get(worker)
+        return 0 if observed is None else observed.observation.generation
+
+    def sits(self, worker: str, generation: int) -> bool:
+        """`worker` has entered the ring of `generation`, which had not failed when it was last seen."""
+        observed = self._newest.get(worker)
+        return (
+            observed is not None
+            and observed.observation.generation == generation
+            and observed.observation.phase in SITTING
+        )
+
+    def trains(self, worker: str, generation: int) -> bool:
+        """`worker` sits in the ring of `generation`, and its script has not ended."""
+        return self.sits(worker, generation) and self._newest[worker].observation.phase is Phase.TRAINING
+
+    def has_booted(self, worker: str) -> bool:
+        """`worker` could enter a ring at once, if it was seen."""
+        seen = self.observation(worker)
+        return seen is not None and (seen.booted or seen.phase in (Phase.TRAINING, Phase.READY))
+
+    def breaks(self, worker: str, generation: int) -> bool:
+        """The ring of `generation` failed `worker`."""
+        observed = self._newest.get(worker)
+        return (
+            observed is not None
+            and observed.observation.phase is Phase.BROKEN
+            and observed.observation.generation == generation
+        )
+
+    def marked(self, worker: str) -> tuple[int, int]:
+        """The rebatching that `worker` has heard of, and the step that it reads no further than; zeros without one."""
+        observed = self._newest.get(worker)
+        return (0, 0) if observed is None else observed.observation.marked
+
+    def met(self, worker: str) -> tuple[int, ...]:
+        """The newest call to a next ring that `worker` has heard of, and the ranks of those it has not met there."""
+        observed = self._newest.get(worker)
+        return (0,) if observed is None else observed.observation.met
+
+    @property
+    def broken(self) -> Collection[str]:
+        """Whose ring failed, of whichever generation."""
+        return self._broken
+
+    @property
+    def late(self) -> Collection[str]:
+        """Who has ever missed a switch."""
+        return self._missed
+
+    def misses(self, worker: str, generation: int) -> bool:
+        """`worker` cannot come to the switch to `generation`: it stands behind its step, without samples."""
+        observed = self._newest.get(worker)
+        return observed is not None and observed.observation.missed == generation and not self.sits(worker, generation)
+
+    def stable_step(self, workers: Iterable[str]) -> int | None:
+        """The newest step that all of `workers` were seen to have applied; None when somebody was not seen yet."""
+        stable = None
+        for worker in workers:
+            observed = self._newest.get(worker)
+            if observed is None:
+                return None
+            step = observed.observation.step
+            stable = step if stable is None or step < stable else stable
+        return stable
+
+    def up_to(self, step: int, workers: Iterable[str]) -> set[str]:
+        """Those of `workers` that were not seen beyond `step` yet, and were seen."""
+        newest = self._newest
+        return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
+
+    def newest_step(self, workers: tuple[str, ...]) -> tuple[int, float]:
+        """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when nobody was seen."""
+        if workers is not self._front.workers:
+            self._front = Front(workers, self._newest)
+        return self._front.newest
+
+    def step_time_s(self, workers: Iterable[str]) -> float:
+        """The shortest that any of `workers` tells of; 0 when nobody knows."""
+        shortest = 0.0
+        for worker in workers:
+            observed = self._newest.get(worker)
+            time_s = 0.0 if observed is None else observed.observation.step_time_s
+            if time_s > 0 and (not shortest or time_s < shortest):
+                shortest = time_s
+        return shortest
+
+
+def _keep(workers: set[str], worker: str, belongs: bool) -> None:
+    if belongs:
+        workers.add(worker)
+    else:
+        workers.discard(worker)

@@ -1,0 +1,201 @@
+"""From the durable record to each worker's orders: pure, so that a new leader says the same as the old one (I9)."""
+
+from __future__ import annotations
+
+from functools import cached_property
+
+import msgspec
+
+from edl.core.data.ledger import Ledger
+from edl.core.driver import recount
+from edl.core.job.hosts import Seating, seatings
+from edl.core.switch.exchange import errands
+from edl.core.switch.planning import outlived
+from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
+from edl.protocol.job import JobState, Plan, Record, WorkerState
+from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ring import Peer, Place
+
+
+class OrderBook:
+    """The orders of one durable record.
+
+    `before` is the book of an earlier record: what is alike in both need not be worked out again.
+    """
+
+    def __init__(self, record: Record, term: int, before: OrderBook | None = None) -> None:
+        self.record = record
+        self._term = term
+        self._members = {member.identity.id: member for member in record.members}
+        self._in_ring = frozenset(record.roster)
+        known = before.known if before is not None else ()
+        self._present = _data_of(record.ledger, known)
+        self._planned = _data_of(record.plan.ledger, known) if record.plan else None
+        self._superseded = [(one, _data_of(one.ledger, known)) for one in record.superseded]
+
+    @property
+    def known(self) -> tuple[_Data, ...]:
+        """The data that this book tells of."""
+        told = (self._present, self._planned, *(data for _, data in self._superseded))
+        return tuple(data for data in told if data is not None)
+
+    def orders(self, worker: str) -> Orders:
+        """What `worker` must know now."""
+        record = self.record
+        verdict, reason, leave_after_step = self._verdict(worker)
+        waiting = record.generation == 0 and record.plan is None
+        return Orders(
+            term=self._term,
+            version=record.version,
+            verdict=verdict,
+            reason=reason,
+            leave_after_step=leave_after_step,
+            wanted=record.target if waiting else 0,
+            present=len(record.members),
+            boot_alone=self._boots_alone(worker),
+            assignment=self._assignment(worker),
+            shares=tuple(self._shares(worker)),
+            recount=recount.asked_of(record.driver, worker) if worker in self._members else 0,
+            local_rank=self._local_rank(worker),
+            summons=self._summons(worker),
+        )
+
+    def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
+        record, member = self.record, self._members.get(worker)
+        if record.state in (JobState.FAILED, JobState.FINISHED):
+            return Verdict.STOP, record.reason, 0
+        if member is None:
+            return self._verdict_on_a_stranger(worker)
+        if member.state is not WorkerState.LEAVING:
+            return Verdict.STAY, "", 0
+        return self._verdict_on_a_leaver(worker)
+
+    def _verdict_on_a_leaver(self, worker: str) -> tuple[Verdict, str, int]:
+        record, plan = self.record, self.record.plan
+        if plan is not None and worker in plan.roster:
+            return Verdict.STAY, "", 0  # the others count on it: it goes along, and leaves with the next one
+        if worker not in record.roster:
+            return Verdict.LEAVE, "", 0
+        if plan is None:  # not yet; but where all others are done, no other ring will follow to leave with
+            return Verdict.LEAVE if outlived(record.roster, self._members) else Verdict.STAY, "", 0
+        return Verdict.LEAVE, "", plan.after_step or 0
+
+    def _verdict_on_a_stranger(self, worker: str) -> tuple[Verdict, str, int]:
+        reason = next((gone.reason for gone in self.record.gone if gone.worker == worker), None)
+        if reason == "":
+            return Verdict.LEAVE, "", 0
+        said = f": {reason}" if reason else ""
+        return Verdict.STOP, f"the job's leader has given this worker up{said}", 0
+
+    def _local_rank(self, worker: str) -> int:
+        member = self._members.get(worker)
+        return member.local_rank if member else 0
+
+    def _boots_alone(self, worker: str) -> bool:
+        """Until a ring has stood, whoever comes may yet be needed for the first one, and waits inside `init`."""
+        return self.record.begun and worker not in self._in_ring
+
+    def _assignment(self, worker: str) -> Assignment | None:
+        plan = self.record.plan
+        if plan is None or worker not in self._seats:
+            return None
+        place = self._place(worker, plan)
+        return Assignment(
+            place=place,
+            after_step=plan.after_step,
+            newcomers=self._newcomers,
+            peers=self._peers(place.rank, plan.roster),
+            checking=self.record.job_policy.checking,
+            follows=self.record.generation,
+        )
+
+    def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:
+        """Few, however many members there are: not all need hear of all."""
+        asked = {errand.rank: roster[errand.rank] for errand in errands(rank, len(roster))}
+        known = {peer: self._members[worker].identity for peer, worker in asked.items() if worker in self._members}
+        return tuple(Peer(peer, f"{identity.address}:{identity.port}") for peer, identity in known.items())
+
+    def _summons(self, worker: str) -> Summons | None:
+        """By those that it is to ask in the switch: so it is known that it can, and their daemons are connected."""
+        muster, rank = self.record.muster, self._called.get(worker)
+        return None if muster is None or rank is None else Summons(muster.number, self._peers(rank, muster.roster))
+
+    def _place(self, worker: str, plan: Plan) -> Place:
+        seat = self._seats[worker]
+        return Place(
+            generation=plan.generation,
+            rank=seat.rank,
+            size=len(plan.roster),
+            worker=worker,
+            local_rank=seat.local_rank,
+            local_size=seat.local_size,
+            cross_rank=seat.cross_rank,
+            cross_size=seat.cross_size,
+        )
+
+    @cached_property
+    def _newcomers(self) -> int:
+        return 0 if self.record.plan is None else newcomers(self.record, self.record.plan)
+
+    @cached_property
+    def _seats(self) -> dict[str, Seating]:
+        """Of each in the planned roster."""
+        return seatings(self.record.plan.roster if self.record.plan else (), self._members)
+
+    @cached_property
+    def _called(self) -> dict[str, int]:
+        """The rank of each that is called."""
+        roster = self.record.muster.roster if self.record.muster else ()
+        return {worker: rank for rank, worker in enumerate(roster)}
+
+    def _shares(self, worker: str) -> list[Share]:
+        record, plan = self.record, self.record.plan
+        found = []
+        if worker in self._in_ring and self._present is not None:
+            present = self._present.share(worker, record.generation, record.began_step)
+            if record.rebatch is not None:
+                present = msgspec.structs.replace(present, rebatch=record.rebatch.number, mark=record.rebatch.mark)
+            found.append(present)
+        if plan is not None and plan.after_step is not None and worker in self._seats and self._planned is not None:
+            found.append(self._planned.share(worker, plan.generation, plan.after_step))
+        found += [
+            data.share(worker, one.generation, one.after_step)
+            for one, data in self._superseded
+            if data is not None and one.after_step is not None and worker in one.roster
+        ]
+        return found
+
+
+def newcomers(record: Record, plan: Plan) -> int:
+    """Members of the plan that have not the state of the others. The first generation starts from its rank 0's."""
+    return 0 if record.generation == 0 else len(set(plan.roster) - set(record.roster))
+
+
+class _Data:
+    """What a ledger's snapshot means to workers."""
+
+    def __init__(self, snapshot: LedgerSnapshot) -> None:
+        self.snapshot = snapshot
+        ledger = Ledger.restore(snapshot)
+        self._leases = {member.worker: member.leases for member in snapshot.members}
+        self._totals, self._covered_step, self._last = ledger.totals(), ledger.covered_step, ledger.fully_leased
+        self._batch = sum(member.batch for member in snapshot.members)
+
+    def share(self, worker: str, generation: int, after_step: int) -> Share:
+        return Share(
+            generation=generation,
+            after_step=after_step,
+            leases=self._leases.get(worker, ()),
+            totals=self._totals,
+            covered_step=self._covered_step,
+            epochs=self.snapshot.spec.epochs,
+            last=self._last,
+            batch=self._batch,
+        )
+
+
+def _data_of(snapshot: LedgerSnapshot | None, known: tuple[_Data, ...]) -> _Data | None:
+    """Most changes of a record leave its ledgers as they are: then they are the same object."""
+    if snapshot is None:
+        return None
+    return next((data for data in known if data.snapshot is snapshot), None) or _Data(snapshot)

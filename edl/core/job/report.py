@@ -1,0 +1,83 @@
+"""The job as people see it: a pure view of what a leader has made durable, and of what it has seen."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from edl.core.data.ledger import Ledger
+from edl.core.driver import recount
+from edl.core.job.machine import JobMachine
+from edl.protocol.job import Member, Record, Status, WorkerStatus
+
+
+def status_of(
+    machine: JobMachine,
+    term: int,
+    leader: str,
+    refused: dict[str, int],
+    durable: Record | None = None,
+) -> Status:
+    """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
+    are, as nobody is told more (I9); None: all are.
+    """
+    record = machine.record if durable is None else durable
+    ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
+    return Status(
+        job=record.job,
+        state=record.state,
+        reason=record.reason or machine.shortage,
+        term=term,
+        generation=record.generation,
+        leader=leader,
+        step=machine.newest_step,
+        epoch=ledger.counts().epoch if ledger else 0,
+        size=len(record.roster),
+        target=record.target,
+        min_workers=record.limits.minimum,
+        max_workers=record.limits.maximum,
+        workers=tuple(_worker(machine, record, member) for member in record.members),
+        data=ledger.counts() if ledger else None,
+        spec=ledger.spec if ledger else None,
+        refused=_refused(machine, record, leader, refused),
+        recounts=record.driver.begun if record.driver is not None else 0,
+        horovodrun=recount.told(record),
+        rates=record.rates,
+        autoscale=record.job_policy.autoscale,
+        ruling=record.ruling,
+        batching=str(record.job_policy.batching),
+        batch=ledger.batch if ledger else 0,
+        unfit=record.trials.unfit,
+    )
+
+
+def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:
+    """The data on record, and what was seen to be trained of it since."""
+    if record.ledger is None or present is None:
+        return None
+    ledger = Ledger.restore(record.ledger)
+    ledger.commit(max(ledger.step, min(present.step, ledger.covered_step)))
+    return ledger
+
+
+def _refused(machine: JobMachine, record: Record, leader: str, by_leader: dict[str, int]) -> dict[str, int]:
+    """By all daemons that are members now."""
+    total = Counter(by_leader)
+    for member in record.members:
+        observation = machine.seen.observation(member.identity.id)
+        if observation is not None and member.identity.id != leader:  # its own are older news of the same
+            total.update(observation.refused)
+    return dict(total)
+
+
+def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus:
+    identity, roster = member.identity, record.roster
+    observed = machine.seen.get(identity.id)
+    return WorkerStatus(
+        id=identity.id,
+        rank=roster.index(identity.id) if identity.id in roster else None,
+        host=identity.host,
+        pid=identity.pid,
+        daemon_pid=identity.daemon_pid,
+        state=member.state,
+        step=observed.observation.step if observed else 0,
+    )

@@ -1,0 +1,44 @@
+"""When no other leader would do any better: then the job has failed, for the reason that made them resign.
+
+Owns: how many may try, and the record that a failed job is left with. Does not own: who resigns and why
+(`edl.daemon.resigning`), nor that those who led well in between are not counted (it forgets the row).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Final
+
+import msgspec
+
+from edl.core.job.machine import new_record
+from edl.protocol.job import JobState, Record
+from edl.protocol.resignation import Resignation
+
+LEAST: Final = 3  # what fails once may be over a moment later, also where nobody else can lead
+MOST: Final = 16  # a thousand daemons need not all try what so many could not
+
+
+def verdict(row: Sequence[Resignation], daemons: int) -> str:
+    """Why the job is to end, after the newest of a row of resignations; empty: somebody else is to try.
+
+    Each of the `daemons` may try, as what keeps one from leading may be its own host.
+    """
+    newest = row[-1]
+    enough = max(LEAST, min(daemons, MOST))
+    if sum(one.cause == newest.cause for one in row) >= enough:
+        return f"{enough} leaders, one after another, could not lead: {newest.reason}"
+    if len(row) >= 3 * enough:
+        return f"{len(row)} leaders, one after another, could not lead; the last one: {newest.reason}"
+    return ""
+
+
+def ended(record: Record, reason: str) -> Record:
+    """All that was decided, and that it is over."""
+    version = record.version + 1
+    return msgspec.structs.replace(record, version=version, state=JobState.FAILED, reason=reason, plan=None)
+
+
+def remains(job: str, version: int, reason: str) -> Record:
+    """What can always be kept, and be taken over: where the record itself is what nobody can lead by."""
+    return msgspec.structs.replace(ended(new_record(job, 0.0), reason), version=version + 1)

@@ -1,0 +1,144 @@
+"""The job as a leader has it in hand: its record, being changed while one input is handled.
+
+Owns: how the record changes, and what has to change with it: the index of its members, what is remembered of them, the
+commands that follow. Does not own: why it changes (`edl.core.job.machine`, `edl.core.resize.sizing`,
+`edl.core.switch.switching`, `edl.core.data.leasing`), nor when it becomes durable (`edl.core.job.writing`).
+
+`record` is kept. All else is this leader's own and is not: what it has seen, and the record's ledger in a form that can
+be worked with.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Unpack
+
+import msgspec
+
+from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.job.changes import Changes, OtherChanges
+from edl.core.job.durations import Durations
+from edl.core.job.inputs import Command, Tell
+from edl.core.job.members import Cause, moved
+from edl.core.job.observations import Observations
+from edl.facts import Fact, JobFinished, JobHasFailed
+from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
+
+GONE_KEPT = 32  # with the reason
+PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
+
+
+LONG_AGO = "that was long ago"
+
+
+class WorkingState:
+    """What one leader has in hand during one term."""
+
+    def __init__(self, record: Record) -> None:
+        self.record = record
+        self.members = _by_id(record)
+        self.ledgers = LedgerVersions(record.ledger, record.job_policy.batching, record.shares)
+        self.seen = Observations()
+        self.durations = Durations()
+        self.commands: list[Command] = []
+        self.now = 0.0
+        self.left_at = -math.inf  # when somebody ceased to be a member last
+        self.leaves_as: dict[str, str] = {}  # of whoever was told to leave: why. Told in events, not kept
+        self.last_loss = ""  # who was lost last, to be said after why the job cannot go on
+        self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
+
+    def begin(self, now: float) -> None:
+        """Another input is handled."""
+        self.commands, self.now = [], now
+
+    # ----------------------------------------------------------------------------------------------------- changes
+
+    def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
+        """The record is another one from now on."""
+        self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
+        if pressing:
+            self.pressing = self.record.version
+        if "members" in changes:
+            self.members = _by_id(self.record)
+
+    def keep_ledger(self, *, pressing: bool = True, **changes: Unpack[OtherChanges]) -> None:
+        """The record has the ledger as it is now."""
+        self.change(ledger=self.ledgers.snapshot(), pressing=pressing, **changes)
+
+    def identify(self, identity: Identity) -> None:
+        """One member has another daemon, or another address."""
+        replaced = (
+            msgspec.structs.replace(member, identity=identity) if member.identity.id == identity.id else member
+            for member in self.record.members
+        )
+        self.change(members=tuple(replaced))
+
+    def move(self, worker: str, cause: Cause) -> None:
+        """One member changes its state."""
+        self.move_all((worker,), cause)
+
+    def move_all(self, workers: Iterable[str], cause: Cause) -> None:
+        """At once: one by one, the members of a large ring would be copied as often as there are of them."""
+        after = {worker: moved(self.members[worker], cause) for worker in workers if worker in self.members}
+        if after:
+            self.change(members=tuple(after.get(member.identity.id, member) for member in self.record.members))
+        for worker, member in after.items():
+            self.durations.enter(worker, member.state, self.now)
+
+    def remove(self, worker: str, reason: str) -> None:
+        """It is not a member any more. `reason` is for people; empty when it left as it should."""
+        members = tuple(m for m in self.record.members if m.identity.id != worker)
+        gone = (*self.record.gone, Gone(worker, reason))
+        older = tuple(one.worker for one in gone[:-GONE_KEPT])
+        past = (*self.record.past, *older)[-PAST_KEPT:] if older else self.record.past
+        voided = {one: generation for one, generation in self.record.voided.items() if one != worker}
+        self.change(members=members, gone=gone[-GONE_KEPT:], past=past, voided=voided)
+        self.left_at = self.now
+        self.seen.forget(worker)
+        self.leaves_as.pop(worker, None)
+        self.durations.forget(worker)
+
+    def end(self, state: JobState, reason: str) -> None:
+        """The job is over, once."""
+        if self.record.state in OVER:
+            return
+        self.change(state=state, reason=reason, plan=None)
+        self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobHasFailed(reason=reason))
+
+    def tell(self, fact: Fact) -> None:
+        """Write down an event with what has changed."""
+        self.commands.append(Tell(fact, self.record.generation, self.newest()[0]))
+
+    # ------------------------------------------------------------------------------------------------------- views
+
+    def newest(self) -> tuple[int, float]:
+        """The newest step that anybody of the ring is known to have committed, and when somebody was seen.
+
+        A new leader may hear an old report first, of a step that the one before knew to be stable.
+        """
+        newest, at = self.seen.newest_step(self.record.roster)
+        return max(newest, self.ledgers.step), at
+
+    def state(self, worker: str) -> WorkerState | None:
+        """None: it is not a member."""
+        member = self.members.get(worker)
+        return member.state if member else None
+
+    def gone(self, worker: str) -> Gone | None:
+        """None: it never was here, or is."""
+        if worker in self.record.past:
+            return Gone(worker, LONG_AGO)
+        return next((gone for gone in self.record.gone if gone.worker == worker), None)
+
+    def spent_ms(self, worker: str, state: WorkerState) -> int | None:
+        """How long it was in `state`, or has been up to now."""
+        return self.durations.spent_ms(worker, state, self.now)
+
+    def over(self) -> str:
+        """Why nothing can be asked any more, for people."""
+        return f"the job is over: {self.record.reason or self.record.state.value}"
+
+
+def _by_id(record: Record) -> dict[str, Member]:
+    return {member.identity.id: member for member in record.members}

@@ -1,0 +1,86 @@
+"""Rulings of the job's own policy, a guest of the job's machine: a job that only people size never comes by here.
+
+Owns: what is done about a ruling: another size, another worker in a slow one's place, other shares of the batch. Does
+not own: what the policy decides (`edl.policy`), when one is replaced (`edl.core.resize.replacing`), nor how the size
+changes (`edl.core.resize.sizing`).
+"""
+
+from __future__ import annotations
+
+from msgspec import UNSET
+
+from edl import facts
+from edl.core.data.rebatch import lifted
+from edl.core.job.inputs import Ruled
+from edl.core.job.working_state import WorkingState
+from edl.core.resize import replacing, scaling
+from edl.core.resize.sizing import Sizing
+from edl.protocol.job import OVER
+from edl.protocol.messages import AskScale
+
+
+class PolicyRulings:
+    """Of one job, during one term. `boot_s`: how long whoever shall replace another is waited for."""
+
+    def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
+        self._working = working
+        self._sizing = sizing
+        self._boot_s = boot_s
+        self._replacing_since: float | None = None
+
+    def rule(self, ruled: Ruled) -> None:
+        """What the job's own policy has decided is told in any case; it may be too late to be done."""
+        working, record = self._working, self._working.record
+        if record.state in OVER:
+            return
+        change = scaling.answer(AskScale(ruled.size), record)
+        begun = replacing.begin(record, ruled.replace[0]) if ruled.replace else None
+        able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
+        able = able and (not ruled.shares or working.ledgers.ledger is not None)
+        act = ruled.act and able and record.plan is None
+        decided = facts.PolicyDecided(
+            size=ruled.size,
+            replace=ruled.replace or UNSET,
+            reason=ruled.reason,
+            act=act,
+            shares=ruled.shares or UNSET,
+            numbers=ruled.numbers,
+        )
+        working.tell(decided)
+        working.change(ruling=ruled.reason)
+        if act and begun is not None:
+            self._replace(ruled.replace[0], begun)
+        elif act and ruled.shares:
+            working.ledgers.share_out(ruled.shares)
+            working.keep_ledger(shares=ruled.shares, rebatch=lifted(working.record))
+        elif act and not ruled.replace and isinstance(change, scaling.Change):
+            self._sizing.take(AskScale(ruled.size), change, f"the policy wants a size of {ruled.size}")
+
+    def go_on(self) -> None:
+        """Whoever shall come has as long as a boot may take. Not kept: a new leader begins to wait anew."""
+        working, under_way = self._working, self._working.record.replacing
+        if under_way is None:
+            self._replacing_since = None
+            return
+        self._replacing_since = working.now if self._replacing_since is None else self._replacing_since
+        if working.now - self._replacing_since >= self._boot_s:
+            working.change(target=under_way.size, replacing=None)
+            reason = f"no other worker came in the place of {under_way.worker} within {self._boot_s:g} s: it stays"
+            working.tell(facts.PolicyDecided(size=under_way.size, reason=reason, act=False))
+            return
+        match replacing.follows(working.record):
+            case replacing.Swap():
+                working.change(target=under_way.size)
+                self._sizing.dismiss((under_way.worker,), "another one has come in its place")
+            case replacing.Over():
+                working.change(target=under_way.size, replacing=None)
+            case None:
+                pass
+
+    def _replace(self, worker: str, begun: replacing.BeginReplacing) -> None:
+        working, record = self._working, self._working.record
+        under_way, awaited = replacing.replacing(worker, record), record.arrivals + 1
+        working.change(replacing=under_way, target=begun.target, awaited=awaited)
+        working.durations.asked_at = working.now
+        if begun.leave:
+            self._sizing.dismiss((worker,), "another one comes in its place")

@@ -1,0 +1,98 @@
+"""How many workers a job is to have, and who goes for that.
+
+Owns: the size asked for (`target`), once the first worker has brought one, and how a worker is dismissed. Does not own:
+which requests are taken (`edl.core.resize.scaling`), what the job's own policy (`edl.core.resize.rulings`) and
+horovodrun's driver (`edl.core.driver.driver`) make of the size, nor when the ring has it (`edl.core.switch.planning`).
+"""
+
+from __future__ import annotations
+
+from edl import facts
+from edl.core.driver import recount
+from edl.core.job.inputs import Acknowledge, Refuse
+from edl.core.job.members import Cause
+from edl.core.job.working_state import WorkingState
+from edl.core.resize import scaling
+from edl.protocol.job import OVER, Taken
+from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, Scaling
+
+
+class Sizing:
+    """Changes of the size."""
+
+    def __init__(self, working: WorkingState) -> None:
+        self._working = working
+
+    # ------------------------------------------------------------------------------------------------------- asked for
+
+    def ask(self, asked: Scaling) -> None:
+        """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. The request is kept."""
+        working, record = self._working, self._working.record
+        before = next((taken for taken in record.taken if asked.request and taken.request == asked.request), None)
+        if before is not None:
+            working.commands.append(Acknowledge(before.target))
+        elif record.state in OVER:
+            working.commands.append(Refuse(working.over()))
+        else:
+            change = scaling.answer(asked, record)
+            if isinstance(change, scaling.Change):
+                self.take(asked, change, _asked_for(asked))
+            else:
+                working.commands.append(change)
+
+    def take(self, asked: Scaling, change: scaling.Change, why: str) -> None:
+        """The request is granted. `why`, for people, those leave who go for it."""
+        working, before = self._working, self._working.record
+        if change.target != before.target or change.leavers:
+            working.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
+            working.durations.asked_at = working.now
+        awaited = scaling.awaited(before, change)
+        driver = recount.wished(before.driver)
+        working.change(target=change.target, awaited=awaited, driver=driver, replacing=None)
+        if asked.request:
+            taken = (*before.taken, Taken(asked.request, change.target))
+            working.change(taken=taken[-scaling.KEPT :])
+        working.commands.append(Acknowledge(change.target))
+        self.dismiss(change.leavers, why)
+
+    # ----------------------------------------------------------------------------------------- of their own accord
+
+    def welcome(self, worker: str, *, answering: bool) -> None:
+        """A worker has come. Whoever was not asked for is welcome, too; horovodrun's come as they are counted."""
+        record = self._working.record
+        present = len(scaling.staying(record))
+        if scaling.is_driven(record) or not record.generation or present <= record.target:
+            return
+        if answering:  # the request that it was started for was taken back meanwhile
+            self.dismiss((worker,), "the request that it was started for was taken back")
+        else:
+            self._working.change(target=present)
+
+    def settle(self) -> None:
+        """Whoever came beyond what was asked for, while the first ring was forming, is welcome."""
+        record = self._working.record
+        self._working.change(target=max(record.target, len(scaling.staying(record))))
+
+    def release(self, worker: str) -> None:
+        """A worker leaves of its own accord."""
+        self.dismiss((worker,), "it was stopped from outside")
+        record = self._working.record
+        if record.generation and not scaling.is_driven(record):  # else another one is waited for in its place
+            self._working.change(target=max(1, record.target - 1))
+
+    def dismiss(self, leavers: tuple[str, ...], why: str) -> None:
+        """Tell these to leave."""
+        for worker in leavers:
+            self._working.leaves_as[worker] = why
+            self._working.move(worker, Cause.TOLD_TO_LEAVE)
+
+
+def _asked_for(asked: Scaling) -> str:
+    """Why whoever leaves by that request does."""
+    match asked:
+        case AskScale(size):
+            return f"a size of {size} was asked for"
+        case AskScaleOut(workers):
+            return f"{workers} more were asked for"
+        case AskScaleIn(workers):
+            return f"{workers} fewer were asked for" if isinstance(workers, int) else "a request named it"

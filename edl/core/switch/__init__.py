@@ -1,0 +1,1 @@
+"""From one ring to the next."""

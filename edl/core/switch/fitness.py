@@ -1,0 +1,167 @@
+"""What follows for the job from rings that came to nothing: who is not a member any more, and whose host is remembered.
+
+Owns: when a ring counts as failed, what is on record of that, and whether newcomers from a host are let in. Does not
+own: whose fault a failure was (`edl.core.switch.unfit`), nor the next roster (`edl.core.switch.planning`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from edl import facts
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.hosts import host_of
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.working_state import WorkingState
+from edl.core.resize.scaling import staying
+from edl.core.switch import unfit
+from edl.core.switch.planning import Situation, is_broken, lacks_member, left_behind
+from edl.protocol.job import OVER, Identity, JobState, Unfit
+
+LEFT_BEHIND: Final = (
+    "it sat in a ring that came to nothing, and the others were given the samples that its pipeline has read there: "
+    "start another worker in its place"
+)
+
+
+class Fitness:
+    """Of the members for a ring. Newcomers from a host with unfit ones are refused for as long as a boot may take."""
+
+    def __init__(self, working: WorkingState, lead_times: LeadTimes, deadlines: Deadlines) -> None:
+        self._working = working
+        self._lead_times = lead_times
+        self._deadlines = deadlines
+        self.again_at = 0.0  # not before that the same is tried again of which nobody knows why it failed
+        self._excused = 0  # nobody is to blame for rings up to this generation
+        self._failed_at: float | None = None  # when the newest ring was first seen to have come to nothing
+        self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
+
+    def take_over(self) -> None:
+        """Another leader planned the newest ring, and may have told only some of it: perhaps it failed for that."""
+        self._last_unfit_at = self._working.now
+        self.excuse()
+
+    def excuse(self) -> None:
+        """The newest ring, if it comes to nothing, may do so for something that none of its members has to do with."""
+        self._excused = self._working.record.planned
+
+    def hears_more(self, now: Situation) -> float:
+        """Until when the words of other members are waited for, of a ring that has come to nothing; else 0.0."""
+        if not self._has_failed(now):
+            self._failed_at = None
+            return 0.0
+        evidence = self._evidence(now)
+        self._failed_at = self._working.now if self._failed_at is None else self._failed_at
+        if len(evidence.said) == len(evidence.roster) or unfit.accused(evidence, now.record.trials.proven):
+            return 0.0
+        due = self._failed_at + self._lead_times.loss_s
+        return due if self._working.now < due else 0.0
+
+    def look(self, now: Situation) -> None:
+        """Once for each ring: has it come to nothing, and whose fault is that? Has it made a step?"""
+        record, trials = now.record, now.record.trials
+        roster = record.plan.roster if record.plan else record.roster
+        if lacks_member(now, roster):
+            self.again_at = 0.0
+            self._follow(self._without_whoever_sat_out(now))
+        elif self._has_failed(now):
+            self._failed_at = None
+            self._follow(unfit.judge(trials, self._evidence(now)))
+            undecided = self._working.record.trials.failed > max(trials.failed, 1)
+            self.again_at = self._working.now + self._deadlines.moments_s if undecided else 0.0
+        elif record.plan is None and record.generation > trials.judged and self._is_news(now):
+            self._follow(unfit.stood(trials, record.roster))
+        for worker in left_behind(now):
+            self._part_with(worker)
+
+    def refusal(self, identity: Identity) -> str:
+        """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""
+        here = [one for one in self._working.record.trials.unfit if (one.host, one.address) == host_of(identity)]
+        left_s = self._last_unfit_at + self._deadlines.boot_s - self._working.now
+        if len(here) < unfit.ENOUGH or left_s <= 0:
+            return ""
+        return (
+            f"{len(here)} workers of host {identity.host} could not be part of a ring, the last one for this: "
+            f"{here[-1].reason}; for {left_s:.0f} s more no other one of it is let in: mend it, or start elsewhere"
+        )
+
+    # ---------------------------------------------------------------------------------------------------- evidence
+
+    def _has_failed(self, now: Situation) -> bool:
+        """The newest ring has made no step and fails, though nobody of it is gone, and that was not judged yet."""
+        record = now.record
+        newest = record.plan.generation if record.plan else record.generation
+        roster = record.plan.roster if record.plan else record.roster
+        if not newest or newest <= max(record.trials.judged, self._excused) or not is_broken(now):
+            return False
+        if lacks_member(now, roster) or (record.plan is None and self._has_stepped(now)):
+            return False
+        words = (now.seen.observation(worker) for worker in roster if now.seen.breaks(worker, newest))
+        return not any(word and unfit.is_nobodys(word.reason) for word in words)
+
+    def _is_news(self, now: Situation) -> bool:
+        """That the present ring makes steps: of its members, or of one that it was made without, nobody knew."""
+        trials, roster = now.record.trials, now.record.roster
+        doubted = trials.left_out or trials.failed or any(strike.worker in roster for strike in trials.strikes)
+        return bool(doubted or unfit.condemned(trials)) and self._has_stepped(now)
+
+    def _has_stepped(self, now: Situation) -> bool:
+        return bool(now.record.roster) and now.seen.newest_step(now.record.roster)[0] > now.record.began_step
+
+    def _evidence(self, now: Situation) -> unfit.Evidence:
+        record, seen = now.record, now.seen
+        newest = record.plan.generation if record.plan else record.generation
+        roster = record.plan.roster if record.plan else record.roster
+        broken = ((worker, seen.observation(worker)) for worker in roster if seen.breaks(worker, newest))
+        return unfit.Evidence(
+            generation=newest,
+            roster=roster,
+            base=tuple(worker for worker in record.roster if worker in now.members),
+            said={worker: (word.reason.splitlines() or [""])[0] for worker, word in broken if word},
+            came=frozenset(worker for worker in roster if seen.generation(worker) >= newest),
+            addresses={worker: now.members[worker].identity.address for worker in roster},
+            minimum=record.limits.minimum,
+        )
+
+    # ------------------------------------------------------------------------------------------------ what follows
+
+    def _without_whoever_sat_out(self, now: Situation) -> unfit.Judgement:
+        """Somebody is gone, which may explain it all; but whoever a ring stood without knows nothing of its data."""
+        trials = now.record.trials
+        sat_out = trials.left_out and trials.left_out not in now.record.roster
+        gone = {trials.left_out: "a ring stood without it, and none with it"} if sat_out else {}
+        return unfit.Judgement(unfit.not_proven(trials), gone)
+
+    def _follow(self, judgement: unfit.Judgement) -> None:
+        working = self._working
+        if judgement.trials != working.record.trials:
+            working.change(trials=judgement.trials, pressing=False)
+        for worker, reason in judgement.unfit.items():
+            self._dismiss(worker, reason)
+        if judgement.hopeless:
+            working.end(JobState.FAILED, judgement.hopeless)
+        elif judgement.unfit and not working.record.generation and len(staying(working.record)) < working.record.target:
+            working.end(JobState.FAILED, f"the first ring does not form{working.last_loss}")
+
+    def _part_with(self, worker: str) -> None:
+        """Without fault of its own: another one in its place may be in the next ring."""
+        working, was = self._working, self._working.state(worker)
+        if was is not None and working.record.state not in OVER:
+            working.remove(worker, LEFT_BEHIND)
+            working.last_loss = f"; the last one lost was {worker}: {LEFT_BEHIND}"
+            working.tell(facts.WorkerLost(worker=worker, was=was.value, reason=LEFT_BEHIND))
+
+    def _dismiss(self, worker: str, reason: str) -> None:
+        working, member = self._working, self._working.members.get(worker)
+        if member is None:
+            return
+        host, address = host_of(member.identity)
+        working.remove(worker, f"it cannot be part of a ring: {reason}")
+        trials = working.record.trials
+        known = (*trials.unfit, Unfit(worker, host, address, reason))[-unfit.REMEMBERED :]
+        working.change(trials=msgspec.structs.replace(trials, unfit=known))
+        working.last_loss = f"; worker {worker} of host {host} cannot be part of a ring: {reason}"
+        working.tell(facts.WorkerUnfit(worker=worker, host=host, reason=reason))
+        self._last_unfit_at = working.now

@@ -1,0 +1,316 @@
+"""Which generation should follow: a pure decision from what was decided and what was seen.
+
+Owns: who would be in it, and whether it is needed. Does not own: after which step, its data, its number, nor that it
+becomes the plan (`edl.core.switch.switching`).
+
+One next generation at a time: what comes up while one is planned waits for the one after, merged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+from edl.core.job.hosts import grouped
+from edl.core.job.observations import Observations
+from edl.core.resize.scaling import BOOTING, GOING
+from edl.core.switch.unfit import condemned, suspects
+from edl.protocol.job import Member, Record, WorkerState
+
+NAMED: Final = 4  # of a thousand that a reason may be about
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """All that the decision depends on."""
+
+    record: Record
+    members: Mapping[str, Member]  # of the record, by id
+    seen: Observations
+    torn: bool = False  # of a switch whose word came too late for some, the others wait for these
+    spent: bool = False  # nothing is left to be trained
+    unmet: frozenset[str] = frozenset()  # newcomers that the others do not reach
+    leaves_as: Mapping[str, str] = field(default_factory=dict)  # why whoever leaves was told to, if known
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be.
+
+    `after_step`: it takes the place of the planned one, after the same step. `why`: for people.
+    """
+
+    roster: tuple[str, ...]
+    forced: bool
+    after_step: int | None = None
+    why: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitAnew:
+    """The first generation cannot stand as planned, and not enough are left for another."""
+
+
+@dataclass(frozen=True, slots=True)
+class PutOff:
+    """The word of the switch came too late for all: the old ring goes on, and the same is planned anew later."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class GiveUp:
+    """No generation can follow, and one must."""
+
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class TooFew:
+    """A generation is needed, and would be smaller than the job allows: others may come, within bounds."""
+
+    reason: str
+
+
+Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
+
+
+def decide(now: Situation) -> Decision:
+    """What should follow the newest generation; None: nothing."""
+    record, plan = now.record, now.record.plan
+    forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster) or now.torn
+    if plan is not None and not forced:
+        return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
+    roster = wanted_roster(now, forced)
+    if _nobody_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
+        return None
+    if record.generation == 0:
+        return _first(now, roster)
+    if not any(worker in record.roster for worker in roster):
+        return GiveUp("nobody is left who has the model's state")
+    if len(roster) < record.limits.minimum:
+        return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
+    return _instead(now, roster) or Follow(roster, forced, why=why(now, roster))
+
+
+def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
+    """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can.
+
+    So later rings are not grouped by host. Local ranks do not depend on it (`edl.core.job.hosts`).
+    """
+    record = now.record
+    base = record.plan.roster if record.plan else record.roster
+    staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
+    if not forced:
+        staying -= now.unmet
+        # Who is done keeps its seat, until the ring must be made anew for those who are not.
+        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
+    staying = _without_the_unproven(now, staying, forced)
+    leavers: list[str] = []
+    if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
+        # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
+        leavers = [worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING)]
+    most = record.limits.maximum or len(now.members)
+    if not forced:  # all have the newest state, and one is enough to hand it on: the others make room
+        leavers = leavers[: max(1, most - len(staying))]
+    staying.update(leavers)
+    kept = [worker for worker in base if worker in staying]
+    # Whoever has the model comes before those who need it, and these may have to wait for the generation after.
+    new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
+    return tuple([*kept, *new][:most])
+
+
+def _nobody_would_come(now: Situation) -> bool:
+    """All are at the end of their scripts, whoever is lost there."""
+    at_the_end = now.spent and now.record.plan is None and not is_broken(now)
+    return at_the_end or outlived(now.record.roster, now.members)
+
+
+def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> set[str]:
+    """A ring that comes to nothing for a newcomer's sake is made anew without it, and it is tried once more, alone,
+    when the others train again (I14). Where too few would be left without them, as many are needed as make up the least
+    size, those first that have failed least. So is whoever sat in that ring: its pipeline has read by its leases, so
+    that it could not come again after others were given these.
+    """
+    record, trials = now.record, now.record.trials
+    staying = staying - {trials.left_out} - condemned(trials)
+    newest = record.plan.generation if record.plan else record.generation
+    doubted = set(suspects(trials, record.roster)) if record.roster else set()
+    if trials.judged == newest and record.roster:
+        doubted = staying.difference(record.roster)
+    sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker)}
+    if (needed := record.limits.minimum - len(sure)) > 0:
+        struck = suspects(trials, record.roster)
+        least = sorted(staying - sure, key=lambda worker: (struck.get(worker, 0), now.members[worker].number))
+        return sure.union(least[:needed])
+    trains = now.seen.newest_step(record.roster)[0] > record.began_step
+    if not forced and trains and sure.issubset(record.roster):
+        order = sorted(staying & doubted, key=lambda worker: now.members[worker].number)
+        sure.update(order[:1])
+    return sure
+
+
+def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
+    """Of a ring, only those are left whose scripts have ended, and perhaps some that were told to leave."""
+    states = {members[worker].state for worker in roster if worker in members}
+    return WorkerState.DONE in states and states.issubset(GOING)
+
+
+def left_behind(now: Situation) -> tuple[str, ...]:
+    """Whose samples were given to others: they sat in a ring that came to nothing, and another stands without them.
+
+    What their pipelines have read is not what they would be leased now (I7).
+    """
+    record = now.record
+    plans = [*record.superseded, *([record.plan] if record.plan else [])]
+    known = {0, record.generation, *(plan.generation for plan in plans)}  # whose leases may be gone by yet
+    # Of whoever was left out to see whether it is unfit, that is judged when the others make a step.
+    out = {record.trials.left_out} | condemned(record.trials)
+    left = now.members.keys() - {*record.roster, *out} if record.generation else set()
+    left = {worker for worker in left if now.seen.get(worker) and now.seen.leases_of(worker) not in known}
+    return tuple(worker for worker in sorted(left) if now.members[worker].state not in GOING)
+
+
+def is_broken(now: Situation) -> bool:
+    """Somebody's ring of the newest generation failed."""
+    generation = now.record.plan.generation if now.record.plan else now.record.generation
+    return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
+
+
+def fails_unexplained(now: Situation) -> bool:
+    """The ring that stands has failed some of its members, others have not told yet, and nobody of it is gone."""
+    record = now.record
+    if record.plan is not None or not record.generation or not is_broken(now) or lacks_member(now, record.roster):
+        return False
+    return any(now.seen.trains(worker, record.generation) for worker in record.roster)
+
+
+def missing(now: Situation) -> tuple[str, ...]:
+    """For whom the word of the planned switch came too late."""
+    plan = now.record.plan
+    if plan is None or plan.after_step is None or not now.seen.late:
+        return ()
+    return tuple(worker for worker in plan.roster if now.seen.misses(worker, plan.generation))
+
+
+def missed_by_all(now: Situation) -> bool:
+    """Nobody has left the old ring for the planned one, nor will."""
+    plan = now.record.plan
+    missed = missing(now)
+    staying = (worker for worker in plan.roster if worker in now.record.roster) if plan else ()
+    return bool(missed) and all(_trains_behind(now, worker, missed) for worker in staying)
+
+
+def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
+    """It has missed the switch, or will never come to it. It may have been in another ring that was planned since."""
+    behind = worker in missed and now.seen.generation(worker) == now.record.generation
+    return behind or _is(now, worker, WorkerState.DONE)
+
+
+def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
+    """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met."""
+    plan, after_step = now.record.plan, kept_step(now)
+    if plan is None or after_step is None:
+        return None
+    known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
+    if len(known) < now.record.limits.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
+        return None  # too few; or others need the model of these, who would go before that
+    return Follow(known, forced=False, after_step=after_step, why=why(now, known))
+
+
+def kept_step(now: Situation) -> int | None:
+    """The step of the planned switch, if only newcomers are gone, or cannot come to their ring: whoever trains goes on
+    up to that step, so that no mini-batch is void, and goes from there to another ring.
+
+    None: somebody of the ring that trains has failed, too, or is seen in the next one.
+    """
+    record, plan, seen = now.record, now.record.plan, now.seen
+    if plan is None or not record.generation or now.torn:
+        return None
+    states = [now.members[worker].state for worker in record.roster if worker in now.members]
+    if len(states) < len(record.roster) or WorkerState.DONE in states:
+        return None
+    stands = any(seen.sits(worker, plan.generation) for worker in plan.roster)
+    fails = any(seen.breaks(worker, plan.generation) for worker in record.roster)
+    return None if stands or fails else plan.after_step
+
+
+def why(now: Situation, roster: tuple[str, ...]) -> str:
+    """What has changed since the ring of before, or since the plan that a ring of `roster` follows; for people."""
+    record, plan = now.record, now.record.plan
+    before = plan.roster if plan else record.roster
+    if not before:
+        return f"all {len(roster)} that were asked for are here" if len(roster) > 1 else "the first worker is here"
+    gone = [worker for worker in before if worker not in now.members]
+    had, has = set(before), set(roster)
+    out = [worker for worker in before if worker in now.members and worker not in has]
+    leaving = [worker for worker in out if _is(now, worker, WorkerState.LEAVING)]
+    parts = [f"{_are(gone)} gone"] if gone else _failures(now)
+    for reason in dict.fromkeys(now.leaves_as.get(worker, "") for worker in leaving):
+        named = [worker for worker in leaving if now.leaves_as.get(worker, "") == reason]
+        parts.append(f"{_names(named)} {'leaves' if len(named) == 1 else 'leave'}{f' ({reason})' if reason else ''}")
+    if others := [worker for worker in out if worker not in leaving]:
+        parts.append(f"{_are(others)} left out for now")
+    if new := [worker for worker in roster if worker not in had]:
+        parts.append(f"{_are(new)} ready")
+    return "; ".join(parts)
+
+
+def _failures(now: Situation) -> list[str]:
+    """Of a ring of which nobody is gone."""
+    plan = now.record.plan
+    generation = plan.generation if plan else now.record.generation
+    failed = [worker for worker in sorted(now.seen.broken) if now.seen.breaks(worker, generation)]
+    late = missing(now) if now.torn else ()
+    told = [f"the ring of generation {generation} has failed {_names(failed)}"] if failed else []
+    return [*told, f"the word of generation {generation} has come too late for {_names(late)}"] if late else told
+
+
+def _are(workers: Sequence[str]) -> str:
+    return f"{_names(workers)} {'is' if len(workers) == 1 else 'are'}"
+
+
+def _names(workers: Sequence[str]) -> str:
+    more = len(workers) - NAMED
+    return ", ".join(workers[:NAMED]) + (f" and {more} others" if more > 0 else "")
+
+
+def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
+    """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
+    return not all(map(now.members.__contains__, roster))
+
+
+def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
+    """The first generation needs all that were asked for; who is lost before it stands is waited for anew.
+
+    Nobody has a rank to keep yet, so its ranks go host by host, as Horovod's do.
+    """
+    record = now.record
+    if len(roster) >= record.target:
+        # Whoever has sat in a ring that came to nothing may have trained there, and keeps what it was leased.
+        forced = record.plan is not None or record.begun
+        roster = grouped(roster[: record.target], now.members)
+        return Follow(roster, forced, why=why(now, roster))
+    return WaitAnew() if record.plan is not None else None
+
+
+def _could_enter(now: Situation, member: Member) -> bool:
+    """Nobody waits for a boot (I4); only where nobody has sat in a ring there is nobody who could.
+
+    Of those that were planned for the first ring some may have sat in it, before it came to nothing, and some not.
+    """
+    if member.state in GOING:
+        return False
+    if not now.record.begun:
+        return True
+    return member.state not in BOOTING and (now.record.generation > 0 or now.seen.has_booted(member.identity.id))
+
+
+def _is_ending(now: Situation) -> bool:
+    """Somebody's script has ended, and left the ring: no other generation follows of its own accord."""
+    return any(_is(now, worker, WorkerState.DONE) for worker in now.record.roster)
+
+
+def _is(now: Situation, worker: str, state: WorkerState) -> bool:
+    return worker in now.members and now.members[worker].state is state

@@ -1,0 +1,278 @@
+"""From one generation to the next: the plan, from when it is made until its ring stands or it comes to nothing.
+
+Owns: that a plan is made, superseded, put off and completed, its number, and how long the job waits for workers to make
+one of. Does not own: whether one is needed and who is in it (`edl.core.switch.planning`), after which step, and its
+data (`edl.core.data.leasing`).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import msgspec
+from msgspec import UNSET
+
+from edl import facts
+from edl.core.data import rebatch
+from edl.core.data.leasing import Crossing, Leasing
+from edl.core.job.deadlines import END_OF_TIME
+from edl.core.job.durations import since_ms
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.members import Cause
+from edl.core.job.orders import newcomers
+from edl.core.job.working_state import WorkingState
+from edl.core.resize.sizing import Sizing
+from edl.core.switch.fitness import Fitness
+from edl.core.switch.mustering import Mustering
+from edl.core.switch.planning import (
+    Follow,
+    GiveUp,
+    PutOff,
+    Situation,
+    TooFew,
+    WaitAnew,
+    decide,
+    fails_unexplained,
+    missing,
+)
+from edl.protocol.job import OVER, JobState, Plan, WorkerState
+
+
+class Switching:
+    """The plan of the next generation. `boot_s`: how long others are waited for where too few are left."""
+
+    def __init__(
+        self,
+        working: WorkingState,
+        sizing: Sizing,
+        leasing: Leasing,
+        fitness: Fitness,
+        lead_times: LeadTimes,
+        boot_s: float,
+    ) -> None:
+        self._working = working
+        self._sizing = sizing
+        self._leasing = leasing
+        self._fitness = fitness
+        self._lead_times = lead_times
+        self._boot_s = boot_s
+        self._mustering = Mustering(working, lead_times)
+        self.shortage = ""  # why the next generation waits for workers to come
+        self._short_at = 0.0  # since when
+        self.wake_at = END_OF_TIME  # something is to be decided then, though nothing else happens
+        self._broken_at: float | None = None  # when the present ring was first seen to have failed
+        self._missed_at: float | None = None  # when the first was seen to miss the planned switch
+
+    def is_due(self) -> bool:
+        """Time alone may decide something."""
+        return (
+            self._working.now >= self.wake_at
+            or self._missed_at is not None
+            or bool(self.shortage)
+            or self._mustering.is_due()
+        )
+
+    # --------------------------------------------------------------------------------------------- its ring stands
+
+    def complete(self) -> None:
+        """The planned generation is the present one, once all of it sit in its ring."""
+        working, plan = self._working, self._working.record.plan
+        if plan is None or not self._stands(plan):
+            return
+        old, first = working.record.roster, working.record.generation == 0
+        step, trials = self._leasing.enter(plan), working.record.trials
+        if old and step > working.record.began_step:
+            trials = msgspec.structs.replace(trials, proven=old)
+        working.change(
+            generation=plan.generation,
+            began_step=step,
+            roster=plan.roster,
+            plan=None,
+            superseded=(),
+            state=JobState.RUNNING,
+            unended="",
+            begun=True,
+            rebatch=None,
+            trials=trials,
+        )
+        working.move_all(self._on_their_way(plan.roster), Cause.ENTERED)
+        if first:
+            self._sizing.settle()
+        else:
+            self._tell_scaled(plan, old, forced=plan.after_step is None or step < plan.after_step)
+
+    def _stands(self, plan: Plan) -> bool:
+        """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
+        have trained with it, though they tell later, and whoever is lost from now on is lost from that ring. Else the
+        job would begin anew beside an ended script.
+        """
+        working, seen = self._working, self._working.seen
+        if all(seen.sits(worker, plan.generation) for worker in plan.roster):
+            return True
+        if working.record.generation or not all(map(working.members.__contains__, plan.roster)):
+            return False
+        ended = (worker for worker in plan.roster if working.state(worker) is WorkerState.DONE)
+        return any(seen.sits(worker, plan.generation) and seen.step(worker) > 0 for worker in ended)
+
+    def _tell_scaled(self, plan: Plan, old: tuple[str, ...], *, forced: bool) -> None:
+        """`forced`: the ring before was broken, as its members did not come to the step that was planned."""
+        working, durations = self._working, self._working.durations
+        sighted = [working.seen.observation(worker) for worker in plan.roster if worker in old]
+        pauses = [observation.pause for observation in sighted if observation and observation.pause]
+        worst = max(pauses, key=lambda pause: pause.total, default=None)
+        scaled = facts.Scaled(
+            before=len(old),
+            after=len(plan.roster),
+            pause_ms=None if worst is None else round(worst.total, 1),
+            forced=forced,
+            leave_ms=UNSET if worst is None else round(worst.leave, 1),
+            enter_ms=UNSET if worst is None else round(worst.enter, 1),
+            state_ms=UNSET if worst is None else round(worst.state, 1),
+            switching_ms=since_ms(durations.planned_at, working.now),
+            asked_ms=since_ms(durations.asked_at, working.now),
+        )
+        working.tell(scaled)
+        if len(plan.roster) == working.record.target:
+            durations.asked_at = None
+
+    # ------------------------------------------------------------------------------------------ the next is needed
+
+    def follow(self) -> None:
+        """Do what `edl.core.switch.planning` decides."""
+        working, torn, unmet = self._working, self._is_torn(), self._mustering.left_out
+        situation = Situation(
+            working.record, working.members, working.seen, torn, working.ledgers.spent, unmet, working.leaves_as
+        )
+        if self._may_hear_why(situation):
+            return
+        self._fitness.look(situation)
+        if working.record.state in OVER or self._is_too_early():
+            return
+        decision = decide(replace(situation, record=working.record, members=working.members))
+        if not isinstance(decision, TooFew):
+            self.shortage = ""
+        if not isinstance(decision, Follow):
+            self._mustering.drop()
+        match decision:
+            case Follow():
+                self._follow(decision)
+            case WaitAnew():
+                self._wait_anew()
+            case PutOff(reason):
+                self._put_off(reason)
+            case TooFew(reason):
+                self._wait_for_more(reason)
+            case GiveUp(reason):
+                working.end(JobState.FAILED, f"{reason}{working.last_loss}")
+            case None:
+                pass
+
+    def _follow(self, wanted: Follow) -> None:
+        """At once, after a step that was told already, or as soon as the ring that trains can be left.
+
+        What a ring that was to stand has read is not known beforehand, nor whether it did: so no data is planned.
+        """
+        if wanted.forced or wanted.after_step is not None:
+            self._plan(wanted, Crossing(wanted.after_step, None, rebatch.lifted(self._working.record)))
+        elif not self._working.record.generation:
+            self._plan(wanted, self._leasing.beginning(wanted.roster))
+        elif not self._mustering.stands(wanted.roster):
+            self._leasing.keep_mark()
+        elif (crossing := self._leasing.crossing(wanted.roster)) is not None:
+            self._plan(wanted, crossing)
+
+    def _may_hear_why(self, situation: Situation) -> bool:
+        """Whoever is gone from the ring, or says why it failed, will be known in a moment: a plan with that one in it
+        would fail, too.
+        """
+        now = self._working.now
+        if due := self._fitness.hears_more(situation):
+            self.wake_at = due
+            return True
+        if not fails_unexplained(situation):
+            self._broken_at, self.wake_at = None, END_OF_TIME
+            return False
+        self._broken_at = now if self._broken_at is None else self._broken_at
+        due = self._broken_at + self._lead_times.loss_s
+        self.wake_at = due if now < due else END_OF_TIME
+        return now < due
+
+    def _is_too_early(self) -> bool:
+        """What a ring failed for may pass: the next one that is planned just so waits for moments."""
+        early = self._working.now < self._fitness.again_at
+        self.wake_at = self._fitness.again_at if early else self.wake_at
+        return early
+
+    def _is_torn(self) -> bool:
+        working = self._working
+        if not missing(Situation(working.record, working.members, working.seen)):
+            self._missed_at = None
+            return False
+        self._missed_at = working.now if self._missed_at is None else self._missed_at
+        return working.now - self._missed_at >= self._lead_times.torn_s
+
+    def _wait_for_more(self, reason: str) -> None:
+        """As long as a boot may take. Not kept: a new leader begins to wait anew."""
+        working = self._working
+        if working.record.plan is not None:
+            self._wait_anew()
+        if not self.shortage:
+            self._short_at = working.now
+            working.tell(facts.TooFewWorkers(reason=reason))
+        self.shortage = f"{reason}{working.last_loss}"
+        if working.now - self._short_at >= self._boot_s:
+            working.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{working.last_loss}")
+
+    def _plan(self, wanted: Follow, crossing: Crossing) -> None:
+        working, roster = self._working, wanted.roster
+        generation = working.record.planned + 1
+        if working.record.plan is not None:
+            self._drop(working.record.plan, roster)
+        staying = [worker for worker in roster if working.state(worker) is not WorkerState.LEAVING]
+        working.move_all(staying, Cause.PLANNED)
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger)
+        state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
+        working.change(plan=plan, planned=generation, state=state, rebatch=crossing.rebatch, muster=None)
+        working.durations.planned_at = working.now
+        working.tell(
+            facts.SwitchScheduled(
+                next_generation=generation,
+                after_step=crossing.after_step,
+                size=len(roster),
+                newcomers=newcomers(working.record, plan),
+                why=wanted.why,
+            )
+        )
+
+    # ----------------------------------------------------------------------------------------- it comes to nothing
+
+    def _put_off(self, reason: str) -> None:
+        """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
+        working, plan = self._working, self._working.record.plan
+        assert plan is not None
+        working.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step, reason=reason))
+        self._close(plan, working.record.roster)
+        working.move_all(self._on_their_way(working.record.roster), Cause.PUT_OFF)
+        working.change(plan=None, state=JobState.RUNNING, rebatch=None)
+
+    def _wait_anew(self) -> None:
+        plan = self._working.record.plan
+        assert plan is not None
+        self._drop(plan, roster=())
+        self._working.change(plan=None)
+
+    def _drop(self, plan: Plan, roster: tuple[str, ...]) -> None:
+        """`plan` comes to nothing, though some may have trained by its leases already. `roster` follows it."""
+        self._close(plan, roster)
+        if plan.ledger is not None:
+            self._working.change(superseded=(*self._working.record.superseded, plan))
+
+    def _close(self, plan: Plan, roster: tuple[str, ...]) -> None:
+        working, following = self._working, set(roster)
+        dropped = [worker for worker in self._on_their_way(plan.roster) if worker not in following]
+        ready = {worker for worker in dropped if working.record.generation or working.seen.has_booted(worker)}
+        working.move_all(ready, Cause.UNPLANNED)
+        working.move_all((worker for worker in dropped if worker not in ready), Cause.UNPLANNED_FIRST)
+
+    def _on_their_way(self, roster: tuple[str, ...]) -> list[str]:
+        return [worker for worker in roster if self._working.state(worker) is WorkerState.SWITCHING]

@@ -1,0 +1,240 @@
+"""Who cannot be part of a ring: found out from rings that came to nothing, so that others train on without it (I14).
+
+Owns: whose fault it is when a ring makes no step though nobody of it is gone; who is left out of the next one for
+that, and who for good. Pure. Does not own: what follows for the job (`edl.core.switch.fitness`), nor the roster
+(`edl.core.switch.planning`). What was found out is on record, so that another leader does not begin anew (I9).
+
+A ring that fails says little: all its members fail with it. So three things are gone by, in this order:
+
+- **what each says**. Few say something of their own ("no route to host"): it is they. Others name whom they could not
+  reach: it is whoever is in most of such pairs, a newcomer before those that were in a ring together. "Not all came",
+  "reset by peer" and the like are what everybody says, and point at nobody;
+- **who is new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with them.
+  Each of these is tried once more, alone, when they train again. Failing twice makes a worker unfit, once the others
+  have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and nobody is
+  blamed for it. What a worker says of itself needs no such proof;
+- **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
+  out, the most suspect first. If the ring makes a step without it, that one is unfit.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Final
+
+import msgspec
+
+from edl.protocol.job import Strike, Trials
+
+ENOUGH: Final = 2  # so many failures make a worker unfit; so many unfit workers make a host suspect
+FIRST_RINGS: Final = 3  # so many come to nothing, and nobody knows why: then the job ends
+RINGS: Final = 5  # the same of a job that has trained, once nobody is left to try without
+REMEMBERED: Final = 32  # unfit workers
+
+# What a member says of a failure that may be anybody's. The first of these: it has waited in vain.
+WAITED: Final = ("not all members", "did not come", "timed out", "timeout")
+EVERYBODY_SAYS: Final = (
+    *WAITED,
+    "aborted",
+    "reset",
+    "closed",
+    "broken pipe",
+    "gone",
+    "rendezvous",
+    "horovod said no",
+    "holds on to a ring",
+    "unknown reason",
+    "collective",
+)
+_UNREACHABLE: Final = re.compile(r"\bconnect(?:ing)?\b[^\[]*\[([0-9a-fA-F:.]+)\]:\d+", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Evidence:
+    """A ring that has made no step."""
+
+    generation: int
+    roster: tuple[str, ...]
+    base: tuple[str, ...]  # the ring that stood last; empty while the first one has not
+    said: Mapping[str, str]  # why it failed, by those who have told
+    came: frozenset[str]  # whoever was seen to have tried
+    addresses: Mapping[str, str]  # of the members' hosts
+    minimum: int = 1
+
+    @property
+    def newcomers(self) -> tuple[str, ...]:
+        """Those who were not in the ring before."""
+        return tuple(worker for worker in self.roster if worker not in self.base) if self.base else ()
+
+    @property
+    def absent(self) -> frozenset[str]:
+        """Those who were not seen to come, where that is all that the others say."""
+        waited = all(any(words in reason.lower() for words in WAITED) for reason in self.said.values())
+        return frozenset(self.roster) - self.came if waited else frozenset()
+
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """What follows from a ring that came to nothing."""
+
+    trials: Trials
+    unfit: Mapping[str, str] = field(default_factory=dict)  # worker to reason
+    hopeless: str = ""  # why no ring can follow
+
+
+def is_own(reason: str) -> bool:
+    """A member says something that not everybody would say of the same failure."""
+    said = reason.lower()
+    return bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
+
+
+def is_nobodys(reason: str) -> bool:
+    """A ring that was not to stand: nobody is to blame for it."""
+    return "not booted" in reason
+
+
+def unreachable(reason: str) -> str:
+    """The address that a member could not connect to, if it says so."""
+    found = _UNREACHABLE.search(reason)
+    return found.group(1) if found else ""
+
+
+def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
+    """Whom the words point at, and why. Nobody, where they contradict each other."""
+    own = {worker: reason for worker, reason in evidence.said.items() if is_own(reason)}
+    if own:
+        return own if 2 * len(own) <= len(evidence.roster) else {}
+    pairs = _pairs(evidence)
+    most = max(map(len, pairs.values()), default=0)
+    first = [worker for worker in pairs if most and len(pairs[worker]) == most]
+    if len(first) > 1:
+        first = [worker for worker in first if worker not in proven]
+    return {worker: _why(worker, evidence, pairs[worker]) for worker in first} if len(first) == 1 else {}
+
+
+def judge(trials: Trials, evidence: Evidence) -> Judgement:
+    """`evidence` is of a ring whose members are all there still, and that has made no step."""
+    blamed = accused(evidence, trials.proven or evidence.base)
+    absent = evidence.absent
+    if not blamed and absent.intersection(evidence.newcomers):
+        blamed = {worker: _NEVER_CAME for worker in evidence.newcomers if worker in absent}
+    elif not blamed and absent:  # the others have waited for it, and so has the leader
+        return Judgement(msgspec.structs.replace(trials, judged=evidence.generation))
+    elif not blamed:
+        blamed = {worker: evidence.said.get(worker, _NEVER_CAME) for worker in evidence.newcomers}
+    # A ring without whoever was condemned came to nothing, too: it was not that one, or not alone.
+    before = [strike for strike in trials.strikes if strike.times < ENOUGH or strike.worker in evidence.roster]
+    strikes = _struck(before, blamed)
+    enough = (strike for strike in strikes if strike.times >= ENOUGH)
+    unfit = {strike.worker: strike.reason for strike in enough if not _is_to_be_seen(strike, evidence)}
+    trials = msgspec.structs.replace(
+        trials,
+        judged=evidence.generation,
+        strikes=tuple(strike for strike in strikes if strike.worker not in unfit),
+    )
+    if unfit:
+        return Judgement(undecided_no_more(trials), unfit)
+    return Judgement(trials) if blamed else _try_without(trials, evidence)
+
+
+def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
+    """Nobody knows whose fault it is: the same once more, then without one after another."""
+    failed, tried = trials.failed + 1, trials.tried
+    if trials.left_out:
+        tried = (*tried, trials.left_out)
+    trials = msgspec.structs.replace(trials, failed=failed, left_out="", tried=tried)
+    if not evidence.base:
+        return Judgement(trials, hopeless=_no_ring(evidence) if failed >= FIRST_RINGS else "")
+    left = _most_suspect_first(evidence.base, evidence, trials.proven)
+    left = [worker for worker in left if worker not in tried and len(left) > max(evidence.minimum, 1)]
+    if left and failed >= ENOUGH:
+        return Judgement(msgspec.structs.replace(trials, left_out=left[0]))
+    return Judgement(trials, hopeless=_no_ring(evidence) if failed >= RINGS and not left else "")
+
+
+def _is_to_be_seen(strike: Strike, evidence: Evidence) -> bool:
+    """A newcomer is blamed by what others say, or for being new; are enough left to see whether they have a ring?"""
+    is_new = strike.worker in evidence.newcomers
+    return is_new and not _says_so_itself(strike) and len(evidence.base) >= max(evidence.minimum, 1)
+
+
+def _says_so_itself(strike: Strike) -> bool:
+    return strike.reason != _NEVER_CAME and is_own(strike.reason)
+
+
+def condemned(trials: Trials) -> set[str]:
+    """Those who are unfit if the next ring stands without them."""
+    return {strike.worker for strike in trials.strikes if strike.times >= ENOUGH}
+
+
+def not_proven(trials: Trials) -> Trials:
+    """Somebody is gone, perhaps since before others noticed: rings may have come to nothing for that one's sake.
+
+    What workers have said of themselves stays.
+    """
+    own = tuple(strike for strike in trials.strikes if _says_so_itself(strike))
+    return undecided_no_more(msgspec.structs.replace(trials, strikes=own))
+
+
+def undecided_no_more(trials: Trials) -> Trials:
+    """Somebody is found, or gone: what nobody knew is to be asked anew."""
+    return msgspec.structs.replace(trials, failed=0, left_out="", tried=())
+
+
+def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
+    """A ring of `roster` has made a step: its members are fit, and whoever was left out is not."""
+    unfit = {trials.left_out: "a ring stood without it, and none with it"} if trials.left_out else {}
+    out = condemned(trials).difference(roster)
+    unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
+    strikes = tuple(strike for strike in trials.strikes if strike.worker not in roster and strike.worker not in unfit)
+    return Judgement(undecided_no_more(msgspec.structs.replace(trials, strikes=strikes)), unfit)
+
+
+def suspects(trials: Trials, roster: Sequence[str]) -> dict[str, int]:
+    """Those who failed once, and were not in the present ring: how often."""
+    return {strike.worker: strike.times for strike in trials.strikes if strike.worker not in roster}
+
+
+def _struck(strikes: Sequence[Strike], blamed: Mapping[str, str]) -> tuple[Strike, ...]:
+    before = {strike.worker: strike.times for strike in strikes}
+    others = tuple(strike for strike in strikes if strike.worker not in blamed)
+    return others + tuple(Strike(worker, before.get(worker, 0) + 1, reason) for worker, reason in blamed.items())
+
+
+def _pairs(evidence: Evidence) -> dict[str, set[str]]:
+    """Who could not reach whom, both ways. Where workers share a host, its address is that of all of them."""
+    pairs: dict[str, set[str]] = {}
+    for worker, reason in evidence.said.items():
+        address = unreachable(reason)
+        for peer in evidence.roster:
+            if address and peer != worker and evidence.addresses.get(peer) == address:
+                pairs.setdefault(worker, set()).add(peer)
+                pairs.setdefault(peer, set()).add(worker)
+    return pairs
+
+
+def _why(worker: str, evidence: Evidence, peers: set[str]) -> str:
+    if unreachable(evidence.said.get(worker, "")):
+        return evidence.said[worker]
+    told = next(peer for peer in sorted(peers) if peer in evidence.said)
+    return f"{told} could not reach it: {evidence.said[told]}"
+
+
+def _most_suspect_first(whole: Sequence[str], evidence: Evidence, proven: Sequence[str]) -> list[str]:
+    pairs = _pairs(evidence)
+
+    def trust(worker: str) -> tuple[bool, int, bool, bool, int]:
+        says = is_own(evidence.said.get(worker, ""))
+        return worker in evidence.came, -len(pairs.get(worker, ())), not says, worker in proven, -whole.index(worker)
+
+    return sorted(whole, key=trust)
+
+
+def _no_ring(evidence: Evidence) -> str:
+    said = "; ".join(f"{worker} says: {evidence.said.get(worker, _NEVER_CAME)}" for worker in evidence.roster)
+    return f"no ring of the workers that are here comes to a step: {said}"
+
+
+_NEVER_CAME: Final = "it never came to its ring"

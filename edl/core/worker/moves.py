@@ -1,0 +1,103 @@
+"""What one trainer does at the end of a mini-batch: a pure decision from where it sits and what it was ordered."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from edl.protocol.assignment import Assignment, Orders, Verdict
+
+NEVER: Final = 2**63 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Seat:
+    """Where a trainer sits. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
+
+    generation: int  # 0: alone
+    step: int
+    waiting: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Stay:
+    """Train on where you are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Nothing to do until there are newer orders."""
+
+
+@dataclass(frozen=True, slots=True)
+class Enter:
+    """Leave this ring and enter the assigned one."""
+
+    assignment: Assignment
+
+
+@dataclass(frozen=True, slots=True)
+class Leave:
+    """Leave the job; others go on."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """The job is over."""
+
+    reason: str
+
+
+Move = Stay | Wait | Enter | Leave | Stop
+
+
+def next_move(seat: Seat, orders: Orders) -> Move:
+    """What `orders` mean to a trainer on `seat`."""
+    if orders.verdict is Verdict.STOP:
+        return Stop(orders.reason)
+    if orders.verdict is Verdict.LEAVE and (seat.waiting or seat.step >= orders.leave_after_step):
+        return Leave()
+    assignment = orders.assignment
+    if assignment is not None and assignment.place.generation > seat.generation and _is_due(seat, assignment):
+        return Enter(assignment)
+    return Wait() if seat.waiting else Stay()
+
+
+def given_up(orders: Orders) -> range:
+    """Rings of these generations come to nothing, whoever is still in them."""
+    if orders.verdict is Verdict.STOP or (orders.verdict is Verdict.LEAVE and not orders.leave_after_step):
+        return range(NEVER)
+    return range(0) if orders.assignment is None else replaced(orders.assignment)
+
+
+def replaced(assignment: Assignment) -> range:
+    """Generations that the assigned one takes the place of: all before it if that is broken which trained; else those
+    that were planned since.
+    """
+    first = 0 if assignment.after_step is None else assignment.follows + 1
+    return range(first, assignment.place.generation)
+
+
+def are_newer(orders: Orders, known: Orders | None) -> bool:
+    """Orders that were under way for long, or a stale leader's, may come after newer ones (I10)."""
+    return known is None or (orders.term, orders.version) > (known.term, known.version)
+
+
+def attention_step(generation: int, orders: Orders) -> int:
+    """The step from which on `next_move` may say something else than Stay; the trainer looks at no orders before."""
+    if orders.verdict is Verdict.STOP:
+        return 0
+    marks = [share.mark for share in orders.shares if share.rebatch and share.generation == generation]
+    mark = min(marks, default=NEVER)  # where it waits for what follows
+    if orders.verdict is Verdict.LEAVE:
+        return min(mark, orders.leave_after_step)
+    assignment = orders.assignment
+    if assignment is None or assignment.place.generation <= generation:
+        return mark
+    return min(mark, assignment.after_step or 0)
+
+
+def _is_due(seat: Seat, assignment: Assignment) -> bool:
+    if seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step:
+        return True
+    return seat.generation < assignment.follows  # the others have gone on without us: there is no step to wait for

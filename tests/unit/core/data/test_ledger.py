@@ -1,0 +1,543 @@
+"""Rounds, catch-up, returns and ends of epochs, in examples small enough to follow by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.data.ledger import SPECULATIVE, Ledger
+from edl.core.data.unassigned import Unassigned
+from edl.errors import InvalidTransition, UsageError
+from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals, cut
+from edl.protocol.ledger import LedgerSnapshot
+
+
+def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:
+    return Ledger(DataSpec(total, epochs, batch, **mode), roster)
+
+
+def samples(leases: tuple[Lease, ...]) -> list[tuple[int, ...]]:
+    """(epoch, start, stop) of all that leases hold."""
+    return [(piece.epoch, piece.start, piece.stop) for lease in leases for piece in lease.ranges]
+
+
+def held(ledger: Ledger) -> dict[str, list[tuple[int, ...]]]:
+    return {worker: samples(ledger.leases(worker)) for worker in ledger.roster}
+
+
+def run_out(ledger: Ledger) -> list[int]:
+    """Grant and commit until all is trained; the samples of each step."""
+    steps: list[int] = []
+    while not ledger.exhausted:
+        assert ledger.grant(ledger.step + 1) or ledger.covered_step > ledger.step
+        steps.append(ledger.totals()[0].samples)
+        ledger.commit(ledger.step + 1)
+        ledger.validate()
+    return steps
+
+
+# -------------------------------------------------------------------------------------------------------- leases
+
+
+def test_a_lease_says_what_each_step_consumes():
+    lease = Lease(number=1, after_step=10, steps=4, batch=4, ranges=(Range(0, 0, 6), Range(0, 20, 24)))
+    assert [lease.share(step) for step in range(10, 16)] == [4, 4, 4, 2, 0, 0]
+    assert lease.between(11, 12) == (Range(0, 4, 6), Range(0, 20, 22))
+    assert lease.left(12) == (Range(0, 22, 24),)
+    assert lease.left(3) == lease.ranges
+    assert lease.left(14) == ()
+
+
+def test_a_lease_without_samples_is_a_lease():
+    assert Lease(1, 0, 3, 4, ())
+
+
+def test_cutting_ranges_keeps_their_order():
+    ranges = (Range(1, 5, 8), Range(0, 0, 2))
+    assert cut(ranges, 2, 4) == (Range(1, 7, 8), Range(0, 0, 1))
+    assert cut(ranges, -5, 1) == (Range(1, 5, 6),)
+    assert cut(ranges, 3, 3) == ()
+
+
+# -------------------------------------------------------------------------------------------------------- rounds
+
+
+def test_a_round_gives_all_members_the_same_steps():
+    ledger = ledger_of(100, "a", "b")
+    assert ledger.grant(3) == {
+        "a": (Lease(1, 0, 3, 4, (Range(0, 0, 12),)),),
+        "b": (Lease(1, 0, 3, 4, (Range(0, 12, 24),)),),
+    }
+    assert ledger.grant(3) == {}
+    assert ledger.covered_step == 3
+
+
+def test_what_is_left_of_an_epoch_is_spread_over_its_last_step():
+    ledger = ledger_of(30, "a", "b", "c")  # two full steps of 12, then 6
+    ledger.grant(99)
+    assert held(ledger) == {"a": [(0, 0, 10)], "b": [(0, 10, 20)], "c": [(0, 20, 30)]}
+    assert ledger.totals() == (Totals(2, 12), Totals(3, 6))
+    assert all(lease.final for worker in ledger.roster for lease in ledger.leases(worker))
+
+
+def test_a_round_stops_at_the_end_of_its_epoch():
+    ledger = ledger_of(10, "a", epochs=2)
+    assert [(lease.after_step, lease.steps, lease.epoch) for lease in ledger.grant(5)["a"]] == [(0, 3, 0), (3, 2, 1)]
+    assert run_out(ledger) == [4, 4, 2, 4, 4, 2]
+
+
+def test_a_stream_goes_on_across_the_end_of_an_epoch():
+    ledger = ledger_of(10, "a", "b", epochs=3, whole_epochs=False)
+    assert run_out(ledger) == [8, 8, 8, 6]
+
+
+def test_a_stream_is_leased_about_an_epoch_at_a_time():
+    """Members hold runs one after the other: without a bound one would train epoch 0 and the next one epoch 500."""
+    ledger = ledger_of(100, "a", "b", epochs=1000, whole_epochs=False)
+    ledger.grant(12_500)
+    first = {worker: ledger.leases(worker)[0] for worker in ledger.roster}
+    assert samples((first["a"],)) == [(0, 0, 52)]
+    assert samples((first["b"],)) == [(0, 52, 100), (1, 0, 4)]
+
+
+def test_fewer_samples_than_workers_leave_some_with_an_empty_share():
+    ledger = ledger_of(2, "a", "b", "c")
+    given = ledger.grant(5)
+    assert [len(given[worker][0]) for worker in "abc"] == [1, 1, 0]
+    assert [lease.steps for leases in given.values() for lease in leases] == [1, 1, 1]
+    assert ledger.commit(1) == (0,)
+
+
+def test_less_than_one_global_batch_is_one_step():
+    assert run_out(ledger_of(7, "a", "b", epochs=2)) == [7, 7]
+
+
+def test_without_members_nothing_is_granted():
+    ledger = ledger_of(10)
+    assert ledger.grant(5) == {}
+    assert not ledger.exhausted
+
+
+@pytest.mark.parametrize(
+    ("spec", "message"),
+    [
+        (DataSpec(0, 1, 1), "has 0 samples: give"),
+        (DataSpec(1, 0, 1), "epochs is 0: ask"),
+        (DataSpec(1, 1, 0), "batch is 0: ask"),
+    ],
+)
+def test_a_spec_without_work_is_refused(spec, message):
+    with pytest.raises(UsageError, match=message):
+        Ledger(spec)
+
+
+# ------------------------------------------------------------------------------------------- comings and goings
+
+
+def test_a_newcomer_is_leased_beside_the_survivors():
+    ledger = ledger_of(100, "a")
+    ledger.grant(4)
+    ledger.enter(["a", "b"], 1)
+    assert ledger.grant(5) == {
+        "b": (Lease(1, 1, 3, 4, (Range(0, 16, 28),)), Lease(2, 4, 1, 4, (Range(0, 32, 36),))),
+        "a": (Lease(2, 4, 1, 4, (Range(0, 28, 32),)),),
+    }
+    assert ledger.totals() == (Totals(5, 8),)
+
+
+def test_a_newcomer_when_all_is_leased_has_empty_shares():
+    ledger = ledger_of(16, "a")
+    ledger.grant(4)
+    ledger.enter(["a", "b"], 1)
+    assert ledger.grant(9) == {"b": (Lease(1, 1, 3, 4, (), epoch=0, final=True),)}
+    assert run_out(ledger) == [4, 4, 4]
+
+
+def test_newcomers_catch_up_in_whole_batches():
+    """Shares in the middle of a lease are full or empty, so that a script that cuts batches itself stays in step."""
+    ledger = ledger_of(27, "a")
+    ledger.grant(5)  # 20 of 27: 7 are unassigned, one batch and 3
+    ledger.enter(["a", "b", "c"], 1)
+    given = ledger.grant(5)
+    assert {worker: len(leases[0]) for worker, leases in given.items()} == {"b": 4, "c": 0}
+    assert run_out(ledger) == [8, 4, 4, 4, 3]
+
+
+def test_what_the_gone_held_is_leased_first():
+    ledger = ledger_of(100, "a", "b", "c")
+    ledger.grant(2)
+    ledger.enter(["c"], 1)
+    assert ledger.counts() == DataCounts(epoch=0, total=100, trained=12, leased=4, unassigned=84, ahead=1)
+    assert samples(ledger.grant(4)["c"]) == [(0, 4, 8), (0, 12, 16)]
+    assert samples(ledger.grant(5)["c"]) == [(0, 24, 28)]
+
+
+def test_all_but_one_leave():
+    ledger = ledger_of(48, "a", "b", "c")
+    ledger.grant(4)
+    ledger.enter(["b"], 2)
+    assert run_out(ledger) == [4] * 6
+
+
+def test_everybody_is_replaced():
+    ledger = ledger_of(48, "a", "b")
+    ledger.grant(6)
+    ledger.enter(["c", "d"], 3)
+    assert ledger.covered_step == 3
+    assert samples(ledger.grant(4)["c"]) == [(0, 12, 16)]
+    assert run_out(ledger) == [8, 8, 8]
+
+
+def test_everybody_gone_and_somebody_comes():
+    ledger = ledger_of(20, "a")
+    ledger.grant(5)
+    ledger.enter([], 2)
+    assert ledger.grant(9) == {}
+    ledger.enter(["b"], 2)
+    assert run_out(ledger) == [4, 4, 4]
+
+
+def test_steps_may_be_left_without_any_sample():
+    """`b` was only filling up when `a`, who held all samples, left. Nobody may divide by such a total."""
+    ledger = ledger_of(16, "a")
+    ledger.grant(4)
+    ledger.enter(["a", "b"], 2)
+    ledger.grant(4)
+    ledger.enter(["b"], 2)
+    ledger.grant(6)
+    assert ledger.totals() == (Totals(4, 0), Totals(6, 4))
+
+
+def test_lease_numbers_have_no_gaps_over_leaders_and_generations():
+    ledger = ledger_of(1000, "a", "b")
+    ledger.grant(2)
+    ledger.commit(2)
+    ledger = Ledger.restore(ledger.snapshot())
+    ledger.grant(4)
+    ledger.enter(["b", "c"], 3)
+    ledger.grant(6)
+    assert [lease.number for lease in ledger.leases("b")] == [2, 3]
+    assert [lease.number for lease in ledger.leases("b", after=2)] == [3]
+    assert [lease.number for lease in ledger.leases("c")] == [1, 2]
+    assert ledger.leases("a") == ()
+
+
+def test_members_may_take_batches_of_their_own():
+    """Nothing sets them yet, but leases, totals and the ends of epochs go by each member's batch."""
+    ledger = ledger_of(28, "a", "b")
+    snapshot = ledger.snapshot()
+    slow = msgspec.structs.replace(snapshot.members[1], batch=2)
+    ledger = Ledger.restore(msgspec.structs.replace(snapshot, members=(snapshot.members[0], slow)))
+    ledger.grant(99)
+    assert [len(ledger.leases(worker)[0]) for worker in "ab"] == [19, 9]  # four steps of 4 + 2, then 3 + 1
+    assert run_out(ledger) == [6, 6, 6, 6, 4]
+
+
+# ----------------------------------------------------------------------------------------------- ends of epochs
+
+
+def test_epochs_end_in_order_and_are_told_once():
+    ledger = ledger_of(8, "a", epochs=3)
+    ledger.grant(6)
+    assert [ledger.commit(step) for step in (1, 2, 2, 6)] == [(), (0,), (), (1, 2)]
+    assert ledger.exhausted
+    assert ledger.counts() == DataCounts(epoch=2, total=8, trained=8, leased=0, unassigned=0, ahead=0)
+
+
+def test_an_epoch_ends_only_when_what_came_back_is_trained():
+    ledger = ledger_of(16, "a", "b", epochs=3)
+    ledger.grant(4)  # epochs 0 and 1
+    ledger.enter(["a"], 1)  # b's (0, 12..16) and all its epoch 1 come back
+    assert ledger.commit(4) == ()
+    assert samples(ledger.grant(5)["a"]) == [(0, 12, 16)]
+    assert ledger.commit(5) == (0,)
+    assert run_out(ledger) == [4] * 6
+
+
+def test_what_comes_back_after_its_epochs_final_round_goes_with_the_next_epoch():
+    ledger = ledger_of(14, "a", "b", epochs=2)
+    ledger.grant(2)  # all of epoch 0: 8 samples, then 6
+    ledger.enter(["a"], 1)  # 3 of them come back
+    lease = ledger.grant(4)["a"][-1]
+    assert lease.epoch == 1
+    assert samples((lease,)) == [(0, 11, 14), (1, 0, 5)]
+    assert run_out(ledger) == [3, 4, 4, 4, 4, 1]
+
+
+def test_in_the_last_epoch_it_makes_a_round_of_its_own():
+    ledger = ledger_of(14, "a", "b")
+    ledger.grant(2)
+    ledger.enter(["a"], 1)
+    lease = ledger.grant(4)["a"][-1]
+    assert (lease.epoch, lease.final, len(lease)) == (0, True, 3)
+    assert run_out(ledger) == [3, 3]
+
+
+def test_for_a_roster_of_strangers_no_round_has_been_final():
+    ledger = ledger_of(14, "a", "b", epochs=2)
+    ledger.grant(2)
+    ledger.enter(["c"], 1)
+    assert [(lease.epoch, len(lease)) for lease in ledger.grant(3)["c"]] == [(0, 6)]
+
+
+def test_more_epochs_may_be_wanted_at_any_time():
+    ledger = ledger_of(4, "a")
+    assert run_out(ledger) == [4]
+    ledger.extend(1)
+    assert ledger.exhausted
+    ledger.extend(3)
+    assert not ledger.exhausted
+    assert ledger.epoch == 1
+    assert run_out(ledger) == [4, 4]
+
+
+# -------------------------------------------------------------------------------------------------- by sample
+
+
+# ------------------------------------------------------------------------------------------------ an open end
+
+
+def test_with_an_open_end_more_than_is_wanted_is_leased_and_counts_for_nothing():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert (ledger.wanted_step, ledger.covered_step) == (2, 6)
+    assert (ledger.fully_leased, ledger.exhausted) == (True, False)
+    assert ledger.validate() == 12
+    assert ledger.commit(2) == (0,)
+    assert ledger.exhausted
+    assert ledger.counts() == DataCounts(0, 12, 12, 0, 0, 4)
+    assert ledger.validate() == 0
+    assert ledger.wanted_step == 2
+
+
+def test_of_very_short_epochs_not_all_are_leased_that_would_fit():
+    ledger = ledger_of(4, "a", open_ended=True)
+    ledger.grant(1000)
+    assert ledger.covered_step == 1 + SPECULATIVE
+    ledger.extend(3)
+    ledger.grant(1000)
+    assert ledger.covered_step == 3 + SPECULATIVE
+
+
+def test_what_is_trained_was_begun_though_nobody_has_said_so():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert ledger.commit(5) == (0, 1)
+    assert (ledger.spec.epochs, ledger.epoch, ledger.wanted_step) == (3, 2, 6)
+    assert ledger.validate() == 4
+
+
+def test_what_comes_back_is_leased_before_what_nobody_has_begun():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    assert [lease.epoch for lease in ledger.leases("a")] == [0, 1, 2]
+    ledger.enter(["a"], 1)
+    assert samples(ledger.leases("a")) == [(0, 0, 6)]
+    ledger.grant(6)
+    assert [(lease.number, lease.epoch) for lease in ledger.leases("a")] == [(1, 0), (2, 0), (3, 1)]
+    assert samples(ledger.leases("a")) == [(0, 0, 6), (0, 10, 12), (1, 0, 12)]
+
+
+def test_the_epoch_of_the_next_step_may_have_begun_so_it_is_not_taken_back():
+    ledger = ledger_of(12, "a", "b", open_ended=True)
+    ledger.grant(6)
+    before = ledger.leases("a")
+    ledger.enter(["a"], 2)
+    assert ledger.leases("a") == before[1:2]
+    assert ledger.spec.epochs == 1
+
+
+def test_by_sample_the_final_step_waits_until_all_before_is_trained():
+    ledger = ledger_of(18, "a", "b", by_sample=True)
+    ledger.grant(9)
+    assert ledger.covered_step == 2
+    ledger.commit(1)
+    assert ledger.grant(9) == {}
+    ledger.commit(2)
+    assert [(len(leases[0]), leases[0].final) for leases in ledger.grant(9).values()] == [(1, True), (1, True)]
+
+
+def test_by_sample_a_full_last_step_is_final_too():
+    ledger = ledger_of(16, "a", "b", by_sample=True)
+    ledger.grant(9)
+    assert ledger.covered_step == 1
+    ledger.commit(1)
+    assert [(len(leases[0]), leases[0].final) for leases in ledger.grant(9).values()] == [(4, True), (4, True)]
+
+
+def test_by_sample_what_comes_back_too_late_waits_for_the_next_pass():
+    ledger = ledger_of(6, "a", "b", by_sample=True)
+    ledger.grant(9)
+    ledger.enter(["a"], 0)  # in the final step: b's 3 samples come back, and a's own batch is its last
+    assert ledger.grant(9) == {}
+    ledger.commit(1)
+    ledger = Ledger.restore(ledger.snapshot())
+    assert ledger.grant(9) == {}
+    ledger.extend(2)
+    assert samples(ledger.grant(2)["a"]) == [(0, 3, 6), (1, 0, 1)]
+
+
+def test_by_sample_a_stream_gives_what_comes_back_too_late_to_the_next_pass():
+    ledger = ledger_of(6, "a", "b", by_sample=True, whole_epochs=False)
+    ledger.grant(9)
+    ledger.enter(["a"], 0)
+    ledger.commit(1)
+    assert [lease.final for lease in ledger.grant(9)["a"]] == [True]
+    assert run_out(ledger) == [3]
+
+
+# ------------------------------------------------------------------------------------- mistakes are told with a story
+
+
+@pytest.mark.parametrize("step", [0, 5])
+def test_a_step_outside_what_is_covered_is_our_bug(step):
+    ledger = ledger_of(100, "a")
+    ledger.grant(4)
+    ledger.commit(1)
+    before = ledger.snapshot()
+    with pytest.raises(InvalidTransition, match=r"outside 1\.\.4") as error:
+        ledger.commit(step)
+    assert ("grant", 4) in error.value.history
+    with pytest.raises(InvalidTransition, match=r"outside 1\.\.4"):
+        ledger.enter(["a", "b"], step)
+    assert ledger.snapshot() == before
+
+
+def test_newcomers_must_be_granted_leases_before_a_step_of_theirs():
+    ledger = ledger_of(100, "a")
+    ledger.grant(4)
+    ledger.enter(["a", "b"], 1)
+    with pytest.raises(InvalidTransition, match="before newcomers were granted"):
+        ledger.commit(2)
+
+
+def test_a_worker_sits_once_in_a_roster():
+    with pytest.raises(InvalidTransition, match="twice in the roster"):
+        ledger_of(100, "a", "a")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"ranges": (Range(0, 6, 14),)}, "I6: a sample is leased twice"),
+        ({"ranges": (Range(0, 0, 4), Range(0, 50, 54))}, "I6: a sample is leased twice, or both leased and unassigned"),
+        ({"steps": 3}, "I7: b runs dry at step 3, others at 2|I7: a runs dry"),
+        ({"number": 7}, "I7: b's leases have a gap"),
+        ({"after_step": 1, "steps": 1}, "I7: b's leases have a gap"),
+    ],
+)
+def test_validate_sees_what_must_never_be(change, message):
+    ledger = ledger_of(100, "a", "b")
+    ledger.grant(2)
+    ledger.validate()
+    snapshot = ledger.snapshot()
+    first, second = snapshot.members
+    wrong = msgspec.structs.replace(second, leases=(msgspec.structs.replace(second.leases[0], **change),))
+    with pytest.raises(InvalidTransition, match=message):
+        Ledger.restore(msgspec.structs.replace(snapshot, members=(first, wrong))).validate()
+
+
+def test_validate_sees_an_epoch_that_ended_too_early():
+    ledger = ledger_of(100, "a", epochs=2)
+    with pytest.raises(InvalidTransition, match="I6: epoch 0 ended"):
+        Ledger.restore(msgspec.structs.replace(ledger.snapshot(), ended=1)).validate()
+
+
+# -------------------------------------------------------------------------------------------------- size and cost
+
+
+def test_a_billion_samples_and_a_thousand_workers_cost_what_the_workers_cost():
+    """Counted, not timed: every grant creates one lease per worker, however many steps and samples it covers."""
+    workers = [f"worker-{number:04}" for number in range(1000)]
+    ledger = Ledger(DataSpec(10**9, 90, 64, shuffle=True), workers)
+    given = ledger.grant(10_000)
+    assert sum(map(len, given.values())) == 1000
+    ledger.enter(workers[500:], 0)
+    assert len(ledger.snapshot().returned) == 1  # neighbours' pieces that touch are one
+    ledger.enter(workers[501::2], 5000)
+    assert len(ledger.snapshot().returned) <= 251
+    assert sum(map(len, ledger.grant(11_000).values())) == 250
+    wire = msgspec.msgpack.encode(ledger.snapshot())
+    assert len(wire) < 60_000
+    restored = Ledger.restore(msgspec.msgpack.decode(wire, type=LedgerSnapshot))
+    assert restored.snapshot() == ledger.snapshot()
+    assert restored.totals() == ledger.totals() == (Totals(11_000, 250 * 64),)
+
+
+def test_a_commit_inside_a_round_looks_at_no_lease(monkeypatch):
+    ledger = ledger_of(10**9, *map(str, range(1000)))
+    ledger.grant(1000)
+    looked = []
+    monkeypatch.setattr(Lease, "between", lambda *arguments: looked.append(arguments))
+    ledger.commit(999)
+    assert looked == []
+
+
+# ------------------------------------------------------------------------------------------------- unassigned
+
+
+def test_pieces_that_touch_the_frontier_are_part_of_it_again():
+    pool = Unassigned(total=10, epochs=2)
+    taken = pool.take(15)
+    assert taken == (Range(0, 0, 10), Range(1, 0, 5))
+    pool.give_back([Range(1, 0, 5), Range(0, 2, 4)])
+    assert (pool.frontier, pool.returned) == (10, ((2, 4),))
+    assert [pool.count(epoch) for epoch in (-1, 0, 1, 2)] == [0, 2, 12, 12]
+    assert pool.take(3) == (Range(0, 2, 4), Range(1, 0, 1))
+    assert pool.first_epoch == 1
+
+
+# --------------------------------------------------------------------------------- newcomers where little is left
+
+
+def test_a_newcomer_that_finds_all_leased_gets_its_share_when_leases_are_cut_anew():
+    ledger = ledger_of(101, "a", batch=4)
+    ledger.grant(100)
+    assert ledger.covered_step == 26
+    ledger.commit(2)
+    ledger.enter(("a", "b"), 2)
+    ledger.grant(3)
+    assert samples(ledger.leases("b")) == []
+    assert ledger.outdated_until == 26
+    assert Ledger.restore(ledger.snapshot()).outdated_until == 26
+    ledger.rebatch(5)
+    ledger.grant(100)
+    assert ledger.outdated_until == 0
+    assert run_out(ledger) == [4, 4, 4, *[8] * 10, 1]
+
+
+def test_a_newcomer_that_finds_nearly_enough_is_left_alone():
+    ledger = ledger_of(80, "a", batch=4)
+    ledger.grant(10)
+    ledger.enter(("a", "b"), 0)
+    ledger.grant(10)
+    assert ledger.outdated_until == 0
+    assert run_out(ledger) == [8] * 10
+
+
+def test_a_newcomer_whose_script_cuts_batches_itself_gets_whole_ones_too():
+    ledger = ledger_of(101, "a", batch=4, by_sample=True)
+    ledger.grant(100)
+    ledger.commit(2)
+    ledger.enter(("a", "b"), 2)
+    ledger.grant(3)
+    assert ledger.outdated_until == 25
+    ledger.rebatch(5)
+    ledger.grant(100)
+    assert run_out(ledger) == [4, 4, 4, *[8] * 10, 1]
+
+
+def test_a_step_without_samples_comes_before_the_last_short_one():
+    ledger = Ledger(DataSpec(total=25, epochs=1, batch=10, by_sample=True), ["w0", "w1"])
+    ledger.grant(9)
+    assert (ledger.covered_step, ledger.holds_back) == (1, True)
+    ledger.idle()
+    ledger.validate()
+    assert ledger.covered_step == 2
+    ledger.commit(2)
+    ledger.grant(9)
+    assert (ledger.covered_step, ledger.holds_back) == (3, False)
+    with pytest.raises(InvalidTransition, match="final"):
+        ledger.idle()

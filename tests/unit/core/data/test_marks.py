@@ -1,0 +1,172 @@
+"""A switch whose newcomers would have no samples waits for one word: how far all pipelines have read."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from machine_job import Job
+
+from edl.core.job.inputs import TimePassed, TookOver, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine
+from edl.core.worker.moves import attention_step
+from edl.protocol.data import DataSpec, Lease, Range
+from edl.protocol.job import Plan
+from edl.protocol.messages import Phase
+
+DATA = DataSpec(total=6000, epochs=1, batch=10)  # all of it is leased at once: 300 steps of two
+
+
+class Marked(Job):
+    """Two workers are at step 10, and a third is ready."""
+
+    def __init__(self) -> None:
+        super().__init__(np=2)
+        for worker in ("a", "b"):
+            self.join(worker)
+        for worker in ("a", "b"):
+            self.see(worker, Phase.TRAINING, generation=1, data=DATA)
+        for worker in ("a", "b"):
+            self.see(worker, Phase.TRAINING, generation=1, step=10, data=DATA)
+        self.join("c")
+        self.see("c", Phase.READY, data=DATA)
+
+    @property
+    def mark(self) -> tuple[int, int]:
+        under_way = self.machine.record.rebatch
+        assert under_way is not None
+        return under_way.number, under_way.mark
+
+    @property
+    def plan(self) -> Plan:
+        plan = self.machine.record.plan
+        assert plan is not None
+        return plan
+
+    def tell(self, worker: str, read: int, **more: object) -> None:
+        self.see(worker, Phase.TRAINING, generation=1, step=10, data=DATA, marked=(self.mark[0], read), **more)
+
+    def leased(self, worker: str, step: int) -> int:
+        """By the plan."""
+        assert self.plan.ledger is not None
+        leases = next(one.leases for one in self.plan.ledger.members if one.worker == worker)
+        return next(lease.share(step) for lease in leases if lease.after_step < step <= lease.until_step)
+
+
+def held(leases: Iterable[Lease], after_step: int, until_step: int) -> list[tuple[Range, ...]]:
+    """What they give each of these steps."""
+    covers = {step: lease for lease in leases for step in range(lease.after_step + 1, lease.until_step + 1)}
+    return [covers[step].between(step - 1, step) for step in range(after_step + 1, until_step + 1)]
+
+
+def test_the_mark_comes_first_and_the_plan_when_all_have_told():
+    job = Marked()
+    number, mark = job.mark
+    assert job.machine.record.plan is None
+    assert mark > 10
+    share = next(share for share in job.orders("a").shares if share.generation == 1)
+    assert (share.rebatch, share.mark) == (number, mark)
+    assert attention_step(1, job.orders("a")) == mark  # where it waits, if the plan comes late
+    job.tell("a", mark)
+    assert job.machine.record.plan is None
+    job.tell("b", mark)
+    assert (job.plan.roster, job.plan.after_step) == (("a", "b", "c"), mark)
+    assert [job.leased(worker, mark + 1) for worker in "abc"] == [10, 10, 10]
+    share = next(share for share in job.orders("a").shares if share.generation == 1)
+    assert share.rebatch == number, "read beyond, the samples of others would be trained"
+
+
+def test_what_a_pipeline_has_read_stays_its_own_and_newcomers_have_samples_beside_it():
+    job = Marked()
+    _, mark = job.mark
+    job.tell("a", mark)
+    job.tell("b", mark + 7)
+    assert job.plan.after_step == mark, "nobody can be beyond the first of the steps told"
+    assert [job.leased(worker, mark + 1) for worker in "abc"] == [10, 10, 10]
+    assert job.machine.ledger is not None
+    assert job.plan.ledger is not None
+    for member in job.plan.ledger.members[:2]:
+        present = job.machine.ledger.leases(member.worker)
+        assert held(member.leases, mark, mark + 7) == held(present, mark, mark + 7)
+
+
+def test_once_the_ring_stands_the_mark_is_gone():
+    job = Marked()
+    _, mark = job.mark
+    for worker in "ab":
+        job.tell(worker, mark)
+    for worker in "abc":
+        job.see(worker, Phase.TRAINING, generation=2, step=mark, data=DATA, leases_of=2)
+    assert (job.machine.record.generation, job.machine.record.rebatch) == (2, None)
+    assert all(share.rebatch == 0 for share in job.orders("a").shares)
+
+
+def test_whoever_does_not_tell_holds_the_switch_up_for_a_moment_only():
+    job = Marked()
+    _, mark = job.mark
+    job.tell("a", mark)
+    job.now += job.machine.lead_times.torn_s
+    job.feed(TimePassed())
+    assert job.machine.record.rebatch is None
+    assert (job.plan.roster, job.leased("c", (job.plan.after_step or 0) + 1)) == (("a", "b", "c"), 0)
+
+
+def test_a_switch_that_is_not_wanted_any_more_leaves_no_mark():
+    job = Marked()
+    job.feed(Vanished("c", "gone"))
+    assert (job.machine.record.plan, job.machine.record.rebatch) == (None, None)
+
+
+def test_the_mark_of_a_plan_outlives_it_until_somebody_is_known_not_to_have_come_to_its_ring():
+    """Others may have been in that ring, and have trained what is leased beyond the mark to this one."""
+    job = Marked()
+    _, mark = job.mark
+    for worker in "ab":
+        job.tell(worker, mark)
+    job.feed(Vanished("c", "gone"))
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, mark, mark)
+    job.tell("b", mark, missed=3)  # it waits for samples, where no ring can be changed
+    job.now += job.machine.lead_times.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (4, None, mark)
+    job.tell("b", mark, missed=4)
+    assert job.machine.record.rebatch is None
+
+
+def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whoever_misses_the_switch():
+    """Else who misses it gets the samples of before, breaks with them, and takes them along to the planned ring."""
+    job = Marked()
+    _, mark = job.mark
+    for worker in "ab":
+        job.tell(worker, mark)
+    job.tell("b", mark, missed=2)
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (2, mark, mark)
+    job.now += job.machine.lead_times.torn_s
+    job.feed(TimePassed())
+    assert (job.plan.generation, job.plan.after_step, job.mark[1]) == (3, None, mark)
+    job.tell("b", mark, missed=3)
+    assert job.machine.record.rebatch is None
+
+
+def test_no_mark_where_newcomers_have_samples_anyway():
+    job = Job(np=2)
+    for worker in ("a", "b"):
+        job.join(worker)
+    for worker in ("a", "b"):
+        job.see(worker, Phase.TRAINING, generation=1, step_time_s=1.0, data=DATA)
+    job.join("c")
+    job.see("c", Phase.READY, data=DATA)
+    assert job.machine.record.plan is not None
+    assert job.machine.record.rebatch is None
+
+
+def test_a_new_leader_goes_on_with_the_mark_of_the_one_before():
+    job = Marked()
+    number, mark = job.mark
+    job.machine = JobMachine(job.machine.record, LeadTimes.of(10.0))
+    job.feed(TookOver(frozenset("abc")))
+    job.see("c", Phase.READY, data=DATA)
+    assert (job.mark, job.machine.record.plan) == ((number, mark), None)
+    for worker in "ab":
+        job.tell(worker, mark)
+    assert job.leased("c", (job.plan.after_step or 0) + 1) == 10

@@ -1,0 +1,179 @@
+"""Whoever hangs is lost after its bound, with a reason; whoever only takes long is not (I12)."""
+
+from __future__ import annotations
+
+import pytest
+from machine_job import meet
+
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.inputs import Reported, Tell, TimePassed, Vanished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.machine import JobMachine, new_record
+from edl.core.job.orders import OrderBook
+from edl.facts import WorkerLost
+from edl.protocol.assignment import Verdict
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Identity, WorkerState
+from edl.protocol.messages import Observation, Phase, Register
+
+SPEC = DataSpec(total=100_000, epochs=1, batch=10)
+DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
+
+
+class Job:
+    """A leader's machine with two workers that train."""
+
+    def __init__(self) -> None:
+        self.machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0), DEADLINES)
+        self.lost: dict[str, str] = {}
+        for worker in ("w0", "w1"):
+            self.join(worker, 0.0)
+        for worker in ("w0", "w1"):
+            self.see(worker, Phase.TRAINING, 1, 0, 0.0)
+
+    def feed(self, happened: object, at: float) -> None:
+        for command in [*self.machine.handle(happened, at), *meet(self.machine, at)]:  # type: ignore[arg-type]
+            if isinstance(command, Tell) and isinstance(command.fact, WorkerLost):
+                self.lost[command.fact.worker] = command.fact.reason
+
+    def wait(self, since: float, until: float) -> None:
+        """A leader at work takes an input each second."""
+        for at in range(int(since) + 1, int(until) + 1):
+            self.feed(TimePassed(), float(at))
+
+    def join(self, worker: str, at: float) -> None:
+        self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
+
+    def see(self, worker: str, phase: Phase, generation: int, step: int, at: float) -> None:
+        self.feed(Reported(worker, Observation(phase, generation, step, generation, 0.01, SPEC, None, False, "")), at)
+
+    def state(self, worker: str) -> WorkerState | None:
+        states = {member.identity.id: member.state for member in self.machine.record.members}
+        return states.get(worker)
+
+
+@pytest.mark.parametrize(("step_timeout_s", "boot_s"), [(1, 300), (60, 600), (600, 6000)])
+def test_a_boot_may_take_ten_of_the_longest_steps_and_five_minutes_at_least(step_timeout_s: int, boot_s: int) -> None:
+    deadlines = Deadlines.of(step_timeout_s)
+    assert (deadlines.boot_s, deadlines.seat_s, deadlines.step_s) == (boot_s, 2 * step_timeout_s, step_timeout_s)
+
+
+def test_a_newcomer_that_never_boots_is_dropped_and_hears_why() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 100)
+    assert job.lost == {}
+    job.wait(100, 103)
+    assert "joining for 100 s: it hangs" in job.lost["w2"]
+    assert job.machine.record.plan is None  # nobody waited for it
+    orders = OrderBook(job.machine.record, 1).orders("w2")
+    assert orders.verdict is Verdict.STOP
+    assert orders.reason == f"the job's leader has given this worker up: {job.lost['w2']}"
+
+
+def test_a_newcomer_that_goes_on_gets_the_time_anew() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 90)
+    job.see("w2", Phase.REHEARSING, 0, 0, 90.0)
+    job.wait(90, 150)
+    assert job.state("w2") is WorkerState.WARMING
+    job.wait(150, 189)
+    job.see("w2", Phase.READY, 0, 0, 189.0)
+    job.wait(189, 900)
+    assert job.lost == {}
+
+
+def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
+    job = Job()
+    job.join("w2", 1.0)
+    job.see("w2", Phase.READY, 0, 0, 2.0)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.after_step is not None
+    for worker in ("w0", "w1"):  # after a step time-out, in which the ring did not form
+        job.see(worker, Phase.BROKEN, plan.generation, plan.after_step, 30.0)
+    job.wait(30, 31)
+    plan = job.machine.record.plan
+    assert plan is not None
+    assert plan.roster == ("w0", "w1")
+
+
+def test_whoever_fails_at_each_ring_does_not_hang() -> None:
+    job = Job()
+    job.feed(Vanished("w1", "gone"), 1.0)
+    for turn in range(5):
+        plan = job.machine.record.plan
+        assert plan is not None
+        job.see("w0", Phase.BROKEN, plan.generation, 0, 10.0 + 15.0 * turn)
+        job.wait(10 + 15 * turn, 23 + 15 * turn)
+    assert job.lost == {"w1": "gone"}
+
+
+def test_an_id_is_never_used_twice() -> None:
+    job = Job()
+    job.feed(Vanished("w1", "gone"), 1.0)
+    job.join("w1", 2.0)
+    assert job.state("w1") is None
+
+
+def test_a_leader_that_was_away_judges_nobody_by_that() -> None:
+    """Nothing could be written for a minute: what the others have done meanwhile lies in its queue."""
+    job = Job()
+    job.join("w2", 1.0)
+    job.wait(1, 90)
+    job.see("w0", Phase.TRAINING, 1, 9, 500.0)
+    job.see("w2", Phase.REHEARSING, 0, 0, 500.0)
+    assert job.lost == {}
+    assert job.state("w2") is WorkerState.WARMING
+
+
+def test_whoever_holds_up_a_step_for_too_long_is_lost_moments_after_the_others_gave_up() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.wait(5, 15)
+    assert not job.lost, "nobody has said that anything is wrong"
+    job.see("w0", Phase.BROKEN, 1, 7, 15.0)
+    job.wait(15, 17)
+    assert not job.lost, "it may be about to find the same"
+    job.wait(17, 18)
+    assert job.lost == {
+        "w1": "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+    }
+    assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0",)
+
+
+def test_whoever_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w0", Phase.BROKEN, 1, 7, 15.0)
+    job.see("w1", Phase.BROKEN, 1, 7, 16.0)
+    job.wait(16, 24)
+    assert not job.lost, "the next ring may take its time"
+
+
+def test_a_ring_that_fails_early_in_a_step_leaves_the_others_the_rest_of_their_time() -> None:
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 7, 5.0)
+    job.see("w0", Phase.BROKEN, 1, 7, 8.0)
+    job.wait(8, 29)
+    assert not job.lost
+    job.see("w0", Phase.BROKEN, 2, 7, 29.0)
+    job.wait(29, 30)
+    assert list(job.lost) == ["w1"], "it has not come to the next ring within two of the longest steps"
+
+
+@pytest.mark.parametrize(
+    ("stall_s", "workers", "too_long"),
+    [(58.4, 3, False), (58.5, 3, True), (54.0, 1000, True), (53.9, 1000, False), (0.0, 3, False)],
+)
+def test_a_step_is_measured_by_reports_which_may_be_late(stall_s: float, workers: int, too_long: bool) -> None:
+    assert Deadlines.of(60).was_too_long(stall_s, workers) is too_long
+
+
+def test_short_steps_are_too_long_at_half_their_time_at_least() -> None:
+    assert not Deadlines.of(2).was_too_long(0.9, 3)
+    assert Deadlines.of(2).was_too_long(1.0, 3)

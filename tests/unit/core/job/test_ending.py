@@ -1,0 +1,148 @@
+"""How a job ends: by the ends of the last ring's scripts, whoever comes first."""
+
+from __future__ import annotations
+
+import pytest
+from machine_job import Job as Machine
+
+from edl.core.job.inputs import TimePassed, Vanished
+from edl.core.job.machine import JobMachine
+from edl.core.job.report import status_of
+from edl.protocol.data import DataSpec
+from edl.protocol.job import JobState, WorkerState
+from edl.protocol.messages import Phase
+
+SPEC = DataSpec(total=8, epochs=1, batch=2)
+STEPS = 2  # of two workers
+REASON = "OSError: No space left on device"
+FAILED = (JobState.FAILED, f"worker w0 did not come to the end of its script: {REASON}")
+FINISHED = (JobState.FINISHED, "")
+
+
+class Job(Machine):
+    """Two workers in a ring."""
+
+    def __init__(self, spec: DataSpec | None = SPEC) -> None:
+        super().__init__(np=2)
+        self.spec = spec
+        for worker in ("w0", "w1"):
+            self.join(worker)
+        self.train(1, 0, "w0", "w1")
+
+    def train(self, generation: int, step: int, *workers: str) -> None:
+        for worker in workers:
+            self.see(worker, Phase.TRAINING, generation, step, data=self.spec)
+
+    def raises(self, worker: str, generation: int = 1, step: int = STEPS) -> None:
+        self.see(worker, Phase.FAILED, generation, step, reason=REASON, data=self.spec)
+
+    def ends(self, worker: str, generation: int = 1, step: int = STEPS) -> None:
+        self.see(worker, Phase.DONE, generation, step, data=self.spec)
+
+    @property
+    def end(self) -> tuple[JobState, str]:
+        return self.machine.record.state, self.machine.record.reason
+
+
+@pytest.mark.parametrize("order", [("raises", "ends"), ("ends", "raises")])
+@pytest.mark.parametrize("spec", [SPEC, None])
+def test_a_script_that_raises_after_the_last_step_fails_the_job_whoever_ends_first(order, spec):
+    job = Job(spec)
+    job.train(1, STEPS, "w0", "w1")
+    for act in order:
+        assert job.machine.record.state not in (JobState.FINISHED, JobState.FAILED), "the other may be saving"
+        getattr(job, act)("w0" if act == "raises" else "w1")
+    assert job.end == FAILED
+
+
+def test_it_does_so_before_the_others_were_seen_to_have_made_the_last_step():
+    job = Job()
+    job.train(1, STEPS - 1, "w0", "w1")
+    job.raises("w0")
+    job.ends("w1")
+    assert job.end == FAILED
+
+
+def test_a_host_that_vanishes_after_the_last_step_fails_the_job():
+    """Whether it was in its last save, nobody can tell; and nobody makes up for it."""
+    job = Job()
+    job.train(1, STEPS, "w0", "w1")
+    job.feed(Vanished("w0", REASON))
+    job.ends("w1")
+    assert job.end == FAILED
+
+
+def test_nobody_is_called_away_from_its_last_save_for_another_ring():
+    job = Job()
+    job.train(1, STEPS, "w0", "w1")
+    job.raises("w0")
+    assert job.machine.record.plan is None
+    assert job.orders("w1").assignment is None
+
+
+def test_that_all_is_trained_is_seen_from_outside():
+    job = Job()
+    job.train(1, STEPS - 1, "w0", "w1")
+    assert not status_of(job.machine, 1, "w0", {}).spent
+    job.train(1, STEPS, "w0", "w1")
+    assert status_of(job.machine, 1, "w0", {}).spent
+
+
+@pytest.mark.parametrize("seen", [STEPS, STEPS - 1])
+def test_the_others_have_as_long_as_a_boot_may_take_for_their_ends(seen):
+    """Also where another ring was planned, because they were not seen to have made the last step in time."""
+    job = Job()
+    job.train(1, seen, "w0", "w1")
+    job.raises("w0")
+    job.train(1, STEPS, "w1")
+    assert (job.machine.record.plan is None) == (seen == STEPS)
+    wait(job, 500.0)
+    assert [member.identity.id for member in job.machine.record.members] == ["w1"]
+    wait(job, 200.0)
+    assert job.end == FAILED
+
+
+def wait(job: Job, seconds: float) -> None:
+    until = job.now + seconds
+    while job.now < until:
+        job.now += 1.0
+        job.feed(TimePassed())
+
+
+def test_a_crash_is_made_up_for_by_a_ring_that_stands_without_it():
+    job = Job()
+    job.train(1, 1, "w0", "w1")
+    job.raises("w0", step=1)
+    plan = job.machine.record.plan
+    assert plan is not None and plan.roster == ("w1",)
+    job.train(plan.generation, 1, "w1")
+    job.train(plan.generation, 3, "w1")
+    job.ends("w1", plan.generation, 3)
+    assert job.end == FINISHED
+
+
+def test_a_job_with_data_of_its_own_whose_others_end_without_another_ring_has_failed():
+    job = Job(None)
+    job.train(1, 50, "w0", "w1")
+    job.raises("w0", step=50)
+    job.ends("w1", step=50)
+    assert job.end == FAILED
+
+
+def test_the_next_leader_knows_of_it():
+    job = Job()
+    job.train(1, STEPS, "w0", "w1")
+    job.raises("w0")
+    job.machine = JobMachine(job.machine.record, job.machine.lead_times)
+    job.ends("w1")
+    assert job.end == FAILED
+
+
+def test_whoever_was_told_to_leave_and_did_so_at_the_end_is_not_missed():
+    job = Job()
+    job.train(1, STEPS, "w0", "w1")
+    job.see("w0", Phase.TRAINING, 1, STEPS, data=SPEC, leaving=True)
+    assert job.machine.record.members[0].state is WorkerState.LEAVING
+    job.ends("w1")
+    job.ends("w0")
+    assert job.end == FINISHED

@@ -1,0 +1,92 @@
+"""One number from each member tells a new ring where it begins, and from whose state (I5)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl.core.worker.agreement import DOUBT, Agreed, Beginning, agreed, begin, doubts, has_state, vote
+from edl.errors import JobFailed
+from edl.protocol.assignment import Assignment
+from edl.protocol.ring import Place
+
+
+def planned(after_step: int | None, newcomers: int = 0) -> Assignment:
+    return Assignment(Place(2, 0, 2, "w0"), after_step, newcomers)
+
+
+@pytest.mark.parametrize(
+    ("steps", "expected"),
+    [([7, 7, 7], Agreed(7, 0)), ([7, 8, 7], Agreed(8, 1)), ([8, 7, 8], Agreed(8, 0)), ([None, 5, 6], Agreed(6, 2))],
+)
+def test_the_newest_step_and_the_lowest_rank_that_has_it(steps: list[int | None], expected: Agreed) -> None:
+    votes = [vote(step or 0, rank, has_state=step is not None) for rank, step in enumerate(steps)]
+    assert agreed(max(votes)) == expected
+    assert max(votes) < DOUBT
+
+
+def test_nobody_has_a_state_before_the_first_step() -> None:
+    assert not has_state(0, tainted=False)
+    assert agreed(vote(0, 3, has_state=False)) is None
+
+
+def test_a_copy_that_broke_off_is_no_state() -> None:
+    assert not has_state(7, tainted=True)
+
+
+def test_a_survivor_that_comes_with_another_step_doubts() -> None:
+    """A leaver died in step 11, which others have applied: unasked, this one would go on with the model of step 10."""
+    assert doubts(planned(11), generation=1, step=10, has_state=True)
+    assert not doubts(planned(11), generation=1, step=11, has_state=True)
+    assert doubts(planned(11), generation=1, step=11, has_state=False)
+
+
+def test_a_newcomer_does_not_doubt_and_in_a_forced_switch_all_are_asked_anyway() -> None:
+    assert not doubts(planned(11, newcomers=1), generation=0, step=0, has_state=False)
+    assert not doubts(planned(None), generation=1, step=10, has_state=True)
+
+
+def beginnings(*members: tuple[int, int, bool], plan: Assignment) -> list[Beginning]:
+    """All members of a ring agree; each is a generation, a step, and whether the mini-batch after that was void."""
+    talks = [
+        begin(
+            msgspec.structs.replace(plan, place=Place(2, rank, len(members), f"w{rank}")),
+            generation,
+            step,
+            has_state=step > 0,
+            voided=voided,
+        )
+        for rank, (generation, step, voided) in enumerate(members)
+    ]
+    said = [next(talk) for talk in talks]
+    found: list[Beginning] = []
+    while not found:
+        highest, said = max(said), []
+        for talk in talks:
+            try:
+                said.append(talk.send(highest))
+            except StopIteration as over:
+                found.append(over.value)
+    return found
+
+
+def test_where_all_come_as_planned_nothing_is_copied_but_statistics() -> None:
+    assert beginnings((1, 11, False), (1, 11, False), plan=planned(11)) == [Beginning(11, 0, current=True)] * 2
+
+
+def test_whoever_comes_from_a_void_mini_batch_lets_all_take_over_what_that_may_have_changed() -> None:
+    """The word of the switch came late for it: a schedule of the script may have moved on, though no weight has."""
+    found = beginnings((1, 11, False), (1, 11, True), plan=planned(11))
+    assert found == [Beginning(11, 0, unsure=True, current=True)] * 2
+
+
+def test_whoever_is_behind_lets_all_take_over_the_newest_state() -> None:
+    found = beginnings((1, 10, True), (1, 11, False), plan=planned(11))
+    assert found == [Beginning(11, 1, whole=True, unsure=True, current=current) for current in (False, True)]
+
+
+def test_whoever_has_trained_fails_where_nobody_has_a_whole_state() -> None:
+    talk = begin(planned(None), 1, 10, has_state=False)
+    next(talk)
+    with pytest.raises(JobFailed, match="lost"):
+        talk.send(0)

@@ -1,0 +1,85 @@
+"""A script that waits for its first data, in a ring that is gone before the leader knew that it stood."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+from edl.core.worker.inputs import OrdersHeard
+from edl.core.worker.moves import NEVER
+from edl.core.worker.states import TrainerState
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.data import Lease, Range, Totals
+from edl.protocol.ring import Place
+from edl.trainer.arrays import Arrays
+from edl.trainer.trainer import Trainer
+
+BEYOND = Orders(1, 5, Verdict.STAY, "", 0, 0, 0, False, Assignment(Place(2, 0, 1, "w"), None, 0), ())
+LEASED = Share(2, 0, (Lease(1, 0, 4, 4, (Range(0, 0, 16),)),), (Totals(4, 16),), 4, 1, last=True)
+THEN = Orders(1, 6, Verdict.STAY, "", 0, 0, 0, False, None, (LEASED,))
+
+
+class FakeRing:
+    """Of which this worker is the only member that is left."""
+
+    def __init__(self) -> None:
+        self.place: Place | None = None
+        self.entered: list[int] = []
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        self.entered.append(place.generation)
+
+    def leave(self) -> None: ...
+    def abort(self, given_up: range | None = None) -> None: ...
+    def agree(self, value: int) -> int:
+        return value
+
+
+class FakeFramework:
+    def __init__(self) -> None:
+        self.ring, self.sort = FakeRing(), Arrays()
+
+    def discard(self) -> None: ...
+    def put_back(self) -> None: ...
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None: ...
+    def applied(self) -> None: ...
+
+
+class FakeLink:
+    """What comes after the orders that send this worker to another ring is that ring's data."""
+
+    had_orders = True
+
+    def __init__(self) -> None:
+        self.orders, self.page, self.sent = BEYOND, SimpleNamespace(attention_step=NEVER), list[object]()
+
+    def send(self, word: object) -> bool:
+        self.sent.append(word)
+        return True
+
+    def wait_news(self, older: Orders | None) -> Orders:
+        self.orders = THEN
+        return THEN
+
+
+def test_it_is_given_a_mini_batch_that_nobody_counts_and_then_trains_in_the_ring_that_follows() -> None:
+    framework: Any = FakeFramework()
+    trainer = Trainer(framework)
+    trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
+    link: Any = FakeLink()
+    trainer._seat._link = link
+    machine = trainer._machine
+    machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
+    machine.handle(OrdersHeard(BEYOND))
+    batches = trainer.elastic_shard_generator(16, epochs=1).batches(4)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    assert trainer.rehearsing() and trainer.voided
+    assert trainer.notify_batch_end() is False
+    assert [word for word in link.sent if isinstance(word, say.Broke)] != []
+    assert (framework.ring.entered, trainer.generation(), trainer.rehearsing()) == ([2], 2, False)
+    taken = []
+    for batch in batches:
+        taken += batch.tolist()
+        assert trainer.notify_batch_end()
+    assert taken == list(range(16))

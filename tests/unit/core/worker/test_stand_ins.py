@@ -1,0 +1,158 @@
+"""What a mini-batch leaves behind that is computed on stand-ins: of one worker, or of all."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from edl.core.worker.moves import NEVER
+from edl.core.worker.states import TrainerState
+from edl.errors import UsageError
+from edl.protocol.assignment import Share
+from edl.protocol.data import DataSpec, Lease, Range, Totals
+from edl.trainer.arrays import Arrays
+from edl.trainer.rates.tuner import RateTuner
+from edl.trainer.trainer import Trainer
+
+MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
+TOTALS = (Totals(2, 8), Totals(3, 4), Totals(4, 0))  # the other has samples in step 3 too, and nobody has any in step 4
+
+
+class Scheduler:
+    """The script's own, registered."""
+
+    def __init__(self) -> None:
+        self.steps = 0
+
+    def state_dict(self) -> dict[str, int]:
+        return {"steps": self.steps}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.steps = state["steps"]
+
+
+class Framework:
+    """A model with statistics, an optimizer with a learning rate."""
+
+    def __init__(self) -> None:
+        self.ring = SimpleNamespace(place=None)
+        self.sort = Arrays()
+        self.weights: list[tuple[float, bool]] = []
+        self.statistics, self.rate = 0, 0.1
+        self.kept: dict[str, Any] = {}
+
+    def set_weight(self, weight: float, *, weightless: bool = False) -> None:
+        self.weights.append((weight, weightless))
+
+    def applied(self) -> None:
+        return None
+
+    def keep(self, *, only_statistics: bool) -> None:
+        self.kept["statistics"] = self.statistics
+
+    def keep_hyper_parameters(self) -> None:
+        self.kept["rate"] = self.rate
+
+    def put_back(self) -> None:
+        vars(self).update(self.kept)
+        self.kept = {}
+
+    def copied(self, contents: Sequence[Any]) -> list[Any]:
+        return [one.copy() for one in contents]
+
+    def fill(self, contents: Sequence[Any], copies: Sequence[Any]) -> None:
+        for one, copy in zip(contents, copies, strict=True):
+            one[...] = copy
+
+    def scale_rates(self) -> None: ...
+
+    def set_rate(self, factor: float) -> None: ...
+
+
+class Script:
+    """One that does in each mini-batch what scripts do."""
+
+    def __init__(self) -> None:
+        self.framework = Framework()
+        framework: Any = self.framework
+        self.trainer = Trainer(framework)
+        self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
+        seat = self.seat = self.trainer._seat
+        link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
+        seat._link = link
+        machine = self.machine = seat.machine
+        machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
+        machine.opened = DataSpec(16, 1, 4)
+        self.trainer._feed.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
+        machine.unusual.even_until = 0
+        self.scheduler = Scheduler()
+        self.average = np.zeros(2)
+        self.extra = self.trainer.register(scheduler=self.scheduler, batches=0, average=self.average)
+
+    def train(self) -> bool:
+        self.trainer.before_reduce()
+        self.framework.statistics += 1
+        self.scheduler.steps += 1
+        self.extra.batches += 1
+        self.average += 1
+        self.framework.rate /= 2
+        return self.trainer.notify_batch_end()
+
+    def state(self) -> list[float]:
+        framework = self.framework
+        return [self.scheduler.steps, self.extra.batches, self.average[0], framework.rate, framework.statistics]
+
+
+def test_the_script_can_tell_what_is_its_own() -> None:
+    script = Script()
+    assert [(script.trainer.own_samples(), script.train())[0] for _ in range(4)] == [4, 4, 0, 0]
+    with pytest.raises(UsageError, match="step 5 has no mini-batch yet"):
+        script.trainer.own_samples()
+
+
+def test_a_rehearsal_has_no_samples_of_its_own() -> None:
+    script = Script()
+    script.seat.rehearses = True
+    assert script.trainer.own_samples() == 0
+
+
+def test_statistics_of_stand_ins_are_nobodys() -> None:
+    script = Script()
+    assert [(script.train(), script.framework.statistics) for _ in range(3)] == [(True, 1), (True, 2), (True, 2)]
+    assert (script.scheduler.steps, script.extra.batches) == (3, 3)  # an update was made: the others have samples
+
+
+def test_a_step_in_which_nobody_has_samples_leaves_everything_as_it_was() -> None:
+    script = Script()
+    for _ in range(3):
+        script.train()
+    script.scheduler.steps += 10  # between two mini-batches, as at the end of an epoch
+    before = script.state()
+    assert script.trainer.weightless
+    assert script.train() is False
+    assert script.trainer.step() == 5  # it is over all the same
+    assert script.state() == before == [13, 3, 3.0, 0.0125, 2]
+    assert script.framework.weights == [(0.5, False), (0.0, False), (0.0, True)]
+
+
+def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:
+    script = Script()
+    tuner = RateTuner(lambda multipliers: [1.0] * len(multipliers), every=100)
+    script.machine.opened = None
+    script.trainer.scale_rate("linear", 8, steps=4)
+    script.trainer.schedule_rate(tuner)
+    script.machine.opened = DataSpec(16, 1, 4)
+    script.trainer._rates.begin(script.machine.opened)
+    script.trainer._rates.follow()
+    for _ in range(3):
+        script.train()
+    following = script.trainer._rates._following
+    assert following is not None
+    ramp, tried = following._ramp, tuner._tried_step
+    assert script.train() is False
+    assert (following._ramp.began, tuner._tried_step) == (ramp.began + 1, tried + 1)
+    assert following._made == 4

@@ -1,0 +1,380 @@
+"""One worker's machine: what it makes of what happens to its trainer."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.worker import inputs as happens
+from edl.core.worker.agreement import RANK_BITS, RANKS, vote
+from edl.core.worker.inputs import (
+    AbortRings,
+    Agree,
+    AwaitOrders,
+    BatchBegins,
+    BatchEnded,
+    BatchVoid,
+    BootAlone,
+    BreakIteration,
+    Command,
+    CopyRest,
+    CopyState,
+    DataWanted,
+    EndScript,
+    EnterRing,
+    Fail,
+    LeaveRing,
+    NumberHeard,
+    OrdersHeard,
+    OrdersRead,
+    ReadOrders,
+    RecordStep,
+    RestartsExpected,
+    RingFailed,
+    RingFormed,
+    ScriptEnded,
+    ScriptFailed,
+    SetWeight,
+    StateCopied,
+    StatesEqual,
+    StepCovered,
+    StillWaiting,
+    TellDaemon,
+    TrainStandIns,
+)
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import LIVING, TRANSITIONS, StateChange, TrainerState, following
+from edl.errors import InvalidTransition
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Share, Verdict
+from edl.protocol.data import DataSpec, Lease, Range, Totals
+from edl.protocol.divergence import Checking
+from edl.protocol.ring import Place
+
+SPEC = DataSpec(total=80, epochs=1, batch=4)
+MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))
+
+
+class Worker:
+    """A trainer whose shell is the test."""
+
+    def __init__(self) -> None:
+        self.count = SimpleNamespace(step=0, usual_until=0)
+        self.machine = WorkerMachine(LeaseBuffer(), self.count)
+        self.version = 0
+
+    def orders(self, **changes: Any) -> Orders:
+        self.version += 1
+        known = Orders(1, self.version, Verdict.STAY, "", 0, 0, 0, False, None, ())
+        return msgspec.structs.replace(known, **changes)
+
+    def seat(self, generation: int, after_step: int | None, *, rank: int = 0, size: int = 2, **more: Any) -> Assignment:
+        return Assignment(Place(generation, rank, size, "w"), after_step, **{"newcomers": 0, **more})
+
+    def share(self, generation: int, after_step: int, **more: Any) -> Share:
+        totals = (Totals(10, 8),)
+        return msgspec.structs.replace(Share(generation, after_step, (MINE,), totals, 10, 1, last=False), **more)
+
+    def reads(self, **changes: Any) -> list[Command]:
+        return self.machine.handle(OrdersRead(self.orders(**changes)))
+
+    def enters(self, assignment: Assignment, *others: int, **changes: Any) -> list[Command]:
+        """The ring forms; `others` are what those say, one number after the other. Returns what follows then."""
+        self.reads(assignment=assignment, **changes)
+        commands, heard = self.machine.handle(RingFormed()), iter(others)
+        while isinstance(commands[0], Agree):
+            commands = self.machine.handle(NumberHeard(max(commands[0].number, next(heard, 0))))
+        return commands
+
+    def sits(self) -> Worker:
+        """In the first ring, with data."""
+        self.enters(self.seat(1, 0), shares=(self.share(1, 0),))
+        self.machine.handle(DataWanted(SPEC))
+        return self
+
+    def trains(self, steps: int = 1) -> Worker:
+        self.machine.handle(BatchBegins())
+        self.machine.handle(StateCopied())
+        for _ in range(steps):
+            self.machine.handle(BatchEnded())
+        return self
+
+
+def said(commands: Iterable[Command]) -> list[object]:
+    return [command.said for command in commands if isinstance(command, TellDaemon)]
+
+
+# ----------------------------------------------------------------------------------------------------------- states
+
+
+def test_each_state_can_be_come_to_and_left_for_the_end() -> None:
+    assert set(TRANSITIONS.values()) | {TrainerState.COMING} == set(TrainerState)
+    assert all(following(state, StateChange.ENDED) is TrainerState.OVER for state in TrainerState)
+    assert all(following(state, StateChange.OBEYS) is TrainerState.LEAVING for state in LIVING)
+
+
+def test_a_ring_is_entered_from_nowhere_but_between_two_mini_batches() -> None:
+    enters = {state for state, change in TRANSITIONS if change is StateChange.ENTERS}
+    assert enters == {
+        TrainerState.COMING,
+        TrainerState.WAITING,
+        TrainerState.AWAITING_SHARE,
+        TrainerState.BETWEEN,
+    }
+    forbidden = [pair for pair in product(TrainerState, StateChange) if pair not in TRANSITIONS]
+    assert (TrainerState.TRAINING, StateChange.ENTERS) in forbidden
+    for state, change in forbidden:
+        with pytest.raises(InvalidTransition):
+            following(state, change)
+
+
+def test_what_cannot_be_says_what_came_before() -> None:
+    worker = Worker()
+    worker.reads()
+    with pytest.raises(InvalidTransition) as told:
+        worker.machine.handle(RingFormed())
+    assert any("OrdersRead" in note for note in told.value.__notes__)
+
+
+# ------------------------------------------------------------------------------------------------------ its first ring
+
+
+def test_the_first_ring_asks_for_nobodys_state_and_begins_from_rank_0s_model() -> None:
+    worker = Worker()
+    commands = worker.enters(worker.seat(1, 0, rank=1))
+    assert say.Entered(1, 0, 0, None) in said(commands)
+    assert (worker.machine.state, worker.count.usual_until) == (TrainerState.TRAINING, 0)
+    assert worker.machine.handle(BatchBegins()) == [CopyState(0, is_root=False)]
+    assert worker.machine.handle(BatchBegins()) == []
+
+
+def test_who_is_not_needed_for_the_first_ring_boots_alone_and_rehearses() -> None:
+    worker, machine = Worker(), None
+    machine = worker.machine
+    assert machine.handle(OrdersRead(None)) == [AwaitOrders()]
+    assert worker.reads(boot_alone=True, local_rank=3) == [BootAlone(3), SetWeight(1, 1.0)]
+    assert machine.state is TrainerState.BOOTING
+    assert said(machine.handle(DataWanted(SPEC))) == [say.RehearsalBegan(), say.Opened(SPEC)]
+    assert machine.story() == [say.Opened(SPEC), say.RehearsalBegan()]
+    assert machine.handle(BatchEnded()) == [TellDaemon(say.Rehearsed()), ReadOrders()]
+    assert (machine.state, machine.step, machine.booted) == (TrainerState.WAITING, 0, True)
+
+
+def test_who_could_not_form_the_first_ring_waits_inside_init_again() -> None:
+    worker = Worker()
+    worker.reads(assignment=worker.seat(1, 0))
+    commands = worker.machine.handle(RingFailed("no route"))
+    assert commands == [LeaveRing(), TellDaemon(say.Broke(1, 0, "no route")), AwaitOrders()]
+    assert worker.machine.state is TrainerState.COMING
+    assert worker.reads(assignment=worker.seat(1, 0)) == [AwaitOrders()], "it has failed there"
+
+
+def test_one_whose_data_never_comes_is_given_a_mini_batch_that_nobody_counts_once() -> None:
+    """The first ring is gone before the leader knew that it stood: nothing is ever leased for it."""
+    worker = Worker()
+    worker.enters(worker.seat(1, 0))
+    worker.machine.handle(DataWanted(SPEC))
+    orders = worker.orders(assignment=worker.seat(2, None))
+    assert worker.machine.handle(StillWaiting(orders, ahead=True)) == [TrainStandIns()]
+    assert worker.machine.handle(StillWaiting(orders, ahead=True)) == []
+    assert not worker.machine.weight_is_due
+    broke, then = worker.machine.handle(BatchEnded())
+    assert isinstance(broke, TellDaemon) and isinstance(broke.said, say.Broke)
+    assert then == ReadOrders()
+    assert isinstance(worker.machine.handle(OrdersRead(orders))[0], EnterRing)
+
+
+# ---------------------------------------------------------------------------------------------------- a mini-batch
+
+
+def test_a_usual_mini_batch_is_none_of_the_machines_business() -> None:
+    worker = Worker().sits()
+    worker.trains(1)
+    (weight,) = worker.machine.handle(StepCovered(2, 1))
+    assert isinstance(weight, SetWeight) and weight.weight == 4 / 8
+    assert worker.count.usual_until == 10
+    worker.machine.handle(happens.RatesHold(5))
+    assert worker.count.usual_until == 5
+    worker.machine.handle(BatchVoid("reset"))
+    assert worker.count.usual_until == 0
+
+
+def test_a_void_mini_batch_commits_nothing_and_waits_for_another_ring() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchVoid("and again"))
+    assert worker.machine.handle(BatchEnded()) == [TellDaemon(say.Broke(1, 3, "reset")), ReadOrders()]
+    assert (worker.machine.state, worker.count.step) == (TrainerState.WAITING, 3)
+
+
+def test_a_planned_switch_comes_after_its_step_and_not_before() -> None:
+    worker = Worker().sits().trains(3)
+    planned = worker.orders(assignment=worker.seat(2, 5, follows=1))
+    assert worker.machine.handle(OrdersHeard(planned)) == []
+    assert worker.machine.handle(BatchEnded(attention=True)) == [RecordStep(1, 4), ReadOrders()]
+    assert worker.machine.handle(OrdersRead(planned)) == []
+    worker.machine.handle(BatchEnded(attention=True))
+    assert worker.machine.handle(OrdersRead(planned)) == [EnterRing(planned.assignment, cut=False)]  # type: ignore[arg-type]
+
+
+def test_at_a_mark_it_waits_for_what_follows() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(StepCovered(4, 1))
+    marked = worker.orders(shares=(worker.share(1, 0, rebatch=7, mark=2),))
+    assert said(worker.machine.handle(OrdersHeard(marked))) == [say.Marked(7, 4)], "it works on step 4"
+    assert worker.count.usual_until == 4
+    assert worker.machine.handle(BatchEnded())[-1] == ReadOrders()
+    assert worker.machine.handle(OrdersRead(marked)) == [AwaitOrders()]
+    lifted = worker.reads(shares=(worker.share(1, 0),))
+    assert (said(lifted), worker.machine.state) == ([say.Marked(0, 0)], TrainerState.TRAINING)
+
+
+def test_the_weight_that_was_found_for_a_ring_that_is_left_is_none_of_the_next_one() -> None:
+    worker = Worker().sits().trains(3)
+    assert worker.machine.handle(StepCovered(4, 0)) == []
+    assert worker.machine.handle(StepCovered(3, 1)) == [], "it is trained"
+    assert len(worker.machine.handle(StepCovered(4, 1))) == 1
+
+
+def test_states_are_compared_at_numbers_that_all_know_and_when_a_ring_begins() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    checking = Checking(every=20)
+    copy = worker.enters(worker.seat(2, None, checking=checking), vote(3, 1, has_state=True))
+    assert copy == [CopyRest(0, is_root=True, unsure=True)]
+    worker.machine.handle(StateCopied())
+    worker.reads(shares=(worker.share(2, 3),))
+    assert worker.machine.check_is_due
+    worker.machine.handle(StatesEqual())
+    assert (worker.machine.check_is_due, worker.machine.unusual.check_at) == (False, 20)
+
+
+# --------------------------------------------------------------------------------------------------------- a new ring
+
+
+def newest(step: int, rank: int) -> int:
+    return ((step + 1) << RANK_BITS) + RANKS - rank
+
+
+def test_who_is_behind_takes_over_the_newest_state_and_its_step() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    assert worker.enters(worker.seat(2, None), newest(4, 1)) == [CopyState(1, is_root=False)]
+    worker.machine.handle(StateCopied())
+    assert (worker.count.step, worker.machine.state) == (4, TrainerState.AWAITING_SHARE)
+
+
+def test_a_state_that_was_half_copied_becomes_nobodys() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    worker.enters(worker.seat(2, None), newest(4, 1))
+    worker.machine.handle(RingFailed("the giver died"))
+    assert not worker.machine.has_state
+    worker.reads(assignment=worker.seat(3, None))
+    assert worker.machine.handle(RingFormed()) == [Agree(0)]
+
+
+def test_where_the_only_newest_state_is_lost_the_script_ends_with_the_reason() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    worker.machine._tainted = True
+    worker.reads(assignment=worker.seat(2, None))
+    worker.machine.handle(RingFormed())
+    (fail,) = worker.machine.handle(NumberHeard(0))
+    assert isinstance(fail, Fail) and "lost" in fail.reason
+    assert worker.machine.state is TrainerState.LEAVING
+
+
+def test_a_ring_whose_data_never_comes_is_left_for_the_next_one() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    worker.enters(worker.seat(2, None))
+    worker.machine.handle(StateCopied())
+    assert worker.machine.state is TrainerState.AWAITING_SHARE
+    assert worker.reads(shares=(worker.share(1, 0),)) == [AwaitOrders()], "that of the ring before"
+    (enter,) = worker.reads(assignment=worker.seat(3, None))
+    assert enter == EnterRing(worker.seat(3, None), cut=True)
+
+
+# ---------------------------------------------------------------------------------------------- words, from any thread
+
+
+def test_a_ring_that_is_given_up_is_cut_while_the_training_thread_is_in_it() -> None:
+    worker = Worker().sits().trains(3)
+    heard = worker.machine.handle(OrdersHeard(worker.orders(assignment=worker.seat(2, None))))
+    assert heard == [AbortRings(range(2))]
+    assert worker.machine.state is TrainerState.TRAINING
+
+
+def test_orders_that_come_after_newer_ones_change_nothing() -> None:
+    worker = Worker().sits().trains(3)
+    stale = worker.orders(verdict=Verdict.STOP, reason="an old leader's")
+    worker.machine.handle(OrdersHeard(worker.orders()))
+    assert worker.machine.handle(OrdersHeard(stale)) == []
+    assert worker.machine.handle(StillWaiting(stale)) == []
+
+
+def test_a_switch_that_was_missed_is_told_once_where_no_samples_are_left_before_it() -> None:
+    worker = Worker().sits().trains(10)
+    late = worker.orders(assignment=worker.seat(2, 8, follows=1))
+    assert said(worker.machine.handle(StillWaiting(late))) == [say.Missed(2)]
+    assert worker.machine.handle(StillWaiting(late)) == []
+    assert say.Missed(2) in worker.machine.story()
+
+
+def test_a_pipelines_thread_obeys_for_nobody_but_itself() -> None:
+    worker = Worker().sits().trains(3)
+    stop = worker.orders(verdict=Verdict.STOP, reason="enough")
+    assert worker.machine.handle(StillWaiting(stop, ahead=True)) == [Fail("enough")]
+    assert worker.machine.state is TrainerState.TRAINING
+    assert worker.machine.handle(StillWaiting(stop)) == [LeaveRing(), EndScript("enough")]
+    assert worker.machine.handle(StillWaiting(stop, ahead=True)) == [], "the training thread obeys already"
+
+
+def test_where_scripts_begin_anew_a_pipeline_that_waits_leaves_its_iteration() -> None:
+    worker = Worker().sits().trains(10)
+    worker.machine.handle(RestartsExpected())
+    broken = worker.orders(assignment=worker.seat(2, None))
+    assert worker.machine.handle(StillWaiting(broken, ahead=True)) == [BreakIteration()]
+
+
+def test_who_is_told_to_leave_takes_part_up_to_its_last_step() -> None:
+    worker = Worker().sits().trains(3)
+    leave = worker.orders(verdict=Verdict.LEAVE, leave_after_step=5)
+    worker.machine.handle(BatchEnded(attention=True))
+    assert worker.machine.handle(OrdersRead(leave)) == []
+    worker.machine.handle(BatchEnded(attention=True))
+    assert worker.machine.handle(OrdersRead(leave)) == [LeaveRing(), EndScript("")]
+    assert worker.machine.leases.closed
+    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("")]
+
+
+def test_the_first_reason_for_a_bad_end_counts() -> None:
+    worker = Worker().sits()
+    worker.machine.handle(ScriptFailed("ValueError: x"))
+    worker.machine.handle(ScriptFailed("SystemExit: 1"))
+    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("ValueError: x")]
+
+
+def test_another_daemon_is_told_all_that_one_must_know() -> None:
+    worker = Worker().sits().trains(3)
+    worker.machine.handle(BatchVoid("reset"))
+    worker.machine.handle(BatchEnded())
+    worker.machine.handle(happens.LeaveWanted())
+    assert worker.machine.story() == [
+        say.Opened(SPEC),
+        say.Entered(1, 0, 1, None),
+        say.Broke(1, 3, "reset"),
+        say.LeaveAsked(),
+    ]

@@ -1,0 +1,243 @@
+"""No event is lost and none is written twice, whatever becomes of a leader's writes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import json
+from collections.abc import Iterator, Sequence
+
+import msgspec
+import pytest
+
+from edl.clock import SystemClock
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.memory import MemoryServer, MemoryStore
+from edl.coordination.store import Op, StoreRefused
+from edl.core.job import writing
+from edl.core.job.inputs import Tell
+from edl.core.job.machine import new_record
+from edl.core.job.writing import BatchDecided
+from edl.daemon import chronicle
+from edl.daemon.chronicle import Chronicle
+from edl.daemon.leader import Leader, Reigning
+from edl.errors import Fenced, StoreUnavailable, UsageError
+from edl.events import Kind
+from edl.facts import EpochEnded
+from edl.protocol import keeping, tree
+from edl.protocol import messages as say
+from edl.protocol.job import Gone, Identity, Record
+from edl.protocol.messages import Observation, Phase
+from edl.transport.refusals import Refusals
+from edl.transport.service import Call
+
+JOB = "j"
+UNSENT, UNANSWERED, LATE, DONE = "unsent", "unanswered", "late", "done"
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(chronicle, "RETRY_S", 0.001)
+    monkeypatch.setattr(writing, "RETRY_S", 0.001)
+
+
+class Frail(MemoryStore):
+    """A store whose next transactions meet these fates. A late one is carried out as the one after it arrives."""
+
+    def __init__(self, server: MemoryServer, *fates: str) -> None:
+        super().__init__(server)
+        self.fates: Iterator[str] = iter(fates)
+        self._late: list[tuple[Sequence[Op], str | None]] = []
+
+    async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+        fate = next(self.fates, DONE)
+        if fate == UNSENT:
+            raise StoreUnavailable("not connected")
+        if fate == LATE:
+            self._late.append((ops, fence))
+            raise StoreUnavailable("no answer in time")
+        for late in self._late:
+            with contextlib.suppress(StoreRefused):  # nobody hears of that
+                await super().commit(late[0], fence=late[1])
+        self._late.clear()
+        results = await super().commit(ops, fence=fence)
+        if fate == UNANSWERED:
+            raise StoreUnavailable("the connection broke before the answer came")
+        return results
+
+
+async def elected(store: MemoryStore) -> tuple[Candidate, Reign]:
+    began: asyncio.Future[Reign] = asyncio.get_running_loop().create_future()
+
+    def on_change(reign: Reign | None) -> None:
+        if reign is not None and not began.done():
+            began.set_result(reign)
+
+    candidate = Candidate(store, tree.root(JOB), "w0 127.0.0.1:1", on_change)
+    candidate.stand()
+    return candidate, await began
+
+
+async def kept_events(store: MemoryStore) -> list[dict[str, object]]:
+    names = await store.children(tree.events(JOB))
+    nodes = [await store.read(f"{tree.events(JOB)}/{name}") for name in names]
+    return [json.loads(node.value) for node in nodes if node is not None]
+
+
+async def opened(*fates: str) -> tuple[Frail, Chronicle[str], Candidate]:
+    store = Frail(MemoryServer())
+    candidate, reign = await elected(store)
+    one: Chronicle[str] = Chronicle(JOB, store, reign, SystemClock())
+    await one.open()
+    store.fates = iter(fates)
+    return store, one, candidate
+
+
+def story(record: Record, *numbers: int) -> BatchDecided[str]:
+    return BatchDecided(
+        record, tuple(Tell(EpochEnded(epoch=number), 0, number) for number in numbers), (), 0, at_rest=False
+    )
+
+
+@pytest.mark.parametrize("fates", list(itertools.product((UNSENT, UNANSWERED, LATE, DONE), repeat=3)))
+async def test_each_change_and_each_event_is_written_once(fates: tuple[str, ...]) -> None:
+    store, one, candidate = await opened(*fates)
+    record = one.record
+    assert record is not None
+    await one.keep(story(record, 1))  # events alone
+    record = msgspec.structs.replace(record, version=record.version + 1)
+    await one.keep(story(record, 2))
+    await one.keep(story(record, 3, 4))
+    assert [event["step"] for event in await kept_events(store)] == [1, 2, 3, 4]
+    node = await store.read(tree.record(JOB))
+    assert node is not None and keeping.decode(node.value) == record == one.record
+    await candidate.resign()
+
+
+async def test_a_try_that_arrives_after_a_look_is_not_repeated() -> None:
+    store, one, candidate = await opened(LATE, DONE)
+    assert one.record is not None
+    await one.keep(story(one.record, 1))
+    await one.keep(story(one.record, 2))
+    assert [event["step"] for event in await kept_events(store)] == [1, 2]
+    await candidate.resign()
+
+
+async def test_what_came_of_nothing_in_one_reign_is_refused_in_the_next() -> None:
+    store, one, candidate = await opened(UNSENT)
+    assert one.record is not None
+    await candidate.resign()
+    with pytest.raises(Fenced):
+        await one.keep(story(one.record, 1))
+    assert not await kept_events(store)
+
+
+async def test_what_came_of_nothing_is_not_taken_for_done_because_the_next_leader_has_written() -> None:
+    """The node has moved on, and it was not us."""
+    store, one, candidate = await opened()
+    assert one.record is not None
+    store.fates = itertools.repeat(UNSENT)
+    keeping_on = asyncio.ensure_future(one.keep(story(one.record, 1)))
+    await candidate.resign()
+    await store.write(tree.record(JOB), keeping.encode(one.record))
+    store.fates = iter(())
+    with pytest.raises(Fenced):
+        await keeping_on
+    assert not await kept_events(store)
+
+
+async def test_a_record_that_is_too_large_is_refused_in_the_jobs_own_words() -> None:
+    _, one, candidate = await opened()
+    noise = tuple(Gone(f"w{number}", "".join(map(str, range(number, number + 9)))) for number in range(200_000))
+    large = msgspec.structs.replace(new_record(JOB, 0.0), gone=noise)
+    with pytest.raises(UsageError, match=r"the job's record of 0 members has \d+ bytes, and \d+ in events come with"):
+        await one.keep(story(large, 1))
+    await candidate.resign()
+
+
+# ------------------------------------------------------------------------------------------------- through a leader
+
+
+def broken(step: int) -> say.Report:
+    return say.Report(
+        Observation(
+            phase=Phase.BROKEN,
+            generation=1,
+            step=step,
+            leases_of=1,
+            step_time_s=0.01,
+            data=None,
+            pause=None,
+            leaving=False,
+            reason="connection reset",
+        )
+    )
+
+
+def training(step: int) -> say.Report:
+    return say.Report(msgspec.structs.replace(broken(step).observation, phase=Phase.TRAINING, reason=""))
+
+
+async def lead(store: Frail, reign: Reign) -> tuple[Leader, asyncio.Task[None]]:
+    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 5.0), store, reign, SystemClock(), Refusals())
+    return leader, asyncio.ensure_future(leader.run())
+
+
+@pytest.mark.parametrize("fate", [UNSENT, UNANSWERED, LATE])
+async def test_a_void_mini_batch_is_told_of_once_by_all_leaders_together(fate: str) -> None:
+    store = Frail(MemoryServer())
+    candidate, reign = await elected(store)
+    leader, task = await lead(store, reign)
+    for worker in ("w0", "w1"):
+        await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
+        register = say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), 2, 1, 0)
+        await leader.answer(Call(worker, reign.term, register))
+    for worker in ("w0", "w1"):
+        await leader.answer(Call(worker, reign.term, training(7)))
+    store.fates = iter([fate])
+    await leader.answer(Call("w0", reign.term, broken(7)))
+    await candidate.resign()
+    await asyncio.gather(task, return_exceptions=True)
+    candidate, reign = await elected(store)
+    leader, task = await lead(store, reign)
+    await leader.answer(Call("w0", reign.term, broken(7)))
+    assert [event["kind"] for event in await kept_events(store)].count(Kind.BATCH_VOIDED) == 1
+    await candidate.resign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_what_waits_to_be_written_is_shown_to_nobody() -> None:
+    store = Frail(MemoryServer())
+    candidate, reign = await elected(store)
+    leader, task = await lead(store, reign)
+
+    async def members() -> list[str]:
+        told = await leader.answer(Call("w0", reign.term, say.AskStatus()))
+        assert isinstance(told, say.Told)
+        return [worker.id for worker in told.status.workers]
+
+    def register(worker: str) -> asyncio.Task[say.Reply]:
+        body = say.Register(Identity(worker, "h", "127.0.0.1", 1, 2), 2, 1, 0)
+        return asyncio.ensure_future(leader.answer(Call(worker, reign.term, body)))
+
+    for worker in ("w0", "w1"):
+        await store.create(tree.worker(JOB, worker), b"", ephemeral=True)
+    await register("w0")
+    store.fates = itertools.repeat(UNSENT)
+    joining = register("w1")
+    while leader._machine is not None and len(leader._machine.record.members) < 2:  # noqa: ASYNC110 - no event tells
+        await asyncio.sleep(0)
+    assert await members() == ["w0"]
+    store.fates = iter(())
+    await joining
+    assert await members() == ["w0", "w1"]
+    await candidate.resign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
+def test_what_was_told_of_a_worker_is_on_record() -> None:
+    record: Record = msgspec.structs.replace(new_record(JOB, 0.0), voided={"w0": 3})
+    assert keeping.decode(keeping.encode(record)).voided == {"w0": 3}

@@ -1,0 +1,235 @@
+"""Daemons that bring their trainers' addresses to each other: late, twice, not at all, by another one's hand."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+
+import pytest
+
+from edl.core.switch.exchange import TRADE
+from edl.daemon import introductions as module
+from edl.daemon.introductions import Introduction
+from edl.protocol.messages import AskAddresses
+from edl.protocol.ring import Place
+from edl.testing.gathering import JOB, Gathering, orders
+from edl.transport.errors import Reason, Refused, Unauthentic, Unreachable
+from edl.transport.memory import Fate
+
+MESH = "global"
+
+
+class Trainer:
+    """What its daemon is told and told by, without the HTTP (tests/unit/collectives/test_rendezvous.py has that)."""
+
+    def __init__(self, gathering: Gathering, place: Place) -> None:
+        self.place = place
+        self.got: dict[int, bytes] = {}
+        opened = gathering.daemons[place.rank]._open
+        assert opened is not None
+        self.daemon: Introduction = opened
+        self.daemon._server.deliver = self._take  # type: ignore[assignment, method-assign]
+
+    def write(self, mesh: str = MESH) -> None:
+        """Begins to build a mesh, and says where it listens."""
+        self.daemon.began(mesh)
+        self.daemon.wrote(mesh, [parcel(self.place.rank, other) for other in range(self.place.size)])
+
+    @property
+    def knows_all(self) -> bool:
+        ranks = set(range(self.place.size)) - {self.place.rank}
+        return self.got == {rank: parcel(rank, self.place.rank) for rank in ranks}
+
+    def _take(self, mesh: str, addresses: Mapping[int, bytes]) -> None:
+        assert mesh == MESH
+        assert {**addresses, **self.got} == {**self.got, **addresses}
+        assert self.place.rank not in addresses
+        self.got |= addresses
+
+
+def parcel(sender: int, receiver: int) -> bytes:
+    return f"{sender}>{receiver}".encode()
+
+
+@asynccontextmanager
+async def gathered(size: int, hold_s: float = 5.0) -> AsyncIterator[tuple[Gathering, list[Trainer]]]:
+    gathering = Gathering([f"w{number}" for number in range(size)], hold_s=hold_s)
+    places = await gathering.open()
+    try:
+        yield gathering, [Trainer(gathering, place) for place in places]
+    finally:
+        await gathering.stop()
+
+
+async def all_know(trainers: Sequence[Trainer]) -> None:
+    await until(lambda: all(trainer.knows_all for trainer in trainers))
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    while not condition():  # noqa: ASYNC110 - there is no event for what only tests look at
+        await asyncio.sleep(0.001)
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9, 40])
+async def test_all_learn_of_all(size: int) -> None:
+    async with gathered(size) as (gathering, trainers):
+        for trainer in trainers:
+            trainer.write()
+        await all_know(trainers)
+        assert gathering.refusals.snapshot() == {}
+
+
+async def test_whoever_comes_late_is_waited_for() -> None:
+    async with gathered(6, hold_s=0.02) as (gathering, trainers):
+        for trainer in trainers[:-1]:
+            trainer.write()
+        await asyncio.sleep(0.1)  # their questions are answered without, and asked again
+        assert not any(trainer.knows_all for trainer in trainers)
+        trainers[-1].write()
+        await all_know(trainers)
+        assert gathering.refusals.snapshot() == {}
+
+
+async def test_a_daemon_that_has_not_heard_of_the_ring_yet_lets_questions_wait() -> None:
+    gathering = Gathering(["w0", "w1"])
+    await gathering.open()
+    for daemon in gathering.daemons:
+        daemon.end(1)
+    early = Trainer(gathering, gathering.follow(0, 2))
+    early.write()
+    await asyncio.sleep(0.02)
+    late = Trainer(gathering, gathering.follow(1, 2))
+    late.write()
+    await all_know([early, late])
+    assert gathering.refusals.snapshot() == {}
+    await gathering.stop()
+
+
+async def test_lost_calls_are_made_again_and_doubled_ones_do_no_harm(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    async with gathered(5, hold_s=0.02) as (gathering, trainers):
+        number = 0
+
+        def fate(_: object) -> Fate:
+            nonlocal number
+            number += 1
+            return (Fate.DROP, Fate.DOUBLE, Fate.DELIVER)[number % 3]
+
+        gathering.network.fate = fate
+        for trainer in trainers:
+            trainer.write()
+        await all_know(trainers)
+
+
+async def test_each_mesh_has_addresses_of_its_own() -> None:
+    async with gathered(2) as (gathering, trainers):
+        trainers[0].write("other")
+        trainers[1].write()
+        await asyncio.sleep(0.02)
+        assert not any(trainer.got for trainer in trainers)
+        trainers[0].write()
+        await all_know(trainers[:1])
+        del gathering
+
+
+async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> None:
+    async with gathered(2) as (gathering, trainers):
+        for trainer in trainers:
+            trainer.write()
+        gathering.daemons[1].end(1)
+        caller = gathering.network.client(b"a secret of tests", JOB, "w0", gathering._addresses[1])
+        with pytest.raises(Refused) as caught:
+            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
+        assert caught.value.reason is Reason.GENERATION
+        await until(lambda: not trainers[0].daemon._tasks)
+        assert not trainers[0].knows_all, "nobody asks on: that ring cannot form"
+        assert set(gathering.refusals.snapshot()) == {"generation"}
+
+
+async def test_a_stranger_is_told_nothing() -> None:
+    async with gathered(2) as (gathering, trainers):
+        trainers[1].write()
+        caller = gathering.network.client(b"another secret!!", JOB, "w0", gathering._addresses[1])
+        with pytest.raises((Unauthentic, Refused, Unreachable)):
+            await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
+        assert set(gathering.refusals.snapshot()) == {"unauthentic"}
+
+
+async def test_what_nobody_may_ask_is_refused() -> None:
+    async with gathered(2) as (gathering, trainers):
+        trainers[1].write()
+        with pytest.raises(Refused) as caught:
+            await gathering.daemons[1].answer(AskAddresses(1, MESH, 7, 0, 1.0))
+        assert caught.value.reason is Reason.MALFORMED
+
+
+async def test_a_question_waits_no_longer_than_it_may() -> None:
+    async with gathered(2, hold_s=0.02) as (gathering, _):
+        answer = await gathering.daemons[1].answer(AskAddresses(1, MESH, TRADE, 0, 3600.0))
+        assert answer.parcels is None
+        answer = await gathering.daemons[1].answer(AskAddresses(99, MESH, TRADE, 0, 3600.0))
+        assert answer.parcels is None
+
+
+async def test_a_newer_ring_takes_the_place_of_one_that_never_formed() -> None:
+    async with gathered(3) as (gathering, trainers):
+        for trainer in trainers[:2]:
+            trainer.write()
+        again = [Trainer(gathering, gathering.follow(rank, 2)) for rank in range(3)]
+        assert len({trainer.place.rendezvous for trainer in [*trainers, *again]}) == 6
+        for trainer in again:
+            trainer.write()
+        await all_know(again)
+        await until(lambda: not any(trainer.daemon._tasks for trainer in trainers))
+
+
+async def test_orders_said_again_change_nothing() -> None:
+    async with gathered(2) as (gathering, trainers):
+        trainers[0].write()
+        assert gathering.follow(0).rendezvous == trainers[0].place.rendezvous
+        trainers[1].write()
+        await all_know(trainers)
+
+
+async def test_a_ring_that_is_over_is_not_opened_again() -> None:
+    """The leader's orders tell of it until it has heard that all of its members sit."""
+    async with gathered(2) as (gathering, trainers):
+        gathering.daemons[0].end(1)
+        assert gathering.follow(0).rendezvous == ""
+        assert gathering.daemons[0]._open is None
+        del trainers
+
+
+async def test_orders_without_a_ring_free_the_trainer() -> None:
+    async with gathered(2) as (gathering, trainers):
+        trainers[0].write()
+        assert gathering.daemons[0].follow(orders(None, 2)) == ""
+        await until(lambda: trainers[0].daemon._server._acceptor is None)
+        assert not trainers[0].daemon._tasks
+
+
+async def test_a_daemon_that_was_started_anew_is_asked_where_it_listens_now(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "RETRY_S", 0.001)
+    async with gathered(3) as (gathering, trainers):
+        for trainer in trainers[:2]:
+            trainer.write()
+        await gathering.replace(2)
+        await asyncio.sleep(0.02)  # they ask an address where nobody listens
+        for rank in (0, 1):
+            gathering.follow(rank)
+        last = Trainer(gathering, gathering.follow(2))
+        last.write()
+        await all_know([*trainers[:2], last])
+
+
+async def test_nothing_is_left_behind() -> None:
+    before = asyncio.all_tasks()
+    async with gathered(6) as (gathering, trainers):
+        for trainer in trainers[:3]:
+            trainer.write()
+        await asyncio.sleep(0.01)
+        for daemon in gathering.daemons:
+            daemon.give_up()
+    assert asyncio.all_tasks() == before
+    await gathering.stop()

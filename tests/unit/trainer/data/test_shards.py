@@ -1,0 +1,511 @@
+"""The trainer's side of the data, on a real ledger and a feed without a job behind it."""
+
+from __future__ import annotations
+
+import copy
+import queue
+import threading
+from collections import Counter
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, cast
+
+import msgspec
+import numpy as np
+import pytest
+
+from edl.core.data.permutation import samples_at
+from edl.errors import InvalidTransition, UsageError
+from edl.protocol.assignment import Share
+from edl.protocol.data import DataSpec, Lease, Range
+from edl.testing.solo import HORIZON_STEPS, SoloFeed, share_of
+from edl.trainer.data.passes import Pass
+from edl.trainer.data.shards import ShardGenerator
+
+
+def shards_of(source, **wishes) -> tuple[ShardGenerator, Any]:
+    feed = SoloFeed()
+    return ShardGenerator(source, feed, **wishes), feed
+
+
+def train(batches, feed: SoloFeed) -> list[list[int]]:
+    """What a plain loop consumes."""
+    seen = []
+    for ids in batches:
+        seen.append([int(i) for i in ids])
+        feed.commit()
+    return seen
+
+
+def by_hand(samples, size: int):
+    """What `.batch(size)` of an input pipeline does."""
+    samples = iter(samples)
+    while batch := list(islice(samples, size)):
+        yield batch
+
+
+class Prefetched:
+    """An input pipeline that reads up to `depth` items ahead in a thread of its own."""
+
+    def __init__(self, source, depth: int) -> None:
+        self._items: queue.Queue = queue.Queue(depth)
+        self._thread = threading.Thread(target=self._pull, args=(source,), daemon=True)
+        self._thread.start()
+
+    def _pull(self, source) -> None:
+        for item in source:
+            self._items.put(item, timeout=5)
+        self._items.put(None, timeout=5)
+
+    def __iter__(self):
+        while (item := self._items.get(timeout=5)) is not None:
+            yield item
+        self._thread.join(5)
+
+
+# ------------------------------------------------------------------------------------------------------ batches
+
+
+def test_batches_are_arrays_of_ids_and_the_last_of_an_epoch_is_short():
+    shards, feed = shards_of(10, epochs=2)
+    first = next(shards.batches(4))
+    assert isinstance(first, np.ndarray)
+    assert first.dtype == np.int64
+    assert train(shards.batches(4), feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]] * 2
+
+
+def test_shuffled_epochs_follow_the_permutation():
+    shards, feed = shards_of(range(50), epochs=2, shuffle=True, seed=3)
+    seen = [*chain(*train(shards.batches(8), feed))]
+    orders = [samples_at(DataSpec(50, 2, 8, shuffle=True, seed=3), Range(epoch, 0, 50)).tolist() for epoch in (0, 1)]
+    assert seen == [*chain(*orders)]
+
+
+def test_a_batch_belongs_to_the_script():
+    shards, _ = shards_of(8, epochs=1)
+    batches = shards.batches(4)
+    first = next(batches)
+    first += 100
+    assert shards.redeliver()
+    assert next(batches).tolist() == [0, 1, 2, 3]
+
+
+def test_without_epochs_each_iteration_is_one_more():
+    shards, feed = shards_of(6)
+    for _ in range(3):
+        assert train(shards.batches(4), feed) == [[0, 1, 2, 3], [4, 5]]
+    assert feed.ledger.spec.epochs == 3
+    assert feed.ledger.exhausted
+
+
+def test_epochs_are_counted_for_scripts_that_loop_over_them():
+    shards, feed = shards_of(6)
+    while shards.epochs_done < 3:
+        train(shards.batches(4), feed)
+        next(shards.batches(4), None) if shards.epochs_done == 1 else None  # given up: not an epoch
+    assert feed.ledger.spec.epochs == 3
+    assert feed.ledger.exhausted
+
+
+def test_a_newcomer_counts_the_epochs_before_its_time():
+    feed = ListFeed(Lease(1, 70, 1, 2, (Range(4, 0, 2),), epoch=4))
+    shards = ShardGenerator(2, feed)
+    assert shards.epochs_done == 0  # not known before the first lease
+    assert len(list(shards.batches(2))) == 1
+    assert shards.epochs_done == 5
+
+
+def test_once_all_is_trained_an_iteration_is_empty():
+    shards, feed = shards_of(4, epochs=1)
+    assert train(shards.batches(4), feed) == [[0, 1, 2, 3]]
+    assert train(shards.batches(4), feed) == []
+
+
+def test_an_iteration_that_is_given_up_loses_nothing():
+    shards, feed = shards_of(12, epochs=1)
+    batches: Any = shards.batches(2)
+    next(batches)
+    feed.commit()
+    assert [next(batches).tolist(), next(batches).tolist()] == [[2, 3], [4, 5]]  # looked at, never trained
+    batches.close()
+    assert train(shards.batches(2), feed) == [[2, 3], [4, 5], [6, 7], [8, 9], [10, 11]]
+
+
+def test_two_iterations_at_a_time_are_refused():
+    shards, _ = shards_of(12, epochs=1)
+    old, new = shards.batches(2), shards.batches(2)
+    next(old)
+    next(new)
+    with pytest.raises(UsageError, match="iterated again while an earlier iteration goes on"):
+        next(old)
+
+
+# ------------------------------------------------------------------------------------------------- sample by sample
+
+
+def test_samples_are_one_stream_that_batches_cut_across_epochs():
+    shards, feed = shards_of(5, epochs=3, default_batch=4)
+    assert train(by_hand(shards, 4), feed) == [[0, 1, 2, 3], [4, 0, 1, 2], [3, 4, 0, 1], [2, 3, 4]]
+    assert feed.ledger.exhausted
+
+
+def test_samples_without_epochs_end_with_each_epoch():
+    shards, feed = shards_of(5, default_batch=4)
+    for _ in range(3):
+        assert train(by_hand(shards(), 4), feed) == [[0, 1, 2, 3], [4]]
+    assert feed.ledger.exhausted
+
+
+def test_a_sample_is_an_int():
+    shards, _ = shards_of(5, epochs=1, default_batch=2)
+    assert type(next(iter(shards))) is int
+
+
+def test_by_sample_needs_the_size_of_a_batch():
+    shards, _ = shards_of(5)
+    with pytest.raises(UsageError, match=r"edl\.init\(batch_size=64\).*\.batches\(64\)"):
+        iter(shards)
+
+
+# -------------------------------------------------------------------------------------------------------------- runs
+
+
+def test_runs_end_where_the_next_batch_is_not_here_yet():
+    shards, feed = shards_of(40, epochs=1)  # 10 steps of 4, and leases for 6 beyond what is committed
+    lengths, seen = [], []
+    for run in shards.runs(4):
+        ahead = [ids.tolist() for ids in run]  # all at once, as a pipeline on the training thread does
+        lengths.append(len(ahead))
+        for ids in ahead:
+            seen += ids
+            feed.commit()
+    assert sorted(seen) == list(range(40))
+    assert lengths[0] == HORIZON_STEPS
+    assert shards.epochs_done == 1
+
+
+def test_runs_begin_with_the_rehearsal_alone():
+    shards, feed = shards_of(40, epochs=1)
+    feed.newcomer = True
+    runs = shards.runs(4)
+    assert len(list(next(runs))) == 1
+    feed.enter()
+    assert len(list(next(runs))) == HORIZON_STEPS
+
+
+# ---------------------------------------------------------------------------------------------------- empty shares
+
+
+class ListFeed(SoloFeed):
+    """Leases as given."""
+
+    def __init__(self, *leases: Lease) -> None:
+        super().__init__()
+        self.committed = leases[0].after_step
+        self.leases.adopt(Share(1, self.committed, leases, (), leases[-1].until_step, 99, last=True), (1, 1))
+
+    def open(self, spec: DataSpec) -> None:
+        pass
+
+    def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
+        return self.leases.offers(step or self.step())
+
+    def commit(self) -> None:
+        self.committed += 1
+
+
+def test_a_step_without_samples_gets_some_that_do_not_count():
+    feed = ListFeed(Lease(1, 0, 3, 4, (Range(0, 8, 14),)))
+    shards = ShardGenerator(20, feed, epochs=1)
+    assert [ids.tolist() for ids in shards.batches(4)] == [[8, 9, 10, 11], [12, 13], [0, 1, 2, 3]]
+    assert [shards.share(step) for step in (1, 2, 3)] == [4, 2, 0]
+
+
+def test_at_the_end_of_a_pass_one_is_enough():
+    feed = ListFeed(Lease(1, 0, 2, 4, (Range(0, 8, 12),), final=True))
+    shards = ShardGenerator(20, feed, epochs=1)
+    assert [ids.tolist() for ids in shards.batches(4)] == [[8, 9, 10, 11], [0]]
+
+
+def test_by_sample_a_step_without_samples_fills_a_batch_unless_it_is_the_last():
+    feed = ListFeed(Lease(1, 0, 2, 3, (Range(0, 5, 8),)), Lease(2, 2, 1, 3, (), final=True), Lease(3, 3, 1, 3, ()))
+    shards = ShardGenerator(20, feed, epochs=1, default_batch=3)
+    assert list(shards) == [5, 6, 7, 0, 1, 2, 0]
+
+
+def test_a_gap_between_leases_is_our_bug():
+    feed = ListFeed(Lease(1, 0, 1, 2, (Range(0, 0, 2),)), Lease(2, 2, 1, 2, (Range(0, 2, 4),)))
+    with pytest.raises(InvalidTransition, match="I7"):
+        list(ShardGenerator(20, feed, epochs=1).batches(2))
+
+
+def test_an_epoch_ends_where_its_leases_do_even_if_the_next_one_is_there():
+    """Others have begun the next epoch, so the job has leased it; this worker's iteration is still the one before."""
+    feed = ListFeed(Lease(1, 0, 1, 2, (Range(4, 0, 2),), epoch=4), Lease(2, 1, 1, 2, (Range(5, 0, 2),), epoch=5))
+    shards = ShardGenerator(20, feed, shuffle=False)
+    assert train(shards.batches(2), feed) == [[0, 1]]
+    assert feed.leases.epoch(2) == 5
+    assert train(shards.batches(2), feed) == [[0, 1]]
+
+
+# ------------------------------------------------------------------------------------------------- void mini-batches
+
+
+def test_a_void_batch_comes_again():
+    shards, feed = shards_of(6, epochs=1)
+    batches = shards.batches(2)
+    assert next(batches).tolist() == [0, 1]
+    feed.commit()
+    for _ in range(3):
+        assert next(batches).tolist() == [2, 3]
+        assert shards.redeliver()
+    assert train(batches, feed) == [[2, 3], [4, 5]]
+
+
+def test_the_last_batch_comes_again_too():
+    shards, feed = shards_of(5, epochs=1)
+    batches = shards.batches(3)
+    next(batches)
+    feed.commit()
+    assert next(batches).tolist() == [3, 4]
+    assert shards.redeliver()
+    assert train(batches, feed) == [[3, 4]]
+
+
+def test_by_sample_a_void_batch_comes_again_if_nothing_read_ahead():
+    shards, feed = shards_of(9, epochs=1, default_batch=3)
+    batches = by_hand(shards, 3)
+    assert next(batches) == [0, 1, 2]
+    assert shards.redeliver()
+    assert train(batches, feed) == [[0, 1, 2], [3, 4, 5], [6, 7, 8]]
+
+
+def test_by_sample_a_void_last_batch_is_the_next_iteration():
+    shards, feed = shards_of(4, epochs=1, default_batch=3)
+    batches = by_hand(shards, 3)
+    next(batches)
+    feed.commit()
+    assert next(batches) == [3]
+    assert not shards.redeliver()  # the iteration has ended: it cannot go back itself
+    assert shards.epochs_done == 0
+    assert train(by_hand(shards, 3), feed) == [[3]]
+    assert feed.ledger.exhausted
+
+
+def test_by_sample_a_void_last_batch_of_an_epoch_comes_with_the_iteration_of_the_next():
+    shards, feed = shards_of(4, default_batch=3)
+    batches = by_hand(shards, 3)
+    next(batches)
+    feed.commit()
+    assert next(batches) == [3]
+    assert shards.redeliver()
+    assert shards.epochs_done == 0
+    assert train(by_hand(shards, 3), feed) == [[3]]
+    assert shards.epochs_done == 1
+
+
+def test_an_iteration_of_one_epoch_that_is_over_is_empty():
+    shards, feed = shards_of(6)
+    for epoch in range(3):
+        assert train(chain.from_iterable(shards.runs(3, epoch)), feed) == [
+            [3 * n, 3 * n + 1, 3 * n + 2] for n in range(2)
+        ]
+        assert train(chain.from_iterable(shards.runs(3, epoch)), feed) == []
+
+
+def test_an_iteration_that_was_left_is_begun_anew_at_what_is_not_trained():
+    shards, feed = shards_of(20, epochs=1)
+    batches = shards.batches(2)
+    assert [next(batches).tolist() for _ in range(4)] == [[0, 1], [2, 3], [4, 5], [6, 7]]  # read ahead
+    feed.commit()
+    shards.give_up()
+    assert shards.redeliver(), "the next iteration begins with it"
+    assert train(shards.batches(2), feed) == [[2 * n, 2 * n + 1] for n in range(1, 10)]
+
+
+def test_a_pipeline_that_reads_ahead_says_so():
+    shards, _ = shards_of(20, epochs=1)
+    batches = shards.batches(2)
+    next(batches)
+    next(batches)
+    assert not shards.redeliver()
+
+
+def test_by_sample_a_pipeline_that_has_begun_the_next_batch_says_so():
+    shards, _ = shards_of(20, epochs=1, default_batch=2)
+    samples = iter(shards)
+    assert [*islice(samples, 3)] == [0, 1, 2]
+    assert not shards.redeliver()
+
+
+def test_asking_for_the_batch_after_is_reading_ahead():
+    """Stepping back now would leave the script waiting for a batch behind one that nobody will commit."""
+    shards, feed = shards_of(2, epochs=1)
+    ahead = Prefetched(shards.batches(2), depth=4)
+    pipeline = iter(ahead)
+    assert next(pipeline).tolist() == [0, 1]
+    feed.wait_asked(2)
+    assert not shards.redeliver()
+    feed.commit()
+    assert list(pipeline) == []
+
+
+@pytest.mark.parametrize("depth", [1, 3, 50])
+def test_in_step_repeats_what_a_pipeline_that_reads_ahead_cannot(depth):
+    shards, feed = shards_of(20, epochs=2)
+    seen, void = [], 0
+    for ids in shards.in_step(Prefetched(shards.batches(3), depth)):
+        if len(seen) in {0, 5, 13} and void < 2:
+            void += 1
+            assert shards.redeliver()
+            continue
+        void = 0
+        seen.append(ids.tolist())
+        feed.commit()
+    assert Counter(chain(*seen)) == Counter([*range(20)] * 2)
+    assert feed.ledger.exhausted
+
+
+def test_in_step_given_up_is_forgotten():
+    shards, _ = shards_of(20, epochs=1)
+    for _ in shards.in_step(Prefetched(islice(shards.batches(2), 5), 5)):
+        break
+    assert not shards.redeliver()
+
+
+# -------------------------------------------------------------------------------------------- threads and rehearsals
+
+
+@pytest.mark.parametrize("epochs", [1, 3])
+def test_a_prefetching_pipeline_trains_every_sample_once(epochs):
+    shards, feed = shards_of(23, epochs=epochs, default_batch=4)
+    seen = train(Prefetched(by_hand(shards, 4), depth=3), feed)
+    assert Counter(chain(*seen)) == Counter([*range(23)] * epochs)
+    assert feed.ledger.exhausted
+
+
+def test_a_pipeline_that_repeats_waits_for_the_end_of_training():
+    shards, feed = shards_of(10, default_batch=4)
+    repeated = (batch for _ in range(3) for batch in by_hand(shards, 4))
+    seen = train(Prefetched(repeated, depth=5), feed)
+    assert [len(batch) for batch in seen] == [4, 4, 2] * 3
+    assert feed.ledger.exhausted
+
+
+def test_batches_thrown_away_are_noticed():
+    feed = SoloFeed()
+    shards = ShardGenerator(4, feed, epochs=1, default_batch=4, step_timeout_s=0.05)
+    list(shards)
+    with pytest.raises(UsageError, match="were never trained"):
+        next(iter(shards))
+
+
+def test_a_newcomer_rehearses_with_one_real_looking_batch():
+    shards, feed = shards_of(3, epochs=1)
+    feed.newcomer = True
+    batches = shards.batches(4)
+    assert next(batches).tolist() == [0, 1, 2, 0]
+    feed.enter()
+    assert train(batches, feed) == [[0, 1, 2]]
+
+
+def test_a_newcomer_rehearses_by_sample():
+    shards, feed = shards_of(10, epochs=1, default_batch=4)
+    feed.newcomer = True
+    pipeline = iter(Prefetched(by_hand(shards, 4), depth=3))
+    assert next(pipeline) == [0, 1, 2, 3]
+    feed.wait_asked(1)  # warm: it waits for its first lease
+    feed.enter()
+    assert train(pipeline, feed) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+def test_looking_at_the_first_batch_does_not_spend_the_rehearsal():
+    shards, feed = shards_of(8, epochs=1)
+    feed.newcomer = True
+    next(shards.batches(4))
+    batches = shards.batches(4)
+    assert next(batches).tolist() == [0, 1, 2, 3]
+    feed.enter()
+    assert train(batches, feed) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+# ----------------------------------------------------------------------------------------------------- wrong calls
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": 0}, "has no samples"),
+        ({"source": []}, "has no samples"),
+        ({"source": -1}, "source must be"),
+        ({"source": True}, "source must be"),
+        ({"source": 2.5}, "source must be.*len"),
+        ({"source": object()}, "source must be.*len"),
+        ({"source": "data.csv"}, "there is no file data.csv"),
+        ({"source": b"data.csv"}, "there is no file data.csv"),
+        ({"source": Path("data.csv")}, "there is no file data.csv"),
+        ({"source": [Path("none")]}, "there is no file none"),
+        ({"source": ["a.csv", "b.csv"]}, "there is no file a.csv"),
+        ({"source": ["a", "b"], "format": "text"}, "there is no file a"),
+        ({"source": 9, "format": "text"}, "format='text'.*means files, so source must be a path.*not 9"),
+        ({"source": [], "format": "text"}, "means files"),
+        ({"source": 9, "epochs": 0}, "epochs is 0"),
+        ({"source": 9, "epochs": 1.5}, "epochs is 1.5"),
+        ({"source": 9, "epochs": True}, "epochs is True"),
+        ({"source": 9, "shuffle": "yes"}, "shuffle is 'yes'"),
+        ({"source": 9, "seed": None}, "seed is None"),
+    ],
+)
+def test_a_wrong_argument_is_named_at_once(arguments, message):
+    with pytest.raises(UsageError, match=message):
+        shards_of(**arguments)
+
+
+@pytest.mark.parametrize("n", [0, -3, 2.0, None, True])
+def test_a_wrong_batch_size_is_named_at_once(n):
+    with pytest.raises(UsageError, match=r"n in batches\(n\) is"):
+        shards_of(9)[0].batches(n)
+
+
+def test_numpy_numbers_are_numbers():
+    shards, feed = shards_of(np.int32(3), epochs=np.int64(1), seed=np.int64(5))
+    assert train(shards.batches(cast("Any", np.int16(2))), feed) == [[0, 1], [2]]
+
+
+def test_a_list_of_strings_is_a_list_of_samples():
+    shards, feed = shards_of(["a sentence", "another"], epochs=1)
+    assert train(shards.batches(2), feed) == [[0, 1]]
+
+
+def test_another_spec_is_refused_by_the_job():
+    shards, _ = shards_of(9, epochs=1)
+    next(shards.batches(2))
+    with pytest.raises(UsageError, match="batch"):
+        next(shards.batches(3))
+
+
+def test_a_generator_stays_in_its_process(monkeypatch):
+    shards, _ = shards_of(9, epochs=1)
+    with pytest.raises(UsageError, match="ElasticDataLoader"):
+        copy.copy(shards)  # goes by the protocol of pickle, as sending it to a process does
+    monkeypatch.setattr("os.getpid", lambda: -1)
+    with pytest.raises(UsageError, match="ElasticDataLoader"):
+        shards.batches(3)
+
+
+def test_a_step_that_nobody_took_a_batch_for_is_the_scripts_mistake():
+    with pytest.raises(UsageError, match="take one batch from it before each"):
+        shards_of(9)[0].share(1)
+
+
+def test_most_batches_of_a_lease_are_handed_out_without_looking_for_it(monkeypatch):
+    """A step leaves the caches cold: the usual one goes through few functions, and stops where anything has changed."""
+    looked = []
+    find = Pass.next
+    monkeypatch.setattr(Pass, "next", lambda self, **how: looked.append(self.step) or find(self, **how))
+    shards, feed = shards_of(40, epochs=1)
+    batches = shards.batches(4)
+    assert [next(batches).tolist()[0] for _ in range(3)] == [0, 4, 8]
+    feed.leases.adopt(msgspec.structs.replace(share_of(feed.ledger, "w"), rebatch=1, mark=3), (1, feed._told))
+    assert next(batches).tolist()[0] == 12
+    assert len(looked) == 2

@@ -1,0 +1,147 @@
+"""What one worker does where the states of its ring's members are compared (I15)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.worker.digest import Fingerprint, of_all
+from edl.core.worker.inputs import StatesDiffer
+from edl.errors import JobFailed
+from edl.protocol.divergence import Checking, OnDivergence
+from edl.protocol.ring import Place
+from edl.trainer.comparison import Comparison, _Teller
+from edl.trainer.extras import Extras
+
+
+class FakeRing:
+    """One member's end of a ring, the states of whose others are given."""
+
+    def __init__(self, rank: int, others: list[str]) -> None:
+        self.place = Place(1, rank, len(others), f"w{rank}")
+        self.states = others
+        self.broadcasts = 0
+
+    def same(self, value: int) -> bool:
+        return {of_all(fingerprints(state)) for state in self.states} == {value}
+
+    def broadcast(self, payload: bytes | None, root: int) -> bytes:
+        self.broadcasts += 1
+        assert (payload is not None) == (root == self.place.rank)
+        return payload or msgspec.msgpack.encode(_Teller(f"w{root}", fingerprints(self.states[root])))
+
+
+class FakePage:
+    def add_waited(self, nanoseconds: int) -> None:
+        assert nanoseconds >= 0
+
+
+class FakeLink:
+    def __init__(self) -> None:
+        self.page, self.orders, self.worker = FakePage(), None, ""
+
+    def wait_news(self, older: Any) -> None:
+        return None
+
+
+class FakeSeat:
+    """A ring of three after step 40."""
+
+    def __init__(self, ring: FakeRing, link: FakeLink, on_divergence: OnDivergence, end: Callable[[], None]) -> None:
+        self.link, self.ring = link, ring
+        link.worker = ring.place.worker
+        unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual)
+        self.while_waiting = end
+        self.heals = True
+        self.synchronized: list[tuple[int, bool]] = []
+        self.told: list[StatesDiffer] = []
+
+    def hear(self, happened: StatesDiffer) -> None:
+        self.told.append(happened)
+
+    def heal(self, root: int, *, current: bool) -> None:
+        self.synchronized.append((root, current))
+        if self.heals:
+            self.ring.states = [self.ring.states[root]] * 3
+
+
+class FakeFramework:
+    def __init__(self, ring: FakeRing) -> None:
+        self.ring = ring
+
+    def fingerprints(self, more: Any) -> list[Fingerprint]:
+        assert list(more) == [("edl.register(state=...).state_dict()['number']", 7)]
+        return fingerprints(self.ring.states[self.ring.place.rank])
+
+
+class Stateful:
+    def state_dict(self) -> dict[str, int]:
+        return {"number": 7}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        raise AssertionError(state)
+
+
+class Ended(BaseException):
+    """The leader's word came."""
+
+
+def fingerprints(state: str) -> list[Fingerprint]:
+    return [Fingerprint(f"t{place}", ord(letter)) for place, letter in enumerate(state)]
+
+
+def end() -> None:
+    raise Ended
+
+
+def member(rank: int, states: list[str], on_divergence: OnDivergence = OnDivergence.FAIL, ended=end):
+    ring, link = FakeRing(rank, states), FakeLink()
+    seat, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
+    extras._add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
+    return seat, Comparison(FakeFramework(ring), seat, extras)  # type: ignore[arg-type]
+
+
+def test_equal_states_cost_one_small_message() -> None:
+    seat, comparison = member(1, ["abc", "abc", "abc"])
+    comparison.make(1.0)
+    assert not seat.told
+    assert not seat.ring.broadcasts
+
+
+@pytest.mark.parametrize("rank", [0, 1, 2])
+def test_all_find_the_same_difference_tell_it_and_wait_for_the_end(rank: int) -> None:
+    seat, comparison = member(rank, ["abc", "axc", "abc"])
+    with pytest.raises(Ended):
+        comparison.make(60.0)
+    (told,) = seat.told
+    found = told.found
+    assert (found.workers, found.first, found.root, found.majority) == (("w1",), "t1", "w0", True)
+    assert (found.step, found.equal_step, found.persists) == (40, 20, False)
+    assert not seat.synchronized
+
+
+def test_without_a_leader_each_ends_by_itself() -> None:
+    _, comparison = member(0, ["abc", "axc", "abc"], ended=lambda: None)
+    with pytest.raises(JobFailed, match="w1 from w0"):
+        comparison.make(0.0)
+
+
+@pytest.mark.parametrize(("rank", "current"), [(0, False), (1, True), (2, True)])
+def test_the_majority_gives_its_state_to_the_others(rank: int, current: bool) -> None:
+    seat, comparison = member(rank, ["xbc", "abc", "abc"], OnDivergence.HEAL)
+    comparison.make(1.0)
+    assert seat.synchronized == [(1, current)]
+    assert [told.found.persists for told in seat.told] == [False]
+
+
+def test_a_state_that_does_not_heal_ends_the_job() -> None:
+    seat, comparison = member(0, ["xbc", "abc", "abc"], OnDivergence.HEAL)
+    seat.heals = False
+    with pytest.raises(Ended):
+        comparison.make(60.0)
+    assert [told.found.persists for told in seat.told] == [False, True]

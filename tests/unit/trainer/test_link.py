@@ -1,0 +1,118 @@
+"""A trainer's link to its daemon: what it makes of the daemon's end."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import subprocess
+import tempfile
+import threading
+
+import pytest
+
+from edl.config import Settings
+from edl.core.job.restarts import MOST
+from edl.errors import ConfigError, JobFailed
+from edl.protocol import link as say
+from edl.trainer import link as module
+from edl.trainer.link import DaemonLink
+
+
+@pytest.fixture
+def unlinked(tmp_path, monkeypatch):
+    with tempfile.TemporaryDirectory(prefix="edl-") as folder:  # the path of a socket is short
+        monkeypatch.setenv("XDG_RUNTIME_DIR", folder)
+        yield DaemonLink(Settings(job="x", home=tmp_path), "w1", lambda _: None, lambda: ())
+
+
+@pytest.fixture
+def link(unlinked, monkeypatch):
+    link = unlinked
+    link.page.attention_step = 2**63 - 1
+    link.starts = []
+
+    def starting(*, anew: bool) -> None:
+        link.starts.append(anew)
+        link._gone = False
+
+    monkeypatch.setattr(link, "_start", starting)
+    return link
+
+
+def test_a_daemon_that_died_is_replaced(link):
+    link._on_gone()
+    assert link.starts and link.page.attention_step == 2**63 - 1
+
+
+def test_one_that_always_dies_is_not_started_for_ever_and_the_script_ends_with_the_reason(link, monkeypatch):
+    def dying(*, anew: bool) -> None:
+        link.starts.append(anew)
+        raise [ConfigError("no such file: libz.so"), OSError("no memory for a fork")][len(link.starts) % 2]
+
+    monkeypatch.setattr(link, "_start", dying)
+    link._on_gone()
+    assert len(link.starts) == MOST
+    assert link.page.attention_step == 0
+    said = rf"died {MOST + 1} times within 60 s; its log is .*; the last one: no memory"
+    with pytest.raises(JobFailed, match=said):
+        _ = link.orders
+
+
+def test_one_that_dies_now_and_then_is_started_each_time(link, monkeypatch):
+    now = iter(range(0, 10_000, 15))
+    monkeypatch.setattr("edl.trainer.link.time.monotonic", lambda: float(next(now)))
+    for _ in range(20):
+        link._on_gone()
+    assert len(link.starts) == 20
+
+
+def test_one_that_dies_while_another_is_started_is_not_started_twice(link, monkeypatch):
+    """Its end is seen by another thread than the one that starts it."""
+
+    def dying_once(*, anew: bool) -> None:
+        link.starts.append(anew)
+        link._gone = False
+        if len(link.starts) == 1:
+            link._on_gone()
+
+    monkeypatch.setattr(link, "_start", dying_once)
+    link._on_gone()
+    assert link.starts == [True, True]
+
+
+def test_one_that_does_not_answer_is_ended_before_another_is_started(unlinked, monkeypatch):
+    sleeper = subprocess.Popen(["sleep", "1000"])
+    monkeypatch.setattr(module, "spawn_daemon", lambda *_: sleeper.pid)
+    monkeypatch.setattr(module, "BOOT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr(module, "MOST", 1)
+    unlinked._on_gone()
+    assert sleeper.wait(10) == -signal.SIGKILL
+
+
+def test_the_end_is_told_by_the_next_daemon_where_one_dies_just_then(link):
+    threading.Timer(0.05, lambda: link._on_message(say.Noted())).start()
+    link._on_gone()
+    assert link.wait_noted(10.0)
+
+
+def test_a_daemon_that_gave_up_is_not_and_the_script_ends_after_its_step(link):
+    link._on_message(say.GaveUp("the job's leader has given this worker up"))
+    link._on_gone()
+    assert not link.starts
+    assert link.page.attention_step == 0
+    with pytest.raises(JobFailed, match="given this worker up"):
+        _ = link.orders
+
+
+def test_a_daemon_that_is_dying_still_listens_and_is_not_called(unlinked, monkeypatch):
+    """Its end would be taken for that of its successor, and two daemons would speak for one trainer."""
+    monkeypatch.setattr(module, "spawn_daemon", lambda *_: 2**22 + 1)  # no process
+    monkeypatch.setattr(module, "BOOT_TIMEOUT_S", 1.0)
+    with socket.socket(socket.AF_UNIX) as dying:
+        dying.bind(str(unlinked._socket))
+        dying.listen()
+        dying.settimeout(0.2)
+        with pytest.raises(ConfigError):
+            unlinked.start()
+        with pytest.raises(TimeoutError):
+            dying.accept()
