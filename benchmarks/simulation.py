@@ -84,7 +84,8 @@ def play_all(seeds: range, processes: int) -> tuple[Tally, bool]:
 
 
 def show_progress(tally: Tally, seeds: int) -> None:
-    line = f"{tally.seeds} of {seeds} seeds, {len(tally.failures)} failed"
+    failed = f"{len(tally.failures)} failed{''.join(f' {seed}' for seed, _ in tally.failures[-5:])}"
+    line = f"{tally.seeds} of {seeds} seeds, {failed}"
     sys.stderr.write(f"\r{line}" if sys.stderr.isatty() else f"{line}\n")
     sys.stderr.flush()
 
