@@ -198,6 +198,10 @@ class Sitting:
     def _carry_out(self, command: Command) -> Input | None:
         """What came of it, where the machine asks for that: then it was the last of its commands."""
         match command:
+            case RecordStep():
+                self.audit.committed(command.generation, command.step, self._framework.applied())
+            case SetWeight():
+                self._set_weight(command)
             case ReadOrders():
                 self._orders = self.link.orders
                 return OrdersRead(self._orders)
@@ -213,16 +217,12 @@ class Sitting:
                 self._end(command)
             case RecordRing(place, step):
                 self.audit.sat(place, step)
-            case RecordStep(generation, step):
-                self.audit.committed(generation, step, self._framework.applied())
             case _:
                 self._do(command)
         return None
 
-    def _do(self, command: SetWeight | TellDaemon | BootAlone | LeaveRing | AbortRings | TrainStandIns) -> None:
+    def _do(self, command: TellDaemon | BootAlone | LeaveRing | AbortRings | TrainStandIns) -> None:
         match command:
-            case SetWeight():
-                self._set_weight(command)
             case TellDaemon(said):
                 self._tell(said)
             case BootAlone(local_rank):

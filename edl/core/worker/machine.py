@@ -113,30 +113,31 @@ class WorkerMachine:
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._leave_wanted = False
         self._ended: say.Ended | None = None
-        self._history: deque[tuple[str, str]] = deque(maxlen=50)
+        self._history: deque[tuple[TrainerState, type[Input]]] = deque(maxlen=50)
 
     # ------------------------------------------------------------------------------------------------- the mutator
 
     def handle(self, happened: Input) -> list[Command]:
         """Take one input; return what is to be done, in this order. Raises InvalidTransition."""
-        self._history.append((self.state.value, type(happened).__name__))
+        self._history.append((self.state, type(happened)))
         try:
             commands = self._handle(happened)
         except InvalidTransition as error:
-            error.add_note("the worker's newest inputs:" + "".join(f"\n  {one}" for one in self._history))
+            story = "".join(f"\n  {state.value}: {kind.__name__}" for state, kind in self._history)
+            error.add_note(f"the worker's newest inputs:{story}")
             raise
         usual = self.generation and self.void is None and not self.models_may_differ
         self.count.usual_until = self.unusual.step if usual else 0
         return commands
 
     def _handle(self, happened: Input) -> list[Command]:
-        match happened:
+        match happened:  # where learning rates follow a schedule these come in each step: they are looked for first
+            case BatchEnded() | RatesHold() | StepCovered() | BatchBegins() | BatchVoid():
+                return self._on_training(happened)
             case OrdersHeard() | OrdersRead() | StillWaiting():
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | NumberHeard() | StateCopied():
                 return self._on_ring(happened)
-            case BatchBegins() | BatchVoid() | BatchEnded() | StepCovered() | RatesHold():
-                return self._on_training(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
             case DataWanted() | RestartsExpected() | LeaveWanted() | ScriptFailed() | ScriptEnded():
@@ -450,18 +451,18 @@ class WorkerMachine:
 
     def _on_training(self, happened: FromTraining) -> list[Command]:
         match happened:
+            case BatchEnded():
+                return self._end_batch(happened.attention)
+            case RatesHold():
+                self.unusual.rates_until = happened.until_step
+                return []
+            case StepCovered(step, generation):
+                # What a pipeline's thread finds for a ring that is left meanwhile says nothing of the next one.
+                return self._cover(step) if generation == self.generation and step > self.count.step else []
             case BatchBegins():
                 return self._begin_equal()
             case BatchVoid(reason):
                 self.void = reason if self.void is None else self.void
-                return []
-            case BatchEnded(attention):
-                return self._end_batch(attention)
-            case StepCovered(step, generation):
-                # What a pipeline's thread finds for a ring that is left meanwhile says nothing of the next one.
-                return self._cover(step) if generation == self.generation and step > self.count.step else []
-            case RatesHold(until_step):
-                self.unusual.rates_until = until_step
                 return []
 
     def _begin_equal(self) -> list[Command]:
