@@ -27,3 +27,4 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
     frontier: int  # places (epoch * total + position) from here on were never leased, or are unassigned again
     returned: tuple[tuple[int, int], ...]  # unassigned places before the frontier: from, to
     members: tuple[MemberSnapshot, ...]  # in order of rank
+    late: int = -1  # the newest epoch whose samples came back after scripts had been given its final round

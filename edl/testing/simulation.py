@@ -57,7 +57,7 @@ from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.messages import AskScale, Register
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
-from edl.testing.leading import SimLeader
+from edl.testing.leading import TICK_S, SimLeader
 from edl.testing.musters import Musters
 from edl.testing.node import RecordNode
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
@@ -66,7 +66,9 @@ from edl.testing.worker import KILLED, SimWorker
 REPORT_S = 0.02
 SESSION_S = 0.3
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
-DEADLINES = Deadlines(BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4)
+DEADLINES = Deadlines(
+    BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4, away_s=2 * TICK_S
+)
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached

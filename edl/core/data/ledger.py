@@ -74,6 +74,7 @@ class Ledger:
         self._epoch = 0  # of the newest round
         self._closed = False  # the newest round was final
         self._ended = 0  # epochs before this one are trained
+        self._late = -1  # the newest epoch whose samples came back after scripts had been given its final round
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
         self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
         self._outdated_until = 0
@@ -155,7 +156,7 @@ class Ledger:
     def stranded(self) -> bool:
         """Samples came back after scripts that cut batches themselves had their last one: nobody will ask for these."""
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
-        return self._spec.by_sample and self.fully_leased and unseen
+        return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
     def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
         """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
@@ -201,6 +202,8 @@ class Ledger:
         self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
         if not members.keys() & self._members.keys():
             self._closed = False  # nobody is left whose pass the newest round was final for
+        elif self._closed and gone:
+            self._late = self._epoch
         self._members = members
         self._recount()
         return self._end_epochs()
@@ -280,6 +283,7 @@ class Ledger:
             frontier=self._pool.frontier,
             returned=self._pool.returned,
             members=tuple(members),
+            late=self._late,
         )
 
     @classmethod
@@ -289,6 +293,7 @@ class Ledger:
         ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
         ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
+        ledger._late = snapshot.late
         ledger._recount()
         return ledger
 

@@ -28,7 +28,6 @@ from edl.protocol.job import Member, Plan, Record, WorkerState
 BOOT_STEPS: Final = 10  # a boot may take as long as so many of the longest steps
 SHORTEST_BOOT_S: Final = 300.0  # however short the steps are: imports of frameworks know nothing of them
 LONGEST_MOMENTS_S: Final = 5.0
-AWAY_S: Final = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 END_OF_TIME: Final = float("inf")  # when nothing is due
 
 
@@ -40,6 +39,7 @@ class Deadlines:
     seat_s: float = 120.0
     step_s: float = 60.0
     moments_s: float = LONGEST_MOMENTS_S
+    away_s: float = 5.0  # a leader that works takes an input each second, TimePassed if nothing else
 
     @classmethod
     def of(cls, step_timeout_s: float) -> Deadlines:
@@ -90,7 +90,7 @@ class Waits:
         So it judges nobody by that time (I11): what came meanwhile is only about to be taken.
         """
         away_s, self._now = now - self._now, now
-        if self._waits and away_s > AWAY_S:
+        if self._waits and away_s > self.deadlines.away_s:
             self._waits = {worker: replace(wait, until=wait.until + away_s) for worker, wait in self._waits.items()}
             self.until += away_s
 

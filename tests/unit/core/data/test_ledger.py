@@ -541,3 +541,23 @@ def test_a_step_without_samples_comes_before_the_last_short_one():
     assert (ledger.covered_step, ledger.holds_back) == (3, False)
     with pytest.raises(InvalidTransition, match="final"):
         ledger.idle()
+
+
+def test_samples_that_come_back_after_the_last_batch_of_scripts_are_stranded_though_not_all_are_leased_again():
+    """Each script has seen that its batch of step 1 is its last: it asks for none of what a lost worker had."""
+    ledger = ledger_of(12, "w0", "w1", "w2", by_sample=True)
+    ledger.grant(1)
+    assert all(lease.final for worker in ledger.roster for lease in ledger.leases(worker))
+    ledger.enter(("w0",), 0)
+    ledger.grant(2)
+    assert not ledger.fully_leased, "a second round of them waits for the first"
+    ledger.commit(1)
+    assert ledger.stranded
+    assert Ledger.restore(ledger.snapshot()).stranded
+
+
+def test_scripts_that_break_off_strand_nothing():
+    ledger = ledger_of(100, "w0", "w1", by_sample=True)
+    ledger.grant(2)
+    ledger.commit(2)
+    assert not ledger.stranded
