@@ -76,7 +76,7 @@ class Plan(msgspec.Struct, frozen=True):
 
 
 class Muster(msgspec.Struct, frozen=True):
-    """Who would be in the next generation: they are called, and it is planned once all have found each other."""
+    """The workers of a next generation: they are called, and it is planned once all have found each other."""
 
     number: int  # of the calls of a job, from 1
     roster: tuple[str, ...]
@@ -121,12 +121,12 @@ class Unfit(msgspec.Struct, frozen=True):
 
 
 class Trials(msgspec.Struct, frozen=True):
-    """What is known of who can be part of a ring (`edl.core.switch.unfit`)."""
+    """What is known of which workers can be part of a ring (`edl.core.switch.unfit`)."""
 
     proven: tuple[str, ...] = ()  # the ring before the present one, or before that, that has made a step
     judged: int = 0  # the newest generation whose coming to nothing was looked into
     strikes: tuple[Strike, ...] = ()
-    failed: int = 0  # rings in a row that came to nothing, and nobody knows whose fault it was
+    failed: int = 0  # rings in a row that came to nothing for no known reason
     left_out: str = ""  # of the next ring, to see whether it stands without this member
     tried: tuple[str, ...] = ()  # those that were left out before, in vain
     unfit: tuple[Unfit, ...] = ()  # the last ones
@@ -187,8 +187,8 @@ class Record(msgspec.Struct, frozen=True):
     voided: dict[str, int] = {}  # by worker: the newest generation of whose void mini-batch there is an event
     keep_s: float = KEEP_S  # how long the job's nodes stay once it is over
     past: tuple[str, ...] = ()  # ids of those who were gone before these, the newest
-    unended: str = ""  # who was lost from the present ring, and why: no ring has stood without it since
-    begun: bool = False  # somebody has sat in a ring: whoever comes from then on boots alone (I4)
+    unended: str = ""  # the worker lost from the present ring, and why: no ring has stood without it since
+    begun: bool = False  # a worker has sat in a ring: newcomers boot alone from then on (I4)
     trials: Trials = Trials()
     muster: Muster | None = None
     musters: int = 0  # ever called
@@ -229,15 +229,15 @@ class Status(msgspec.Struct, frozen=True):
     horovodrun: str = ""  # what there is to know of it
     rates: tuple[Rate, ...] = ()  # what each size was measured at, smallest size first
     rate: Rate | None = None  # of the present size, since the job has it
-    autoscale: str = ""  # who chooses the size, where people do not
+    autoscale: str = ""  # what chooses the size, where people do not
     ruling: str = ""  # why it is as it is, or should be
     batching: str = ""  # what the batch depends on
-    batch: int = 0  # samples of a full step, of all workers together; 0: nobody has asked for data yet
+    batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
 
     @property
     def spent(self) -> bool:
-        """All is trained that was to be: whoever comes now comes too late."""
+        """All is trained that was to be: a newcomer now comes too late."""
         if self.spec is None or self.data is None or self.spec.open_ended:
             return False
         return self.data.epoch == self.spec.epochs - 1 and self.data.trained == self.data.total

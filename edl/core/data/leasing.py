@@ -44,7 +44,7 @@ class Leasing:
         self._enough_until = 0  # while nobody has applied this step, no more need be leased
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
-        self._slowest: set[str] = set()  # of the ring: who is not beyond the newest stable step
+        self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
         """`worker` says what it trains on."""
@@ -78,8 +78,8 @@ class Leasing:
             working.keep_ledger()
         if step < (end := ledger.wanted_step):
             return step
-        # The data that is wanted ends before that. Whoever has trained all of it waits for more, where no word reaches
-        # it, or has ended; so the word must be there before. Else the switch waits, for more epochs or for the end.
+        # The data that is wanted ends before that. A worker that has trained all of it waits for more, where no word
+        # reaches it, or has ended; so the word must be there before. Else the switch waits, for more epochs or the end.
         left_s = (end - newest) * self._step_time_s() - (working.now - at)
         return end if left_s > WORD_S else None
 
@@ -104,7 +104,7 @@ class Leasing:
         return Crossing(step, None if ledger is None else ledger.snapshot(), None)
 
     def keep_mark(self) -> None:
-        """That is under way, for as long as all may tell: a switch is wanted, and cannot be planned yet."""
+        """Keep the mark under way for as long as all may tell: a switch is wanted, and cannot be planned yet."""
         mark = self._working.record.rebatch
         self._marks_for_switch = (
             mark is not None and self._working.now - self._marked_since(mark) < self._lead_times.torn_s
@@ -116,7 +116,7 @@ class Leasing:
         return Crossing(0, None if ledger is None else ledger.snapshot(), None)
 
     def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int]) -> Crossing | None:
-        """After the first of the steps that were told, as nobody can be beyond; None: no sample is left there."""
+        """After the first of the steps that were told, as no member can be beyond; None: no sample is left there."""
         ledger, after_step = self._working.ledgers.ledger, min(told)
         if ledger is None or after_step >= ledger.wanted_step:
             return None
@@ -155,7 +155,7 @@ class Leasing:
         """Only what all living members of the ring have applied moves samples to trained (I5).
 
         Not worth a write of its own: a new leader learns the step from the workers. From those who were done before its
-        time it does not, as they are gone; but whoever is done has applied all steps.
+        time it does not, as they are gone; but one that is done has applied all steps.
         """
         working, record = self._working, self._working.record
         left = [worker for worker in record.roster if worker in working.members]
@@ -198,10 +198,10 @@ class Leasing:
                 pass
 
     def _holds_up(self) -> bool:
-        """Somebody waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
+        """A member waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
         follows. It has not left the ring of before, so that plan's never stood, nor will: all is as before.
 
-        While the plan itself is to come into force, whoever got samples here would take them along to its ring.
+        While the plan itself is to come into force, a worker that got samples here would take them along to its ring.
         """
         mark, plan = self._working.record.rebatch, self._working.record.plan
         if mark is None or not mark.planned or plan is None or plan.after_step is not None:
@@ -209,7 +209,7 @@ class Leasing:
         return any(self._working.seen.misses(worker, plan.generation) for worker in plan.roster)
 
     def grant(self) -> None:
-        """Lease as far ahead as it takes, and see whose step matters next."""
+        """Lease as far ahead as it takes, and see which members' steps matter next."""
         self._lease_ahead()
         self._supply_the_superseded()
         self._slowest = self._working.seen.up_to(self._working.ledgers.step, self._working.record.roster)
@@ -223,7 +223,7 @@ class Leasing:
         until, least = newest + ahead, newest + fewest
         if plan is not None and plan.after_step is not None:
             until = least = plan.after_step  # what comes after was leased with the plan
-        # A broken ring's survivors go on being supplied: who waits for samples would never find that it is broken.
+        # A broken ring's survivors go on being supplied: one that waits for samples would never find that it is broken.
         if covered <= least and working.ledgers.reach(until):
             left_s = (covered - newest) * self._step_time_s() - (working.now - at)
             working.keep_ledger(pressing=self._lead_times.presses(left_s))
@@ -234,8 +234,8 @@ class Leasing:
         self._enough_until = ledger.covered_step - fewest if ledger.covered_step > least else NEVER
 
     def _waits_in_vain(self, ledger: Ledger) -> bool:
-        """Of a broken ring, somebody waits for samples that are held back until others, who cannot go on, have trained
-        what it has: so a step without samples shows it that its ring is broken.
+        """A member of a broken ring waits for samples that are held back until others have trained theirs, which they
+        cannot. A step without samples shows it that its ring is broken.
         """
         record, seen = self._working.record, self._working.seen
         if record.plan is None or record.plan.after_step is not None or not ledger.holds_back:
@@ -254,7 +254,7 @@ class Leasing:
                 self._working.change(superseded=plans)
 
     def _with_an_idle_step(self, plan: Plan) -> Plan:
-        """If somebody waits there in vain."""
+        """If a member waits there in vain."""
         seen = self._working.seen
         waiting = [worker for worker in plan.roster if seen.trains(worker, plan.generation)]
         if plan.ledger is None or plan.ledger.closed or not waiting:

@@ -1,4 +1,4 @@
-"""Who trains which samples in which step, so that none is lost and none repeated (I6) whatever happens to workers.
+"""Which worker trains which samples in which step: none is lost and none repeated (I6), whatever happens to workers.
 
 Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
 Does not own: which sample stands at a position (`edl.core.data.permutation`), how leases travel, when more are granted.
@@ -6,7 +6,7 @@ Does not own: which sample stands at a position (`edl.core.data.permutation`), h
 Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets a run of
 positions long enough for `batch` samples in each of them. Only a round that takes the last unassigned samples (it is
 *final*) ends in a step with fewer, spread as evenly as the members' batches. So all run dry at the same step, and a
-committed step says of every lease how far it is trained; nobody has to report it.
+committed step says of every lease how far it is trained; no worker has to report it.
 
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
@@ -25,9 +25,10 @@ Three ways to cut the samples into rounds, by the spec:
   everything before it is trained, which leaves a fault the time of that one step to bring samples back too late.
 
 Where the end is open (`open_ended`, for whole epochs only) a script asks for an epoch when it begins it. What is wanted
-by now is leased first; then more on speculation, so that nobody waits for a leader in between. An epoch that nobody
-begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet. When
-the roster changes, leases of epochs that nobody can have begun are taken back: so what came back goes out before them.
+by now is leased first; then more on speculation, so that no worker waits for the leader in between. An epoch that no
+script begins is never trained, and counts for nothing. One that is trained was begun, whether or not that was told yet.
+When the roster changes, leases of epochs that no script can have begun are taken back: so what came back goes out
+before them.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Totals
 from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
 
-SPECULATIVE = 64  # epochs beyond those wanted: each costs everybody a lease, however short it is
+SPECULATIVE = 64  # epochs beyond those wanted: each costs every member a lease, however short it is
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
 
@@ -108,7 +109,7 @@ class Ledger:
 
     @property
     def outdated_until(self) -> int:
-        """Up to this step somebody holds a lease in a batch that is not its own any more, or has too few samples beside
+        """Up to this step a member holds a lease in a batch that is not its own any more, or has too few samples beside
         the others'; 0 when nothing is left to be done about that.
         """
         return self._outdated_until
@@ -154,7 +155,7 @@ class Ledger:
 
     @property
     def stranded(self) -> bool:
-        """Samples came back after scripts that cut batches themselves had their last one: nobody will ask for these."""
+        """Samples came back after scripts that cut batches themselves had their last one: none will ask for these."""
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
         return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
@@ -167,8 +168,8 @@ class Ledger:
         """Samples of all members together in the steps step+1 .. covered_step.
 
         Within a generation, that is from one `enter` with the grant that follows it to the next, a step's total never
-        changes once it is there: later rounds only add steps, and `rebatch` changes only those that nobody has seen
-        samples of. So workers may divide by it without asking again.
+        changes once it is there: later rounds only add steps, and `rebatch` changes only those that no worker
+        has seen samples of. So workers may divide by it without asking again.
         """
         if self._totals is None:  # asked for by each worker in turn
             self._totals = sums(self._all_leases(), self._step, self._covered)
@@ -201,7 +202,7 @@ class Ledger:
         gone = [self._members[worker] for worker in self._members if worker not in members]
         self._pool.give_back(piece for member in gone for lease in member.leases for piece in lease.left(step))
         if not members.keys() & self._members.keys():
-            self._closed = False  # nobody is left whose pass the newest round was final for
+            self._closed = False  # no member is left whose pass the newest round was final for
         elif self._closed and gone:
             self._late = self._epoch
         self._members = members
@@ -227,7 +228,7 @@ class Ledger:
         return {worker: leases for worker, leases in given.items() if leases}
 
     def idle(self) -> None:
-        """One more step, in which nobody has samples: for whoever waits where none can be had."""
+        """One more step, in which no member has samples: for those that wait where none can be had."""
         self._history.append(("idle",))
         if self._closed or any(self._uncovered()):
             raise self._refused("idle() after the final round, or before newcomers were granted leases (I7)")
@@ -243,8 +244,8 @@ class Ledger:
         self._outdated_until = self._last_outdated()
 
     def rebatch(self, step: int) -> None:
-        """Nobody was handed samples of steps after `step`: what is leased of them is unassigned again, so that the next
-        `grant` leases it in the batches of now.
+        """No worker was handed samples of steps after `step`: what is leased of them is unassigned again, so that the
+        next `grant` leases it in the batches of now.
         """
         self._history.append(("rebatch", step))
         if not self._step <= step <= self._covered:
@@ -336,8 +337,8 @@ class Ledger:
         return next((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), -1)
 
     def _withdraw(self) -> None:
-        """Take back what is leased of epochs that nobody can have begun: nobody begins one before all of the one before
-        is trained. The epoch of the next step may have begun already, though nobody has said so yet.
+        """Take back what is leased of epochs that no script can have begun: none begins one before all of the one
+        before is trained. The epoch of the next step may have begun already, though no worker has said so yet.
         """
         begun = max(self._spec.epochs, self._epoch_at(self._step + 1) + 1)
         if self._epoch < begun:

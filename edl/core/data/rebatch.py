@@ -3,20 +3,20 @@
 What survivors of a switch hold by then was leased for the workers and the batches of before: newcomers would have
 nothing of it, and take part without samples of their own until it is used up. So:
 
-1. the leader sets a *mark*, a step that nobody is at yet. Each worker hands out nothing beyond it, or beyond what it
+1. the leader sets a *mark*, a step that no worker is at yet. Each worker hands out nothing beyond it, or beyond what it
    has handed out already and the step that it works on, and tells that step;
 2. when all have told, what is leased beyond the last of these steps is taken back and leased anew.
 
-**Before a switch** that would leave somebody without samples, the mark comes first, and the plan once all have told: it
-has the leases of all, cut anew. The switch is after the first of the steps told, so that nobody can be beyond. The mark
-holds as long as such a plan may come into force; who comes to it waits at the end of that mini-batch, where rings
-change. Where not all tell in time (one hangs, say), the switch is planned as if there were no mark.
+**Before a switch** that would leave a member without samples, the mark comes first, and the plan once all have told: it
+has the leases of all, cut anew. The switch is after the first of the steps told, so that none can be beyond. The mark
+holds as long as such a plan may come into force; a worker that comes to it waits at the end of that mini-batch, where
+rings change. Where not all tell in time (one hangs, say), the switch is planned as if there were no mark.
 
 **In a ring that trains**, where a switch could not do it (a forced one), or where the batch is shared out otherwise,
 the same follows it. Such a mark is lifted as soon as anything else is planned, or a worker's script has ended. Then all
 is as before, and the leases of before are used up in their own batches.
 
-If the word arrives in time, nobody waits at a mark.
+If the word arrives in time, no worker waits at a mark.
 
 Owns: what follows. Does not own: taking leases back (`edl.core.data.ledger`), keeping to a mark
 (`edl.core.worker.lease_buffer`), when a switch needs one (`edl.core.data.leasing`).
@@ -35,7 +35,7 @@ from edl.protocol.job_policy import Rebatch
 
 @dataclass(frozen=True, slots=True)
 class SetMark:
-    """Nobody is to read beyond this step."""
+    """No worker is to read beyond this step."""
 
     step: int
 
@@ -47,7 +47,7 @@ class Lift:
 
 @dataclass(frozen=True, slots=True)
 class Cut:
-    """Nobody has read beyond this step."""
+    """No worker has read beyond this step."""
 
     step: int
 

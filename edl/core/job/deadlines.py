@@ -1,7 +1,7 @@
-"""How long a leader waits for a worker that does not come on: nobody's hang may hold up the others, or a place (I12).
+"""How long a leader waits for a worker that does not come on: no hang may hold up the others, or a place (I12).
 
-Owns: who is awaited for what, since when, and until when. Does not own: that a worker is lost (`edl.core.job.machine`),
-nor workers whose daemon is gone (those have no session any more, and are lost by that).
+Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
+(`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
 
 Three things are awaited, each with a bound of its own:
 
@@ -9,9 +9,9 @@ Three things are awaited, each with a bound of its own:
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
 - a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
   of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
-  then a ring takes time to form: whoever has neither come nor failed to after twice the longest step hangs;
+  then a ring takes time to form: one that has neither come nor failed to after twice the longest step hangs;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
-  failed by that. All have had that time: whoever does not find the same within moments hangs.
+  failed by that. All have had that time: a member that does not find the same within moments hangs.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Deadlines:
 
 @dataclass(frozen=True, slots=True)
 class Awaited:
-    """For whom, for what, until when; `seen`: the newest ring it was seen at, as whoever goes on does not hang."""
+    """Which worker, for what, until when; `seen`: the newest ring it was seen at, as one that goes on does not hang."""
 
     worker: str
     what: str
@@ -80,14 +80,14 @@ class Waits:
 
     def __init__(self, deadlines: Deadlines) -> None:
         self.deadlines = deadlines
-        self.until = END_OF_TIME  # the first moment at which somebody is overdue
+        self.until = END_OF_TIME  # the first moment at which a worker is overdue
         self._now = 0.0
         self._waits: dict[str, Awaited] = {}
 
     def pass_time(self, now: float) -> None:
-        """Called before each input. A leader that was away itself, say because nothing could be written, heard nobody.
+        """Called before each input. A leader that was away, say because nothing could be written, heard no worker.
 
-        So it judges nobody by that time (I11): what came meanwhile is only about to be taken.
+        So it judges none by that time (I11): what came meanwhile is only about to be taken.
         """
         away_s, self._now = now - self._now, now
         if self._waits and away_s > self.deadlines.away_s:
@@ -97,7 +97,7 @@ class Waits:
     def look(
         self, record: Record, members: dict[str, Member], seen: Observations, now: float, *, saving: bool = False
     ) -> None:
-        """See who is awaited now; whoever still is for the same thing has been all along.
+        """See which workers are awaited now; one that still is for the same thing has been all along.
 
         `saving`: all may be at the end of their scripts, for which they have a time of their own.
         """
@@ -110,7 +110,7 @@ class Waits:
         self.until = min((wait.until for wait in self._waits.values()), default=END_OF_TIME)
 
     def overdue(self, now: float) -> list[Awaited]:
-        """Who has been waited for long enough."""
+        """Workers that have been waited for long enough."""
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
     def _awaited(
@@ -137,7 +137,7 @@ class Waits:
                 yield worker, "seat", self.deadlines.seat_s
 
     def _late(self, record: Record, seen: Observations) -> list[str]:
-        """Who still is in a step that the others have waited for too long, and has not failed with them."""
+        """Members still in a step that the others have waited for too long, and that have not failed with them."""
         if not seen.broken:
             return []
         if not self.deadlines.was_too_long(seen.longest_stall_s(record.generation), len(record.roster)):

@@ -37,7 +37,7 @@ class Vanished:
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What each size was measured at, for whoever leads next."""
+    """What each size was measured at, for the next leader."""
 
     rates: tuple[Rate, ...]
 
@@ -56,7 +56,7 @@ class Ruled:
 
 @dataclass(frozen=True, slots=True)
 class TimePassed:
-    """Nothing happened for a while; somebody may be overdue."""
+    """Nothing happened for a while; a worker may be overdue."""
 
 
 Input = TookOver | Register | Reported | Vanished | AskStop | Scaling | Measured | Ruled | TimePassed

@@ -2,9 +2,9 @@
 
 Owns: the members, from their registration to their end, that of the job, and the order in which all else is looked at:
 its size (`edl.core.resize.sizing`), its generations (`edl.core.switch.switching`), its data (`edl.core.data.leasing`).
-Does not own: how the record changes (`edl.core.job.working_state`), who has been waited for long enough
-(`edl.core.job.deadlines`), nor when decisions become durable, and who is told then (`edl.core.job.writing`): nobody
-before they are (I9).
+Does not own: how the record changes (`edl.core.job.working_state`), which worker has been waited for long
+enough (`edl.core.job.deadlines`), nor when decisions become durable (`edl.core.job.writing`), before which no worker is
+told of them (I9).
 
 `handle(input, now)` is the one mutator. It changes `record`, which is kept, and what was observed, which is not.
 """
@@ -40,7 +40,7 @@ from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Ob
 
 
 def new_record(job: str, started: float) -> Record:
-    """A job that nobody has joined yet."""
+    """A job that no worker has joined yet."""
     return Record(
         job=job,
         version=1,
@@ -153,7 +153,7 @@ class JobMachine:
             self._admit(happened)
         elif member.identity != identity:  # its daemon was started anew: another process speaks for the same trainer
             self._working.identify(identity)
-            self._fitness.excuse()  # whoever formed a ring found the others through the one that died
+            self._fitness.excuse()  # members of a ring that forms found the others through the daemon that died
 
     def _admit(self, happened: Register) -> None:
         working, first = self._working, not self.record.arrivals
@@ -208,7 +208,7 @@ class JobMachine:
         return self._leasing.matters(worker, observation.step)
 
     def _on_stranger(self, worker: str) -> bool:
-        """Whoever has left is right to say so twice; all others must hear that they are not counted on any more."""
+        """A worker that has left may say so twice; all others must hear that they are not counted on any more."""
         gone = self._working.gone(worker)
         if gone is None:
             self._working.commands.append(Refuse("this worker is unknown: register again", retry=True))
@@ -219,7 +219,7 @@ class JobMachine:
     def _tell_voided(self, worker: str, now: Observation) -> None:
         """A worker's mini-batch is void, unless a peer turns out to have applied it (I5, I8).
 
-        That it was told of is on record: the worker says so again to whoever leads next.
+        That it was told of is on record: the worker says so again to the next leader.
         """
         if now.phase is Phase.BROKEN and now.generation == self.record.generation != self.record.voided.get(worker):
             reason = (now.reason.splitlines() or [""])[0]
@@ -303,7 +303,7 @@ class JobMachine:
         self._arrivals.look()
 
     def _expel(self) -> None:
-        """Nobody's hang holds up the others (I12)."""
+        """No worker's hang holds up the others (I12)."""
         working = self._working
         self._waits.look(self.record, working.members, self.seen, working.now, saving=self._ending.is_clear)
         for wait in self._waits.overdue(self._working.now):
@@ -372,14 +372,14 @@ class JobMachine:
 
     @property
     def at_rest(self) -> bool:
-        """No ring is forming, and the newest one trains: a change of leaders now is felt by nobody."""
+        """No ring is forming, and the newest one trains: no worker feels a change of leaders now."""
         if self.record.state in OVER or not self.record.generation:
             return self.record.plan is None
         return self.record.plan is None and self.newest_step > self.record.began_step
 
     @property
     def newest_step(self) -> int:
-        """The newest step that anybody is known to have committed."""
+        """The newest step that any worker is known to have committed."""
         return self._working.newest()[0]
 
     @property

@@ -15,7 +15,7 @@ from edl.protocol.messages import Observation, Phase
 SITTING = (Phase.TRAINING, Phase.DONE)
 
 # While its generation is the same, a worker's phase only goes on in this order; so an earlier one is old news (I10).
-# Who could not enter the first ring, and is not needed for another, boots after it was BROKEN.
+# A worker that could not enter the first ring, and is not needed for another, boots after it was BROKEN.
 ORDER: Final = {
     Phase.BOOTING: 0,
     Phase.TRAINING: 1,
@@ -41,7 +41,7 @@ def overtaken(heard: Observation, last: Observation) -> bool:
         return heard.generation < last.generation
     if heard.phase is not last.phase:
         return ORDER[heard.phase] < ORDER[last.phase]
-    return (heard.step, heard.at) < (last.step, last.at)  # who is held at a mark makes no step, and has news
+    return (heard.step, heard.at) < (last.step, last.at)  # a worker held at a mark makes no step, and has news
 
 
 def only_stepped(heard: Observation, last: Observation) -> bool:
@@ -79,7 +79,7 @@ class Front:
 
     @property
     def newest(self) -> tuple[int, float]:
-        """And when it was seen; (-1, 0.0) when nobody was."""
+        """And when it was seen; (-1, 0.0) when no worker was."""
         if self._newest is None:
             self._newest = (-1, 0.0)
             for worker in self.workers:
@@ -111,7 +111,7 @@ class Observations:
     def __init__(self) -> None:
         self._newest: dict[str, Observed] = {}
         self._front = Front((), self._newest)
-        # Almost always empty: who looks for such workers after each input must not look at all of a thousand.
+        # Almost always empty: the search for such workers after each input must not take in all of a thousand.
         self._broken: set[str] = set()
         self._stalls: dict[str, float] = {}  # of those: for how long no step had been made when the ring failed
         self._missed: set[str] = set()
@@ -202,12 +202,12 @@ class Observations:
 
     @property
     def broken(self) -> Collection[str]:
-        """Whose ring failed, of whichever generation."""
+        """Workers whose ring failed, of whichever generation."""
         return self._broken
 
     @property
     def late(self) -> Collection[str]:
-        """Who has ever missed a switch."""
+        """Workers that have ever missed a switch."""
         return self._missed
 
     def misses(self, worker: str, generation: int) -> bool:
@@ -216,7 +216,7 @@ class Observations:
         return observed is not None and observed.observation.missed == generation and not self.sits(worker, generation)
 
     def stable_step(self, workers: Iterable[str]) -> int | None:
-        """The newest step that all of `workers` were seen to have applied; None when somebody was not seen yet."""
+        """The newest step that all of `workers` were seen to have applied; None when one was not seen yet."""
         stable = None
         for worker in workers:
             observed = self._newest.get(worker)
@@ -232,13 +232,13 @@ class Observations:
         return {worker for worker in workers if worker in newest and newest[worker].observation.step <= step}
 
     def newest_step(self, workers: tuple[str, ...]) -> tuple[int, float]:
-        """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when nobody was seen."""
+        """The newest step that any of `workers` was seen to have applied, and when; (-1, 0.0) when none was seen."""
         if workers is not self._front.workers:
             self._front = Front(workers, self._newest)
         return self._front.newest
 
     def step_time_s(self, workers: Iterable[str]) -> float:
-        """The shortest that any of `workers` tells of; 0 when nobody knows."""
+        """The shortest that any of `workers` tells of; 0 when none knows."""
         shortest = 0.0
         for worker in workers:
             observed = self._newest.get(worker)

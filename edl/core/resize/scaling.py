@@ -5,7 +5,7 @@ taken. A request for more or fewer workers (`scale_out` and `scale_in`, the sche
 relative to a size, so it is taken only while that stands still: during a change the answer is RETRY.
 
 The target is the account: each request that is taken moves it by exactly what it says, once, however often it comes,
-because the record keeps the ids of the newest ones. Whoever can never be served is refused without a RETRY.
+because the record keeps the ids of the newest ones. A request that can never be served is refused without a RETRY.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ def staying(record: Record) -> list[Member]:
 
 
 def _leavers(record: Record, size: int) -> tuple[str, ...]:
-    """Nobody yet where horovodrun starts and frees: it counts on all that it has not freed."""
+    """None yet where horovodrun starts and frees: it counts on all that it has not freed."""
     return () if is_driven(record) else surplus(record, size)
 
 
 def surplus(record: Record, size: int) -> tuple[str, ...]:
-    """Who has to go: those who cannot train yet first, then those who came last, so that ranks stay."""
+    """Workers to leave: those that cannot train yet first, then those that came last, so that ranks stay."""
     order = sorted(staying(record), key=lambda member: (member.state not in BOOTING, -member.number))
     return tuple(member.identity.id for member in order[: max(0, len(order) - size)])
 

@@ -1,4 +1,4 @@
-"""How many workers a job is to have, and who goes for that.
+"""How many workers a job is to have, and which of them leave for that.
 
 Owns: the size asked for (`target`), once the first worker has brought one, and how a worker is dismissed. Does not own:
 which requests are taken (`edl.core.resize.scaling`), what the job's own policy (`edl.core.resize.rulings`) and
@@ -26,7 +26,7 @@ class Sizing:
     # ------------------------------------------------------------------------------------------------------- asked for
 
     def ask(self, asked: Scaling) -> None:
-        """Growing is up to whoever starts workers, who sees the target; shrinking is up to us. The request is kept."""
+        """Growing is up to what starts workers, which sees the target; shrinking is up to the leader. It is kept."""
         working, record = self._working, self._working.record
         before = next((taken for taken in record.taken if asked.request and taken.request == asked.request), None)
         if before is not None:
@@ -41,7 +41,7 @@ class Sizing:
                 working.commands.append(change)
 
     def take(self, asked: Scaling, change: scaling.Change, why: str) -> None:
-        """The request is granted. `why`, for people, those leave who go for it."""
+        """The request is granted. `why`, for people: why its leavers leave."""
         working, before = self._working, self._working.record
         if change.target != before.target or change.leavers:
             working.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
@@ -58,7 +58,7 @@ class Sizing:
     # ----------------------------------------------------------------------------------------- of their own accord
 
     def welcome(self, worker: str, *, answering: bool) -> None:
-        """A worker has come. Whoever was not asked for is welcome, too; horovodrun's come as they are counted."""
+        """A worker has come. One that was not asked for is welcome, too; horovodrun's come as they are counted."""
         record = self._working.record
         present = len(scaling.staying(record))
         if scaling.is_driven(record) or not record.generation or present <= record.target:
@@ -69,7 +69,7 @@ class Sizing:
             self._working.change(target=present)
 
     def settle(self) -> None:
-        """Whoever came beyond what was asked for, while the first ring was forming, is welcome."""
+        """Workers beyond what was asked for, that came while the first ring was forming, are welcome."""
         record = self._working.record
         self._working.change(target=max(record.target, len(scaling.staying(record))))
 
@@ -88,7 +88,7 @@ class Sizing:
 
 
 def _asked_for(asked: Scaling) -> str:
-    """Why whoever leaves by that request does."""
+    """Why the leavers of that request leave."""
     match asked:
         case AskScale(size):
             return f"a size of {size} was asked for"

@@ -1,4 +1,4 @@
-"""What follows for the job from rings that came to nothing: who is not a member any more, and whose host is remembered.
+"""What follows for the job from rings that came to nothing: which members are parted with, which hosts remembered.
 
 Owns: when a ring counts as failed, what is on record of that, and whether newcomers from a host are let in. Does not
 own: whose fault a failure was (`edl.core.switch.unfit`), nor the next roster (`edl.core.switch.planning`).
@@ -33,8 +33,8 @@ class Fitness:
         self._working = working
         self._lead_times = lead_times
         self._deadlines = deadlines
-        self.again_at = 0.0  # not before that the same is tried again of which nobody knows why it failed
-        self._excused = 0  # nobody is to blame for rings up to this generation
+        self.again_at = 0.0  # before that, a ring that failed for no known reason is not tried again
+        self._excused = 0  # no worker is to blame for rings up to this generation
         self._failed_at: float | None = None  # when the newest ring was first seen to have come to nothing
         self._last_unfit_at = 0.0  # not kept: a new leader counts from its beginning
 
@@ -90,7 +90,7 @@ class Fitness:
     # ---------------------------------------------------------------------------------------------------- evidence
 
     def _has_failed(self, now: Situation) -> bool:
-        """The newest ring has made no step and fails, though nobody of it is gone, and that was not judged yet."""
+        """The newest ring has made no step and fails, though no member is gone, and that was not judged yet."""
         record = now.record
         newest = record.plan.generation if record.plan else record.generation
         roster = record.plan.roster if record.plan else record.roster
@@ -102,7 +102,7 @@ class Fitness:
         return not any(word and unfit.is_nobodys(word.reason) for word in words)
 
     def _is_news(self, now: Situation) -> bool:
-        """That the present ring makes steps: of its members, or of one that it was made without, nobody knew."""
+        """The present ring makes steps, and its members, or one that it was made without, were in doubt."""
         trials, roster = now.record.trials, now.record.roster
         doubted = trials.left_out or trials.failed or any(strike.worker in roster for strike in trials.strikes)
         return bool(doubted or unfit.condemned(trials)) and self._has_stepped(now)
@@ -128,7 +128,7 @@ class Fitness:
     # ------------------------------------------------------------------------------------------------ what follows
 
     def _without_whoever_sat_out(self, now: Situation) -> unfit.Judgement:
-        """Somebody is gone, which may explain it all; but whoever a ring stood without knows nothing of its data."""
+        """A member is gone, which may explain it all; but one that a ring stood without knows nothing of its data."""
         trials = now.record.trials
         sat_out = trials.left_out and trials.left_out not in now.record.roster
         gone = {trials.left_out: "a ring stood without it, and none with it"} if sat_out else {}

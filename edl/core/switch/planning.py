@@ -31,7 +31,7 @@ class Situation:
     torn: bool = False  # of a switch whose word came too late for some, the others wait for these
     spent: bool = False  # nothing is left to be trained
     unmet: frozenset[str] = frozenset()  # newcomers that the others do not reach
-    leaves_as: Mapping[str, str] = field(default_factory=dict)  # why whoever leaves was told to, if known
+    leaves_as: Mapping[str, str] = field(default_factory=dict)  # why each leaver was told to leave, if known
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,34 +104,34 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
     if not forced:
         staying -= now.unmet
-        # Who is done keeps its seat, until the ring must be made anew for those who are not.
+        # A member that is done keeps its seat, until the ring must be made anew for those that are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
     staying = _without_the_unproven(now, staying, forced)
     leavers: list[str] = []
     if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
-        # Nobody who stays has the model: whoever is about to leave hands it on first, and leaves with the next one.
+        # No worker that stays has the model: the leavers hand it on first, and leave with the next ring.
         leavers = [worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING)]
     most = record.limits.maximum or len(now.members)
     if not forced:  # all have the newest state, and one is enough to hand it on: the others make room
         leavers = leavers[: max(1, most - len(staying))]
     staying.update(leavers)
     kept = [worker for worker in base if worker in staying]
-    # Whoever has the model comes before those who need it, and these may have to wait for the generation after.
+    # Members of the present ring have the model and come first; newcomers may have to wait for the next generation.
     new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
     return tuple([*kept, *new][:most])
 
 
 def _nobody_would_come(now: Situation) -> bool:
-    """All are at the end of their scripts, whoever is lost there."""
+    """All are at the end of their scripts, also if a member is lost there."""
     at_the_end = now.spent and now.record.plan is None and not is_broken(now)
     return at_the_end or outlived(now.record.roster, now.members)
 
 
 def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> set[str]:
-    """A ring that comes to nothing for a newcomer's sake is made anew without it, and it is tried once more, alone,
-    when the others train again (I14). Where too few would be left without them, as many are needed as make up the least
-    size, those first that have failed least. So is whoever sat in that ring: its pipeline has read by its leases, so
-    that it could not come again after others were given these.
+    """A ring that comes to nothing for a newcomer's sake is made anew without it. It is tried once more, alone, when
+    the others train again (I14). Where too few would be left, as many newcomers stay as make up the least size, those
+    first that have failed least. A newcomer that sat in that ring stays, too: its pipeline has read by its leases, and
+    it could not come again after others were given these.
     """
     record, trials = now.record, now.record.trials
     staying = staying - {trials.left_out} - condemned(trials)
@@ -158,14 +158,14 @@ def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
 
 
 def left_behind(now: Situation) -> tuple[str, ...]:
-    """Whose samples were given to others: they sat in a ring that came to nothing, and another stands without them.
+    """Workers that sat in a ring that came to nothing, while another stands without them: others have their samples.
 
     What their pipelines have read is not what they would be leased now (I7).
     """
     record = now.record
     plans = [*record.superseded, *([record.plan] if record.plan else [])]
     known = {0, record.generation, *(plan.generation for plan in plans)}  # whose leases may be gone by yet
-    # Of whoever was left out to see whether it is unfit, that is judged when the others make a step.
+    # A worker left out to see whether it is unfit is judged when the others make a step.
     out = {record.trials.left_out} | condemned(record.trials)
     left = now.members.keys() - {*record.roster, *out} if record.generation else set()
     left = {worker for worker in left if now.seen.get(worker) and now.seen.leases_of(worker) not in known}
@@ -173,13 +173,13 @@ def left_behind(now: Situation) -> tuple[str, ...]:
 
 
 def is_broken(now: Situation) -> bool:
-    """Somebody's ring of the newest generation failed."""
+    """The ring of the newest generation has failed a member."""
     generation = now.record.plan.generation if now.record.plan else now.record.generation
     return any(now.seen.breaks(worker, generation) for worker in now.seen.broken if worker in now.members)
 
 
 def fails_unexplained(now: Situation) -> bool:
-    """The ring that stands has failed some of its members, others have not told yet, and nobody of it is gone."""
+    """The ring that stands has failed some of its members, others have not told yet, and no member is gone."""
     record = now.record
     if record.plan is not None or not record.generation or not is_broken(now) or lacks_member(now, record.roster):
         return False
@@ -187,7 +187,7 @@ def fails_unexplained(now: Situation) -> bool:
 
 
 def missing(now: Situation) -> tuple[str, ...]:
-    """For whom the word of the planned switch came too late."""
+    """Workers that the word of the planned switch reached too late."""
     plan = now.record.plan
     if plan is None or plan.after_step is None or not now.seen.late:
         return ()
@@ -195,7 +195,7 @@ def missing(now: Situation) -> tuple[str, ...]:
 
 
 def missed_by_all(now: Situation) -> bool:
-    """Nobody has left the old ring for the planned one, nor will."""
+    """No survivor has left the old ring for the planned one, nor will."""
     plan = now.record.plan
     missed = missing(now)
     staying = (worker for worker in plan.roster if worker in now.record.roster) if plan else ()
@@ -220,10 +220,10 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
 
 
 def kept_step(now: Situation) -> int | None:
-    """The step of the planned switch, if only newcomers are gone, or cannot come to their ring: whoever trains goes on
-    up to that step, so that no mini-batch is void, and goes from there to another ring.
+    """The step of the planned switch, if only newcomers are gone, or cannot come to their ring. The others train up to
+    that step, so that no mini-batch is void, and go from there to another ring.
 
-    None: somebody of the ring that trains has failed, too, or is seen in the next one.
+    None: a member of the ring that trains is gone, done or has failed, too; or a worker is seen in the next one.
     """
     record, plan, seen = now.record, now.record.plan, now.seen
     if plan is None or not record.generation or now.torn:
@@ -277,18 +277,18 @@ def _names(workers: Sequence[str]) -> str:
 
 
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
-    """Somebody of `roster` is gone without leave: their ring is broken, or will be, or does not form."""
+    """A member of `roster` is gone without leave: its ring is broken, or will be, or does not form."""
     return not all(map(now.members.__contains__, roster))
 
 
 def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
-    """The first generation needs all that were asked for; who is lost before it stands is waited for anew.
+    """The first generation needs all that were asked for; for one lost before it stands another is awaited.
 
-    Nobody has a rank to keep yet, so its ranks go host by host, as Horovod's do.
+    No worker has a rank to keep yet, so its ranks go host by host, as Horovod's do.
     """
     record = now.record
     if len(roster) >= record.target:
-        # Whoever has sat in a ring that came to nothing may have trained there, and keeps what it was leased.
+        # A worker that sat in a ring that came to nothing may have trained there, and keeps what it was leased.
         forced = record.plan is not None or record.begun
         roster = grouped(roster[: record.target], now.members)
         return Follow(roster, forced, why=why(now, roster))
@@ -296,7 +296,7 @@ def _first(now: Situation, roster: tuple[str, ...]) -> Decision:
 
 
 def _could_enter(now: Situation, member: Member) -> bool:
-    """Nobody waits for a boot (I4); only where nobody has sat in a ring there is nobody who could.
+    """No ring waits for a boot (I4), except before any worker has sat in one: then no training is held up.
 
     Of those that were planned for the first ring some may have sat in it, before it came to nothing, and some not.
     """
@@ -308,7 +308,7 @@ def _could_enter(now: Situation, member: Member) -> bool:
 
 
 def _is_ending(now: Situation) -> bool:
-    """Somebody's script has ended, and left the ring: no other generation follows of its own accord."""
+    """A member's script has ended, and left the ring: no other generation follows of its own accord."""
     return any(_is(now, worker, WorkerState.DONE) for worker in now.record.roster)
 
 

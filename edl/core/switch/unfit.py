@@ -1,18 +1,18 @@
-"""Who cannot be part of a ring: found out from rings that came to nothing, so that others train on without it (I14).
+"""Which worker cannot be part of a ring: found out from rings that came to nothing, so that others train on (I14).
 
-Owns: whose fault it is when a ring makes no step though nobody of it is gone; who is left out of the next one for
-that, and who for good. Pure. Does not own: what follows for the job (`edl.core.switch.fitness`), nor the roster
-(`edl.core.switch.planning`). What was found out is on record, so that another leader does not begin anew (I9).
+Owns: which members are to blame when a ring makes no step though none of them is gone; which are left out of the next
+one for that, and which for good. Pure. Does not own: what follows for the job (`edl.core.switch.fitness`), nor the
+roster (`edl.core.switch.planning`). What was found out is on record, so that another leader does not begin anew (I9).
 
 A ring that fails says little: all its members fail with it. So three things are gone by, in this order:
 
-- **what each says**. Few say something of their own ("no route to host"): it is they. Others name whom they could not
-  reach: it is whoever is in most of such pairs, a newcomer before those that were in a ring together. "Not all came",
-  "reset by peer" and the like are what everybody says, and point at nobody;
-- **who is new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with them.
-  Each of these is tried once more, alone, when they train again. Failing twice makes a worker unfit, once the others
-  have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and nobody is
-  blamed for it. What a worker says of itself needs no such proof;
+- **what each says**. If few say something of their own ("no route to host"), they are to blame. Others name a peer that
+  they could not reach: to blame is the worker in most of such pairs, a newcomer before those that were in a ring
+  together. "Not all came", "reset by peer" and the like are what every member says, and point at none;
+- **which are new**. Those of the ring before go back to it at once, without the newcomers that came to nothing with
+  them. Each newcomer is tried once more, alone, when the others train again. Failing twice makes a worker unfit, once
+  the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
+  worker is blamed for it. What a worker says of itself needs no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
   out, the most suspect first. If the ring makes a step without it, that one is unfit.
 """
@@ -29,11 +29,11 @@ import msgspec
 from edl.protocol.job import Strike, Trials
 
 ENOUGH: Final = 2  # so many failures make a worker unfit; so many unfit workers make a host suspect
-FIRST_RINGS: Final = 3  # so many come to nothing, and nobody knows why: then the job ends
-RINGS: Final = 5  # the same of a job that has trained, once nobody is left to try without
+FIRST_RINGS: Final = 3  # so many come to nothing for no known reason: then the job ends
+RINGS: Final = 5  # the same of a job that has trained, once no member is left to try without
 REMEMBERED: Final = 32  # unfit workers
 
-# What a member says of a failure that may be anybody's. The first of these: it has waited in vain.
+# What a member says of a failure that may be any member's fault. The first of these: it has waited in vain.
 WAITED: Final = ("not all members", "did not come", "timed out", "timeout")
 EVERYBODY_SAYS: Final = (
     *WAITED,
@@ -59,7 +59,7 @@ class Evidence:
     roster: tuple[str, ...]
     base: tuple[str, ...]  # the ring that stood last; empty while the first one has not
     said: Mapping[str, str]  # why it failed, by those who have told
-    came: frozenset[str]  # whoever was seen to have tried
+    came: frozenset[str]  # members that were seen to have tried
     addresses: Mapping[str, str]  # of the members' hosts
     minimum: int = 1
 
@@ -85,13 +85,13 @@ class Judgement:
 
 
 def is_own(reason: str) -> bool:
-    """A member says something that not everybody would say of the same failure."""
+    """A member says something that the others would not say of the same failure."""
     said = reason.lower()
     return bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
 
 
 def is_nobodys(reason: str) -> bool:
-    """A ring that was not to stand: nobody is to blame for it."""
+    """A ring that was not to stand: no member is to blame for it."""
     return "not booted" in reason
 
 
@@ -102,7 +102,7 @@ def unreachable(reason: str) -> str:
 
 
 def accused(evidence: Evidence, proven: Sequence[str]) -> dict[str, str]:
-    """Whom the words point at, and why. Nobody, where they contradict each other."""
+    """The workers that the words point at, and why. None, where they contradict each other."""
     own = {worker: reason for worker, reason in evidence.said.items() if is_own(reason)}
     if own:
         return own if 2 * len(own) <= len(evidence.roster) else {}
@@ -124,7 +124,7 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
         return Judgement(msgspec.structs.replace(trials, judged=evidence.generation))
     elif not blamed:
         blamed = {worker: evidence.said.get(worker, _NEVER_CAME) for worker in evidence.newcomers}
-    # A ring without whoever was condemned came to nothing, too: it was not that one, or not alone.
+    # A ring without a condemned worker came to nothing, too: that one was not to blame, or not alone.
     before = [strike for strike in trials.strikes if strike.times < ENOUGH or strike.worker in evidence.roster]
     strikes = _struck(before, blamed)
     enough = (strike for strike in strikes if strike.times >= ENOUGH)
@@ -140,7 +140,7 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
 
 
 def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
-    """Nobody knows whose fault it is: the same once more, then without one after another."""
+    """No fault is known: the same ring once more, then without one member after another."""
     failed, tried = trials.failed + 1, trials.tried
     if trials.left_out:
         tried = (*tried, trials.left_out)
@@ -170,7 +170,7 @@ def condemned(trials: Trials) -> set[str]:
 
 
 def not_proven(trials: Trials) -> Trials:
-    """Somebody is gone, perhaps since before others noticed: rings may have come to nothing for that one's sake.
+    """A member is gone, perhaps since before others noticed: rings may have come to nothing for its sake.
 
     What workers have said of themselves stays.
     """
@@ -179,12 +179,12 @@ def not_proven(trials: Trials) -> Trials:
 
 
 def undecided_no_more(trials: Trials) -> Trials:
-    """Somebody is found, or gone: what nobody knew is to be asked anew."""
+    """A member is found to be at fault, or is gone: what was undecided is asked anew."""
     return msgspec.structs.replace(trials, failed=0, left_out="", tried=())
 
 
 def stood(trials: Trials, roster: Sequence[str]) -> Judgement:
-    """A ring of `roster` has made a step: its members are fit, and whoever was left out is not."""
+    """A ring of `roster` has made a step: its members are fit, and one that was left out is not."""
     unfit = {trials.left_out: "a ring stood without it, and none with it"} if trials.left_out else {}
     out = condemned(trials).difference(roster)
     unfit |= {strike.worker: strike.reason for strike in trials.strikes if strike.worker in out}
@@ -204,7 +204,7 @@ def _struck(strikes: Sequence[Strike], blamed: Mapping[str, str]) -> tuple[Strik
 
 
 def _pairs(evidence: Evidence) -> dict[str, set[str]]:
-    """Who could not reach whom, both ways. Where workers share a host, its address is that of all of them."""
+    """Peers of which one could not reach the other. Where workers share a host, its address is that of all of them."""
     pairs: dict[str, set[str]] = {}
     for worker, reason in evidence.said.items():
         address = unreachable(reason)

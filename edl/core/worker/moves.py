@@ -64,7 +64,7 @@ def next_move(seat: Seat, orders: Orders) -> Move:
 
 
 def given_up(orders: Orders) -> range:
-    """Rings of these generations come to nothing, whoever is still in them."""
+    """Rings of these generations come to nothing, also for a trainer still in one."""
     if orders.verdict is Verdict.STOP or (orders.verdict is Verdict.LEAVE and not orders.leave_after_step):
         return range(NEVER)
     return range(0) if orders.assignment is None else replaced(orders.assignment)
@@ -100,4 +100,4 @@ def attention_step(generation: int, orders: Orders) -> int:
 def _is_due(seat: Seat, assignment: Assignment) -> bool:
     if seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step:
         return True
-    return seat.generation < assignment.follows  # the others have gone on without us: there is no step to wait for
+    return seat.generation < assignment.follows  # the others have gone on without it: there is no step to wait for
