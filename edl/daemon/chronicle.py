@@ -68,7 +68,7 @@ class Chronicle(Generic[A]):
         return None if self._writing is None else self._writing.record
 
     async def open(self) -> Record:
-        """What the leaders before have decided; the first one finds a job that nobody has joined yet."""
+        """What the leaders before have decided; the first one finds a job that no worker has joined yet."""
         node = await patiently(lambda: self._store.read(tree.record(self._job)))
         if node is None:
             node = await patiently(self._found)
@@ -123,7 +123,7 @@ class Chronicle(Generic[A]):
         return self._composed[1]
 
     async def _look(self) -> int:
-        """Read first: what is there while our fence still stands afterwards, nobody but us has written (I1)."""
+        """Read first: what is there while our fence still stands afterwards, no other leader has written (I1)."""
         node = await self._node()
         await self._store.commit((), fence=self._reign.fence)
         return node.version

@@ -3,7 +3,7 @@
 Owns: the process, its tasks and their end. Does not own: decisions (`edl.core`), its part in leading the job
 (`edl.daemon.office`), the conversation with the present leader (`edl.daemon.membership`).
 
-A process of its own, because a trainer holds the GIL for seconds, and because somebody must be left to say what a
+A process of its own, because a trainer holds the GIL for seconds, and because one process must be left to say what a
 trainer had done when it dies.
 """
 
@@ -62,7 +62,7 @@ from edl.transport.service import Call
 logger = logging.getLogger("edl")
 
 
-AFTER_END = 2  # session time-outs that somebody is looked for to be told of the trainer's end
+AFTER_END = 2  # session time-outs that a leader is looked for, to be told of the trainer's end
 RETRY_S = 0.5
 
 
@@ -204,7 +204,7 @@ class Daemon:
         )
 
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
-        """Known to the job, that is; or until there is nobody left to tell, long after the trainer is gone (I12)."""
+        """Known to the job, that is; or until there is no leader left to tell, long after the trainer is gone (I12)."""
         telling = asyncio.ensure_future(membership.run())
         gone = asyncio.ensure_future(self._trainer_gone.wait())
         try:

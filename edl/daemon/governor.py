@@ -72,7 +72,7 @@ class Governor:
             self._end_process()
 
     def _made(self) -> Engine | None:
-        """None: nobody asked for one."""
+        """None: none was asked for."""
         self._end_process()
         job_policy = self._job_policy
         if not job_policy.autoscale:
@@ -86,7 +86,7 @@ class Governor:
         return self._without_policy() if policy is None else self._engine_of(policy, choice.pacing(job_policy.every))
 
     def _without_policy(self) -> Engine | None:
-        """Whoever holds up the others is looked for all the same, where that is wanted."""
+        """A worker that holds up the others is looked for all the same, where that is wanted."""
         job_policy = self._job_policy
         return None if job_policy.stragglers == "off" else self._engine_of(None, Pacing(every=job_policy.every))
 
@@ -161,7 +161,7 @@ class Governor:
             return await asyncio.to_thread(engine.look, view, straggler, at_rest=at_rest)
         except PolicyFailed as error:
             self._give_up(f"{error}: it is not asked any more")
-        except (ArithmeticError, LookupError, ValueError) as error:  # one of edl's own, at figures that nobody foresaw
+        except (ArithmeticError, LookupError, ValueError) as error:  # one of edl's own, at figures not foreseen
             self._give_up(f"raised {error!r}: it is not asked any more")
         return None
 
@@ -204,7 +204,7 @@ class Governor:
         )
 
     def _seated(self) -> list[Seated]:
-        """All of the ring, or nobody: before each has told something of itself."""
+        """All of the ring, or none: before each has told something of itself."""
         members = {member.identity.id: member for member in self._machine.record.members}
         found = []
         for rank, worker in enumerate(self._machine.record.roster):

@@ -1,8 +1,8 @@
 """How a ring's members learn where each of them listens: from daemon to daemon, each asking a few of the others.
 
 A trainer tells its own daemon the addresses that it listens at, and asks it for those of the others
-(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls. Nobody
-writes to anybody: each asks, and the other answers once it can. A question names its generation: a daemon that is
+(`edl.collectives.rendezvous`). The daemons trade them as `edl.core.switch.exchange` says, in sealed calls. No
+daemon writes unasked: each asks, and the other answers once it can. A question names its generation: a daemon that is
 through with that one refuses it (I10), one that has not heard of it yet lets the question wait, for a time (I12).
 
 Owns: one daemon's part in that, from the word of a ring until it stands or is given up. Does not own: who asks whom,
@@ -61,7 +61,7 @@ class Introductions:
         return self._open.rendezvous
 
     def end(self, generation: int) -> None:
-        """Rings up to this generation stand, or nobody enters them any more."""
+        """Rings up to this generation stand, or no trainer enters them any more."""
         self._over = max(self._over, generation)
         if self._open is not None and self._open.generation <= generation:
             self._close(self._open.close())
@@ -69,7 +69,7 @@ class Introductions:
         self._tell()
 
     def give_up(self) -> None:
-        """Our trainer is gone: whoever asks for what it had to say asks in vain."""
+        """Our trainer is gone: a daemon that asks for what it had to say asks in vain."""
         if self._open is not None:
             self.end(self._open.generation)
 
@@ -102,7 +102,7 @@ class Introductions:
                 return Addresses(None)
 
     def caller(self, address: str) -> Caller:
-        """Of one whom we keep to. Raises PeerError."""
+        """Of a daemon that we keep to. Raises PeerError."""
         if address not in self._callers:
             raise PeerError(f"nobody at {address} is asked any more")
         return self._callers[address]
@@ -128,7 +128,7 @@ class Introductions:
         return self._open.bundle(asked)
 
     def _tell(self) -> None:
-        """Whoever waits for an answer is to look again."""
+        """All that wait for an answer are to look again."""
         self._news.set()
         self._news = asyncio.Event()
 
@@ -188,7 +188,7 @@ class Introduction:
         self._ours._tell()
 
     async def _run_all(self, mesh: str, exchange: Exchange) -> None:
-        """Round by round: whoever is asked too early would be asked again and again."""
+        """Round by round: a daemon asked too early would be asked again and again."""
         for _, errands in itertools.groupby(exchange.errands, lambda errand: errand.round):
             if not all(await asyncio.gather(*(self._run(mesh, exchange, errand) for errand in errands))):
                 return
@@ -224,5 +224,5 @@ class Introduction:
         except ValueError as error:
             raise PeerError(f"rank {errand.rank}: {error}") from error
         self._server.deliver(mesh, arrived)
-        if exchange.here > before:  # else nobody who waits would find more: those of a large group are many
+        if exchange.here > before:  # else no waiter would find more: those of a large group are many
             self._ours._tell()

@@ -1,7 +1,7 @@
 """One reign: the shell around the job's machine.
 
 Owns: the queue of what happens, answering daemons and the command line, and when they hear of what was decided. Does
-not own: the decisions (`edl.core.job.machine`), that they are durable before anybody hears of them
+not own: the decisions (`edl.core.job.machine`), that they are durable before they are told
 (`edl.core.job.writing`), nor who leads (`edl.coordination.election`).
 
 One task owns the machine. RPC handlers and watches only put inputs into its queue.
@@ -54,7 +54,7 @@ QUEUE_LENGTH = 10_000
 BATCH = 256
 QUIET = 2 / 3  # of a session time-out: a session says so much earlier that it lives, and a daemon calls more often
 SWEEP_S = 3600.0  # from one look at what other jobs have left to the next
-TICK_S = 1.0  # how late somebody's being overdue may be noticed when nothing else happens
+TICK_S = 1.0  # how late an overdue worker may be noticed when nothing else happens
 
 
 class Reigning(msgspec.Struct, frozen=True):
@@ -132,7 +132,7 @@ class Leader:
             alive |= {member.identity.id for member in record.members}  # the roll is called later
         machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
         decided: BatchDecided[Asked] = decide(machine, [(TookOver(alive), None)], self._clock.now())
-        if record.state not in OVER:  # else there is nothing to lead: whoever asks hears how it ended
+        if record.state not in OVER:  # else there is nothing to lead: callers hear how it ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
             decided = dataclasses.replace(decided, told=(elected, *decided.told))
         await self._chronicle.keep(decided)
@@ -168,7 +168,7 @@ class Leader:
                 self._at_rest.clear()
 
     def _publish(self, book: OrderBook, *, pressing: bool) -> None:
-        """Whoever waits for orders is woken for what presses. A thousand answers at once hold up all others."""
+        """Daemons that wait for orders are woken for what presses. A thousand answers at once hold up all others."""
         self._book = book
         if self._heard:
             members = {member.identity.id for member in book.record.members}
@@ -179,13 +179,13 @@ class Leader:
             self._published = asyncio.Event()
 
     async def wait_at_rest(self) -> None:
-        """Until nobody waits for what a leader says next: a hand-over would hold them up."""
+        """Until no worker waits for what a leader says next: a hand-over would hold it up."""
         await self._at_rest.wait()
 
     # ---------------------------------------------------------------------------------------------------- the others
 
     async def _call_roll(self, machine: JobMachine, due: asyncio.Event) -> None:
-        """Who has no session any more is lost. Nobody is judged while the coordinator is away (I11), nor just after."""
+        """A worker without a session is lost. None is judged while the coordinator is away (I11), nor just after."""
         due.set()
         while True:
             await due.wait()
@@ -199,10 +199,10 @@ class Leader:
                     await self._queue.put((Vanished(worker, "its daemon's session ended"), None))
 
     def _doubt_of_s(self, worker: str) -> float:
-        """Whose daemon talks to us lives, and comes back with another session.
+        """A worker whose daemon talks to us lives, and comes back with another session.
 
         A coordinator that stood still for less than a session time-out may have ended some sessions and not ours,
-        and our connection to it need not have noticed. Who is gone was silent for most of a session time-out before.
+        and our connection to it need not have noticed. One that is gone was silent for most of a session time-out.
         """
         quiet_s = QUIET * self._about.session_timeout_s
         return self._heard.get(worker, float("-inf")) + quiet_s - self._clock.now()
@@ -210,8 +210,8 @@ class Leader:
     def _doubt_s(self) -> float:
         """How long absence still means nothing.
 
-        A coordinator that stood still, or was started anew, ends everybody's session at once; whoever lives comes back
-        with another. That it stood still we know by our own connection; or not at all, if that is our first.
+        A coordinator that stood still, or was started anew, ends all sessions at once; the daemons that live come back
+        with others. That it stood still we know by our own connection; or not at all, if that is our first.
         """
         return self._restored_at() + self._about.session_timeout_s - self._clock.now()
 
@@ -221,7 +221,7 @@ class Leader:
             await self._queue.put((TimePassed(), None))
 
     async def _sweep(self) -> None:
-        """Other jobs' nodes, those whose time is up: nobody of theirs is left to do it."""
+        """Other jobs' nodes, those whose time is up: no process of theirs is left to do it."""
         while True:
             with contextlib.suppress(StoreUnavailable, AccessDenied):
                 gone = await remains.sweep(self._store, self._clock.wall(), besides=self._about.job)
@@ -230,7 +230,7 @@ class Leader:
             await asyncio.sleep(SWEEP_S)
 
     async def _settle_in(self) -> None:
-        """Whoever could not lead before is not counted any more, once this one has led for some time."""
+        """Leaders that could not lead before are not counted any more, once this one has led for some time."""
         while True:
             await asyncio.sleep(self._about.step_timeout_s)
             record = self._chronicle.record
@@ -239,7 +239,7 @@ class Leader:
                 return
 
     def _turn_away(self) -> None:
-        """Nobody waits for an answer that never comes."""
+        """No caller waits for an answer that never comes."""
         for asked in self._asked:
             if not asked.done():
                 asked.set_exception(Refused(Reason.TERM))
@@ -273,8 +273,8 @@ class Leader:
             self._asked.discard(asked)
 
     async def _orders(self, worker: str, known: tuple[int, int], hold_s: float) -> say.Reply:
-        """Whoever knows all that presses waits: while a ring breaks or forms, the record changes many times a second,
-        and a thousand daemons would ask anew each time.
+        """A daemon that knows all that presses waits: while a ring breaks or forms, the record changes many times a
+        second, and a thousand daemons would ask anew each time.
         """
         book = self._book
         if book is None or (known[0] == self._reign.term and known[1] >= self._pressing):
@@ -290,7 +290,7 @@ class Leader:
         return say.Ordered(book.orders(worker))
 
     def _status(self) -> say.Reply:
-        """Of what is durable: while the coordinator is away, what waits to be written is told to nobody (I9)."""
+        """Of what is durable: while the coordinator is away, what waits to be written is not told (I9)."""
         machine, durable = self._machine, self._chronicle.record
         if machine is None or durable is None:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")

@@ -1,4 +1,4 @@
-"""A worker's conversation with whoever leads the job.
+"""A worker's conversation with the leader of the job.
 
 Owns: finding the leader, registering with it, reporting to it, hearing its orders, and beginning anew when it changes.
 Does not own: what is reported (`edl.daemon.observer`), nor what orders mean.

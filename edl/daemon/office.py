@@ -2,7 +2,7 @@
 
 Owns: which leader there is in this process, and that one whose task has ended, whatever for, makes room for another.
 Does not own: one reign (`edl.daemon.leader`), who is elected (`edl.coordination.election`), nor when a job has failed
-because nobody can lead it (`edl.core.job.resigning`).
+because no daemon can lead it (`edl.core.job.resigning`).
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from edl.transport.service import Call
 
 logger = logging.getLogger("edl")
 
-LONGEST: Final = 4  # session time-outs that whoever has resigned stays away
-UNHEARD: Final = 3  # resignations that nobody could be told of: then this daemon has nothing to offer to its job
+LONGEST: Final = 4  # session time-outs that a daemon stays away after it has resigned
+UNHEARD: Final = 3  # resignations that could not be told: then this daemon has nothing to offer to its job
 
 
 class Door(Protocol):
@@ -54,7 +54,7 @@ class Office:
         self._resigning: asyncio.Task[None] | None = None
         self._resigned = self._unheard = 0
         self.hopeless: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-        """The reason, once this daemon will not lead again, and nobody else is known to: its worker cannot go on."""
+        """The reason, once this daemon will not lead again, and no other is known to: its worker cannot go on."""
 
     def stand(self) -> None:
         """For election, from now on."""
@@ -78,7 +78,7 @@ class Office:
         return await self._leader.answer(call)
 
     async def wait_at_rest(self, patience_s: float) -> None:
-        """If we lead: until whoever goes on does so without what our host holds; bounded (I12)."""
+        """If we lead: until the others go on without what our host holds; bounded (I12)."""
         leader, reign = self._leader, self._reign
         if leader is None or reign is None:
             return
@@ -127,7 +127,7 @@ class Office:
         if words.job_was_over or self._unheard >= UNHEARD:
             self._give_up(words.reason)
             return
-        if not words.ends_job:  # else whoever leads next has only that to tell
+        if not words.ends_job:  # else the next leader has only that to tell
             await asyncio.sleep(min(self._resigned, LONGEST) * about.session_timeout_s)
         self._candidate.stand()
 

@@ -3,7 +3,7 @@
 Owns: reading it, and by what a user's code is known to others: its digest. Does not own: the form of what was typed
 (`edl.config`), what it means (`edl.policy.choice`), nor running code (`edl.daemon.policy_process`).
 
-Nothing that arrives or is on record names code to run (I18). A job's record has a digest. Whoever leads runs its own
+Nothing that arrives or is on record names code to run (I18). A job's record has a digest. The leader runs its own
 copy, which its own settings name, if that is the one which was meant.
 """
 
@@ -76,7 +76,7 @@ def job_policy(settings: Settings, code: Code | None) -> JobPolicy:
 
 
 def try_policy(settings: Settings) -> Code | None:
-    """Whoever will lead can only tell of what is wrong, so it is tried where it was typed. Raises ConfigError."""
+    """A leader can only tell of what is wrong, so it is tried where it was typed. Raises ConfigError."""
     code = own_code(settings)
     if code is not None:
         with PolicyProcess(code) as process:

@@ -1,8 +1,8 @@
-"""The process in which a user's policy runs: it is told the code, imports it, and answers, until nobody asks any more.
+"""The process in which a user's policy runs: it is told the code, imports it, and answers, until it is asked no more.
 
 Owns: this process. Does not own: for how long an answer is waited for (`edl.daemon.policy_process`).
 
-What it prints goes to the log of whoever has started it.
+What it prints goes to the log of the daemon that has started it.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class Child:
         self._code: Any = None
 
     def serve(self) -> None:
-        """Until nobody asks any more."""
+        """Until it is asked no more."""
         questions = msgspec.msgpack.Decoder(wire.Question)
         while head := self._read.read(wire.LENGTH.size):
             (length,) = wire.LENGTH.unpack(head)

@@ -1,4 +1,4 @@
-"""A user's policy, asked from outside the process that it runs in: it may raise, hang or end, and harms nobody.
+"""A user's policy, asked from outside the process that it runs in: it may raise, hang or end, and does no harm.
 
 Owns: that process, and that each question has a bound. Does not own: what it is asked (`edl.daemon.governor`).
 

@@ -1,4 +1,4 @@
-"""What is said between whoever asks a policy and the process that it runs in: msgpack in frames, and never a pickle."""
+"""What is said between the asker of a policy and the process that it runs in: msgpack in frames, and never a pickle."""
 
 from __future__ import annotations
 

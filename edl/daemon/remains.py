@@ -77,7 +77,7 @@ async def look(store: Store, job: str) -> Remains | None:
 
 
 async def remove(store: Store, job: str) -> None:
-    """All nodes of a job, its secret first. Harmless twice, and beside somebody who does the same.
+    """All nodes of a job, its secret first. Harmless twice, and beside another daemon that does the same.
 
     Raises NotEmpty when a worker has come meanwhile; then all but what it made is gone.
     """
@@ -89,12 +89,12 @@ async def remove(store: Store, job: str) -> None:
         if folder != root:
             await _delete(store, [folder])
     await _delete(store, [tree.record(job)])
-    with contextlib.suppress(AccessDenied):  # the folder of all jobs may belong to whoever came first: a name is left
+    with contextlib.suppress(AccessDenied):  # the folder of all jobs may be another user's: a name is left
         await _delete(store, [root])
 
 
 async def forget_secret(store: Store, job: str) -> None:
-    """Of a job that is over: nobody needs it any more, and whoever reads it could speak in the job's name."""
+    """Of a job that is over: it is not needed any more, and a reader could speak in the job's name."""
     await _delete(store, [tree.secret(job)])
 
 

@@ -103,7 +103,7 @@ async def forget(job: str, store: Store, reign: Reign, version: int) -> bool:
 
 
 def cause_of(error: BaseException) -> str:
-    """Alike for whoever fails in the same way, although the words may differ: what was raised, and where in edl."""
+    """Alike for leaders that fail in the same way, although the words may differ: what was raised, and where in edl."""
     error = first_of(error)
     frames = [
         frame for frame in traceback.extract_tb(error.__traceback__) if Path(frame.filename).is_relative_to(PACKAGE)

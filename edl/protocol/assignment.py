@@ -66,5 +66,5 @@ class Orders(msgspec.Struct, frozen=True):
     assignment: Assignment | None  # the seat in the planned generation
     shares: tuple[Share, ...]  # data in the present and in the planned generation
     recount: int = 0  # the newest one of horovodrun's driver that the worker's slot takes part in
-    local_rank: int = 0  # for life: whoever boots alone chooses its device by it
+    local_rank: int = 0  # for life: a worker that boots alone chooses its device by it
     summons: Summons | None = None

@@ -52,7 +52,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="committed"):
 
     generation: int
     step: int
-    weight: float | None = None  # with which its samples went into the update; 0.0: no update; None: nobody could see
+    weight: float | None = None  # with which its samples went into the update; 0.0: no update; None: it was not seen
 
 
 class DataEnded(msgspec.Struct, frozen=True, array_like=True, tag="ended"):

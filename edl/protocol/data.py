@@ -22,7 +22,7 @@ class DataSpec(msgspec.Struct, frozen=True):
     whole_epochs: bool = True  # True: a batch never crosses the end of an epoch. False: one stream of samples
     by_sample: bool = False  # the script cuts samples into batches itself: only the last batch of a pass can be short
     source: str = ""  # fingerprint of the files whose records the samples are; empty: samples are numbers
-    open_ended: bool = False  # each pass asks for one more epoch when it begins, so nobody can tell which is the last
+    open_ended: bool = False  # each pass asks for one more epoch when it begins, so none is known to be the last
 
     @property
     def has_end(self) -> bool:
@@ -125,4 +125,4 @@ class DataCounts(msgspec.Struct, frozen=True):
     trained: int
     leased: int
     unassigned: int
-    ahead: int  # steps leased beyond those that all have applied: so many can be trained while nobody leads
+    ahead: int  # steps leased beyond those that all have applied: so many can be trained without a leader

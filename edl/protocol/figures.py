@@ -25,7 +25,7 @@ class Rate(msgspec.Struct, frozen=True):
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """What a worker has used since its trainer began; whoever wants a rate compares two of them."""
+    """What a worker has used since its trainer began; two of them, compared, give a rate."""
 
     at: float  # seconds, on the worker's own clock
     step: int

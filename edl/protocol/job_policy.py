@@ -48,7 +48,7 @@ class Batching(msgspec.Struct, frozen=True):
 class JobPolicy(msgspec.Struct, frozen=True):
     """As its first worker says it; equal for all leaders. What has another form is not taken (I18)."""
 
-    # As `edl run --autoscale` takes it, but a user's code by its digest; empty: nobody but people changes the size.
+    # As `edl run --autoscale` takes it, but a user's code by its digest; empty: only people change the size.
     autoscale: Annotated[str, msgspec.Meta(pattern=_AUTOSCALE, max_length=4096)] = ""
     utility: Annotated[str, msgspec.Meta(max_length=100_000)] = ""  # what the file named there holds
     every: Count = 10  # steps from one look to the next
@@ -58,7 +58,7 @@ class JobPolicy(msgspec.Struct, frozen=True):
 
 
 class Rebatch(msgspec.Struct, frozen=True):
-    """Leases are about to be cut anew (`edl.core.data.rebatch`): nobody is to read beyond the step `mark`."""
+    """Leases are about to be cut anew (`edl.core.data.rebatch`): no worker is to read beyond the step `mark`."""
 
     number: int  # never used twice
     mark: int

@@ -23,7 +23,7 @@ class Opened(msgspec.Struct, frozen=True, tag="opened"):
 
 
 class RehearsalBegan(msgspec.Struct, frozen=True, tag="rehearsal_began"):
-    """The script was handed the batch that nobody counts."""
+    """The script was handed the batch that does not count."""
 
 
 class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):

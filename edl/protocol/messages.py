@@ -72,7 +72,7 @@ class Observation(msgspec.Struct, frozen=True):
 class Register(msgspec.Struct, frozen=True, tag="register"):
     """A daemon presents its worker. Idempotent.
 
-    `again`: its trainer has had orders, by a daemon before this one; so whoever does not know it has given it up.
+    `again`: its trainer has had orders, by a daemon before this one; so a leader that does not know it has given it up.
     """
 
     identity: Identity

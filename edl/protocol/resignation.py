@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import msgspec
 
-KEPT = 64  # more are nobody's business: the job ends long before
+KEPT = 64  # more are not needed: the job ends long before
 
 
 class Resignation(msgspec.Struct, frozen=True):
@@ -25,7 +25,7 @@ def encode(row: Sequence[Resignation]) -> bytes:
 
 
 def decode(value: bytes) -> tuple[Resignation, ...]:
-    """None where nobody has ever resigned, or all was well since. What cannot be read counts for nothing."""
+    """None where no leader has ever resigned, or all was well since. What cannot be read counts for nothing."""
     try:
         return msgspec.json.decode(value, type=tuple[Resignation, ...])
     except msgspec.MsgspecError:

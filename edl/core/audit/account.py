@@ -78,7 +78,7 @@ class Account(msgspec.Struct, frozen=True):
     wrong: int  # steps of workers whose samples were not those of their positions
     first_wrong: tuple[Portion, ...]
     updates: int | None  # steps that have changed the model; None: not all steps have a worker that says so
-    weightless: int  # steps in which nobody had samples (I13)
+    weightless: int  # steps in which no worker had samples (I13)
     misweighed: int  # shares of workers in updates
     first_misweighed: tuple[Weighed, ...]
 
@@ -108,11 +108,11 @@ class _Weighing(msgspec.Struct, frozen=True):
 
     @property
     def updated(self) -> bool | None:
-        """None: nobody tells."""
+        """None: no worker tells."""
         return any(self.weights.values()) if self.weights else None
 
     def misweighed(self) -> Iterator[Weighed]:
-        """Of an update. Where all left it out, as a loss was not finite, nobody was weighed wrongly."""
+        """Of an update. Where all left it out, as a loss was not finite, none was weighed wrongly."""
         total = sum(self.samples.values())
         for worker, weight in self.weights.items() if self.updated else ():
             right = self.samples[worker] / total if total else 0.0

@@ -48,7 +48,7 @@ class _Generation:
     seats: dict[int, str] = field(default_factory=dict)  # rank -> worker
     sizes: set[int] = field(default_factory=set)
     begins: set[int] = field(default_factory=set)  # the step that members say it began after: one, or all is in doubt
-    steps: set[int] = field(default_factory=set)  # applied by somebody
+    steps: set[int] = field(default_factory=set)  # applied by any member
 
 
 def lineage(audits: Sequence[WorkerAudit]) -> tuple[Span, ...]:

@@ -36,8 +36,8 @@ def even_shares(batch: int, size: int) -> tuple[int, ...]:
 def weighted_shares(batch: int, paces: Sequence[float]) -> tuple[int, ...]:
     """Of `batch` samples, what each rank takes when it works at such a pace: all should be done at the same time.
 
-    Nobody gets nothing, as long as there are as many samples as workers; what rounding leaves goes to those who came
-    off worst by it.
+    Each gets at least one, as long as there are as many samples as workers; what rounding leaves goes to those that
+    came off worst by it.
     """
     size, total = len(paces), sum(paces)
     if size == 0 or total <= 0 or batch < size or min(paces) <= 0:

@@ -21,7 +21,7 @@ Epochs = tuple[int, ...]  # those that have ended
 
 
 class LedgerVersions:
-    """The ledger in force; none before anybody has said what is trained on."""
+    """The ledger in force; none before a worker has said what is trained on."""
 
     def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching, shares: Mapping[str, float]) -> None:
         self.batching = batching
@@ -59,9 +59,9 @@ class LedgerVersions:
     def planned(
         self, roster: Sequence[str], after_step: int | None, ahead: int, read: int | None = None
     ) -> Ledger | None:
-        """The data as it will be after `after_step`, so that nobody asks for it inside the pause.
+        """The data as it will be after `after_step`, so that no worker asks for it inside the pause.
 
-        `read`: nobody has read beyond this step, nor will; what is leased of later ones is leased anew.
+        `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew.
         """
         if self.ledger is None or after_step is None:
             return None
@@ -76,7 +76,7 @@ class LedgerVersions:
         """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
 
         If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
-        step is known only now, and nobody trains on before the leases are.
+        step is known only now, and no worker trains on before the leases are.
         """
         if self.ledger is None:
             return ()

@@ -1,12 +1,12 @@
-"""Which sample stands at a position: a shuffle of 0..total-1 by (seed, epoch) that nobody has to store.
+"""Which sample stands at a position: a shuffle of 0..total-1 by (seed, epoch) that need not be stored.
 
 Owns: the shuffle, equal on all machines and in all versions (golden values are pinned in its test). It is for training,
-not for secrets. Does not own: who trains which positions (`edl.core.data.ledger`).
+not for secrets. Does not own: which worker trains which positions (`edl.core.data.ledger`).
 
 Few samples are sorted by a keyed 64-bit hash of their number. Many go through a Feistel network on pairs (left, right)
 with left < ROWS and right < COLUMNS: each round adds to one side a keyed hash of the other, modulo that side's size,
 which any round can take back; so the whole is a bijection of ROWS * COLUMNS numbers (Black and Rogaway, "Ciphers with
-arbitrary finite domains", 2002). That is barely more than `total`; who lands beyond walks on until it is inside.
+arbitrary finite domains", 2002). That is barely more than `total`; a number beyond walks on until it is inside.
 """
 
 from __future__ import annotations

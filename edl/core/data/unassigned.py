@@ -1,4 +1,4 @@
-"""The samples in nobody's hands: what was returned, then all that was never leased.
+"""The samples that no worker holds: what was returned, then all that was never leased.
 
 Owns: the order in which samples are leased, without memory per sample. Does not own: to whom (`edl.core.data.ledger`).
 
@@ -59,7 +59,7 @@ class Unassigned:
         return tuple(piece for start, stop in taken for piece in self._ranges(start, stop))
 
     def give_back(self, ranges: Iterable[Range]) -> None:
-        """Samples that somebody held and will not train."""
+        """Samples that a worker held and will not train."""
         back = ((piece.epoch * self.total + piece.start, piece.epoch * self.total + piece.stop) for piece in ranges)
         self.returned = _merged([*self.returned, *back])
         if self.returned and self.returned[-1][1] == self.frontier:

@@ -1,9 +1,9 @@
 """Recounts of horovodrun's driver: when to have one, when it is over, and what it has decided.
 
-Owns: what the record has of the driver (`DriverCount`), which nobody else changes. Does not own: what is done about
+Owns: what the record has of the driver (`DriverCount`), which nothing else changes. Does not own: what is done about
 it (`edl.core.driver.driver`).
 
-The driver answers nobody before all of its slots have asked; so all ask, or none. It takes whoever has failed since
+The driver answers no slot before all of them have asked; so all ask, or none. It takes a worker that has failed since
 its last recount for a reason to give up the host, and ends the job when no other host is left.
 """
 
@@ -21,7 +21,7 @@ from edl.protocol.job import DriverCount, Identity, Member, Record, WorkerState
 
 ANSWERS_S = 5.0  # within which all tell of what the driver has answered them at once
 ENDING_S = 3.0  # that the process of a worker takes to end, after it has left the job
-EMPTY_S = 30.0  # after which nobody may come any more to a slot that the driver has counted
+EMPTY_S = 30.0  # after which no worker may come any more to a slot that the driver has counted
 MOST_EMPTY_S = 3600.0  # twice as long after each count that has not filled it, up to this
 
 
@@ -60,7 +60,7 @@ class Recounts:
     def follows(
         self, record: Record, seen: Observations, left_at: float, now: float
     ) -> Begin | Counted | Dismiss | None:
-        """What to do now. `left_at`: when somebody ceased to be a member last."""
+        """What to do now. `left_at`: when a worker last ceased to be a member."""
         if not has_answers(record, seen):
             self._answered_at = None
         elif self._answered_at is None:
@@ -88,7 +88,7 @@ class Recounts:
 def follows(
     record: Record, seen: Observations, *, overdue: bool, settled: bool, deserted: bool
 ) -> Begin | Counted | Dismiss | None:
-    """What to do now. `overdue`: the driver has answered some long ago. `settled`: whoever has left has ended by now.
+    """What to do now. `overdue`: the driver has answered some long ago. `settled`: all that left have ended by now.
     `deserted`: a slot has been empty for long.
 
     For the driver knows its processes by their slots only: the end of one whose slot it has given anew would count as
@@ -143,7 +143,7 @@ def found(first: Identity) -> DriverCount | None:
 
 
 def joined(record: Record, seen: Observations, newcomer: Identity) -> DriverCount | None:
-    """Somebody comes from a slot, so it lives, and its host does."""
+    """A worker comes from a slot, so the slot lives, and its host does."""
     driver, slot = record.driver, newcomer.driver_slot
     if driver is None:
         return None
@@ -195,7 +195,7 @@ def told(record: Record) -> str:
 
 
 def _asks_from(record: Record, driver: DriverCount, seen: Observations) -> int:
-    """The first recount of whoever comes now. The driver waits for it if it has not answered anybody yet."""
+    """The first recount of a worker that comes now. The driver waits for it if it has answered no slot yet."""
     answered = any(_word(member, seen).answered >= driver.begun for member in record.members)
     return driver.begun if driver.counting and not answered else driver.begun + 1
 
@@ -235,7 +235,7 @@ def _is_freed(word: Word, recounts: int) -> bool:
 
 
 def _is_pressing(record: Record, driver: DriverCount, words: dict[str, Word]) -> bool:
-    """Another recount is due. Who has no answer yet may have come too late for this one, and gets that of the next."""
+    """Another recount is due. A worker without an answer may have come too late for this one, and gets the next."""
     return _are_news(record, driver, words) or not set(driver.lost_slots) <= set(driver.told_lost)
 
 

@@ -30,12 +30,12 @@ class Durations:
         self._spent = {key: spent for key, spent in self._spent.items() if key[0] != worker}
 
     def spent_ms(self, worker: str, state: WorkerState, now: float) -> int | None:
-        """How long it was in `state`, or has been up to now. None: nobody here has seen it."""
+        """How long it was in `state`, or has been up to now. None: this leader has not seen it."""
         present, since = self._at.get(worker, (None, now))
         spent = now - since if present is state else self._spent.get((worker, state))
         return None if spent is None else round(1000 * spent)
 
 
 def since_ms(began: float | None, now: float) -> int | None:
-    """How long ago that was. None: nobody here has seen it."""
+    """How long ago that was. None: this leader has not seen it."""
     return None if began is None else round(1000 * (now - began))

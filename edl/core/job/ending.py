@@ -1,11 +1,11 @@
-"""How a job ends: finished or failed, once nobody of its ring trains any more.
+"""How a job ends: finished or failed, once no member of its ring trains any more.
 
 Owns: the verdict, and how long the others have for their own ends where it is clear already. Does not own: what a
 worker's end makes of that worker (`edl.core.job.machine`).
 
-All of the last ring must have come to the end of their scripts. Whoever is lost is made up for by a ring that stands
+All of the last ring must have come to the end of their scripts. A lost worker is made up for by a ring that stands
 without it: the others train on, and one of them does what it would have done at the end. After the last step there is
-no such ring. What the lost one was about, its last checkpoint perhaps, nobody makes up for: then the job has failed.
+no such ring. Nothing makes up for what the lost one was about, its last checkpoint perhaps: then the job has failed.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which workers share a host, and what follows: local and cross ranks, and the order of the first ring.
 
 A worker keeps its local rank for life, so that the device it has chosen by it stays its own. It is the smallest one
-that is free on its host when it registers; hence unique there, but with gaps once somebody has left.
+that is free on its host when it registers; hence unique there, but with gaps once a worker has left.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str,
 
 
 def seatings(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Seating]:
-    """Of all of a roster at once, as all will ask. Who is no member any more passes for a host of its own."""
+    """Of all of a roster at once, as all will ask. A worker that is no member any more passes for a host."""
     places: dict[str, tuple[Host, int]] = {}
     sizes: defaultdict[Host, int] = defaultdict(int)
     across: defaultdict[int, list[Host]] = defaultdict(list)

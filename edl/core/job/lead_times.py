@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-FIRST_STEPS = 64  # leased before anybody knows how long a step takes
+FIRST_STEPS = 64  # leased before any worker knows how long a step takes
 FEWEST_STEPS = 16
 MORE_AT = 0.6  # of what is leased ahead: when no more than that is left, more is granted
 LONGEST_HOLD_S = 5.0
@@ -58,8 +58,8 @@ class LeadTimes:
         return max(FEWEST_STEPS, math.ceil(self.lease_s / step_time_s))
 
     def fewest_steps(self, step_time_s: float) -> int:
-        """When so few are left, more are granted: whoever hears of them only when its call ends has enough till then,
-        and for a session time-out without any leader.
+        """When so few are left, more are granted: a worker that hears of them only when its call ends has enough till
+        then, and for a session time-out without any leader.
         """
         return int(MORE_AT * self.lease_steps(step_time_s))
 

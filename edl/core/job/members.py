@@ -46,7 +46,7 @@ TRANSITIONS: Final[dict[tuple[WorkerState, Cause], WorkerState]] = {
     (_S.JOINING, Cause.REHEARSAL_BEGAN): _S.WARMING,
     (_S.JOINING, Cause.REHEARSED): _S.READY,
     (_S.WARMING, Cause.REHEARSED): _S.READY,
-    (_S.JOINING, Cause.PLANNED): _S.SWITCHING,  # only into the first generation, where nobody trains yet
+    (_S.JOINING, Cause.PLANNED): _S.SWITCHING,  # only into the first generation, where no worker trains yet
     (_S.READY, Cause.PLANNED): _S.SWITCHING,
     (_S.TRAINING, Cause.PLANNED): _S.SWITCHING,
     (_S.SWITCHING, Cause.PLANNED): _S.SWITCHING,  # a newer plan supersedes

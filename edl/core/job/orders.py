@@ -92,7 +92,7 @@ class OrderBook:
         return member.local_rank if member else 0
 
     def _boots_alone(self, worker: str) -> bool:
-        """Until a ring has stood, whoever comes may yet be needed for the first one, and waits inside `init`."""
+        """Until a worker has sat in a ring, a newcomer may yet be needed for the first one: it waits inside `init`."""
         return self.record.begun and worker not in self._in_ring
 
     def _assignment(self, worker: str) -> Assignment | None:

@@ -18,7 +18,7 @@ def status_of(
     durable: Record | None = None,
 ) -> Status:
     """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
-    are, as nobody is told more (I9); None: all are.
+    are, as no more is told (I9); None: all are.
     """
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)

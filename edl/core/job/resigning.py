@@ -15,12 +15,12 @@ from edl.core.job.machine import new_record
 from edl.protocol.job import JobState, Record
 from edl.protocol.resignation import Resignation
 
-LEAST: Final = 3  # what fails once may be over a moment later, also where nobody else can lead
+LEAST: Final = 3  # what fails once may be over a moment later, also where no other daemon can lead
 MOST: Final = 16  # a thousand daemons need not all try what so many could not
 
 
 def verdict(row: Sequence[Resignation], daemons: int) -> str:
-    """Why the job is to end, after the newest of a row of resignations; empty: somebody else is to try.
+    """Why the job is to end, after the newest of a row of resignations; empty: another daemon is to try.
 
     Each of the `daemons` may try, as what keeps one from leading may be its own host.
     """
@@ -40,5 +40,5 @@ def ended(record: Record, reason: str) -> Record:
 
 
 def remains(job: str, version: int, reason: str) -> Record:
-    """What can always be kept, and be taken over: where the record itself is what nobody can lead by."""
+    """What can always be kept, and be taken over: where the record itself is what no daemon can lead by."""
     return msgspec.structs.replace(ended(new_record(job, 0.0), reason), version=version + 1)

@@ -9,7 +9,7 @@ SESSIONS: Final = 6.0  # so many session time-outs make the time within which `M
 
 
 class Restarts:
-    """Of one trainer's daemon. Whoever dies now and then is started each time; one that always dies is not (I12)."""
+    """Of one trainer's daemon. One that dies now and then is started each time; one that always dies is not (I12)."""
 
     def __init__(self, session_timeout_s: float) -> None:
         self.within_s = SESSIONS * session_timeout_s

@@ -43,10 +43,10 @@ class WorkingState:
         self.durations = Durations()
         self.commands: list[Command] = []
         self.now = 0.0
-        self.left_at = -math.inf  # when somebody ceased to be a member last
-        self.leaves_as: dict[str, str] = {}  # of whoever was told to leave: why. Told in events, not kept
-        self.last_loss = ""  # who was lost last, to be said after why the job cannot go on
-        self.pressing = record.version  # what came later may reach workers when they call again: nobody runs dry
+        self.left_at = -math.inf  # when a worker last ceased to be a member
+        self.leaves_as: dict[str, str] = {}  # why each leaver was told to leave. Told in events, not kept
+        self.last_loss = ""  # the worker lost last, to be said after why the job cannot go on
+        self.pressing = record.version  # what came later may reach workers when they call again: none runs dry
 
     def begin(self, now: float) -> None:
         """Another input is handled."""
@@ -113,7 +113,7 @@ class WorkingState:
     # ------------------------------------------------------------------------------------------------------- views
 
     def newest(self) -> tuple[int, float]:
-        """The newest step that anybody of the ring is known to have committed, and when somebody was seen.
+        """The newest step that any member of the ring is known to have committed, and when that was seen.
 
         A new leader may hear an old report first, of a step that the one before knew to be stable.
         """

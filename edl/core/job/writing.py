@@ -1,7 +1,7 @@
 """What a leader makes durable, and when it tells of it: the order that I9 asks for, as a machine.
 
-Owns: that nobody hears of a decision before it is durable, that a write whose answer was lost is neither taken for done
-nor done twice, and that a leader whose reign is over tells nobody anything. Does not own: the decisions
+Owns: that no decision is told before it is durable, that a write whose answer was lost is neither taken for done
+nor done twice, and that a leader whose reign is over tells nothing. Does not own: the decisions
 (`edl.core.job.machine`), nor the coordinator: `edl.daemon.chronicle` carries out what is said here, and so does the
 simulation.
 
@@ -34,7 +34,7 @@ from edl.protocol.job import OVER, Record
 
 RETRY_S: Final = 0.1
 
-A = TypeVar("A")  # who has asked, as the shell knows it
+A = TypeVar("A")  # the asker, as the shell knows it
 
 
 # ------------------------------------------------------------------------------------------------ what is carried out
@@ -58,7 +58,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True)
 class ForgetSecret:
-    """Wait so long, then remove the job's secret: the job is over, and whoever read it could speak in its name."""
+    """Wait so long, then remove the job's secret: the job is over, and a reader of it could speak in its name."""
 
     after_s: float = 0.0
 
@@ -82,7 +82,7 @@ class GiveAnswer(Generic[A]):
 
 @dataclass(frozen=True, slots=True)
 class DeclareRest:
-    """Whether anybody waits for what this leader says next; whoever wants to hand over waits until nobody does."""
+    """Whether a worker waits for what this leader says next; a hand-over waits until none does."""
 
     at_rest: bool
 
@@ -155,8 +155,8 @@ class WritingState(Enum):
     IDLE = "idle"  # it is durable, and told
     WRITING = "writing"  # a commit is under way
     LOOKING = "looking"  # whether one was carried out is not known
-    FORGETTING = "forgetting"  # it is durable, and the end of the job: the secret goes before anybody hears of that
-    OVER = "over"  # it was told to nobody, and never will be
+    FORGETTING = "forgetting"  # it is durable, and the end of the job: the secret goes before that is told
+    OVER = "over"  # it was not told, and never will be
 
 
 ALLOWED: dict[WritingState, tuple[type, ...]] = {
@@ -209,7 +209,7 @@ class Writing(Generic[A]):
         self._decided, self._doubtful = decided, False
         self._commit = Commit(decided.record, decided.told, self._version)
         changed = decided.record.version != self.record.version
-        if changed or self.book is None:  # what it says of the data is worked out before anybody's answer waits for it
+        if changed or self.book is None:  # what it says of the data is worked out before any answer waits for it
             self._next = OrderBook(decided.record, self._term, self.book)
         if changed or decided.told:
             return [*self._unrest(), self._write()]
@@ -250,7 +250,7 @@ class Writing(Generic[A]):
         return self._told()
 
     def _told(self) -> list[Instruction[A]]:
-        """Everybody may know."""
+        """All may know."""
         assert self._decided is not None
         decided, book = self._decided, self._next
         self.state, self._decided, self._commit, self._next = WritingState.IDLE, None, None, None
@@ -262,7 +262,7 @@ class Writing(Generic[A]):
         return [*said, DeclareRest(decided.at_rest), *decided.answers]
 
     def _unrest(self) -> list[Instruction[A]]:
-        """What is decided and told to nobody yet is waited for."""
+        """What is decided and not told yet is waited for."""
         rested, self._at_rest = self._at_rest, False
         return [DeclareRest(at_rest=False)] if rested else []
 

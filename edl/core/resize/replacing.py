@@ -1,6 +1,6 @@
 """Another worker in the place of a slow one: a pure decision from the record of the job.
 
-The new one comes first, so that nobody is missed in between; where the job has as many as it may have already, the
+The new one comes first, so that no worker is missed in between; where the job has as many as it may have already, the
 slow one goes first. What is under way is in the record, so any leader goes on with it.
 """
 

@@ -20,7 +20,7 @@ from edl.protocol.messages import AskScale
 
 
 class PolicyRulings:
-    """Of one job, during one term. `boot_s`: how long whoever shall replace another is waited for."""
+    """Of one job, during one term. `boot_s`: how long a worker that shall replace another is waited for."""
 
     def __init__(self, working: WorkingState, sizing: Sizing, boot_s: float) -> None:
         self._working = working
@@ -57,7 +57,7 @@ class PolicyRulings:
             self._sizing.take(AskScale(ruled.size), change, f"the policy wants a size of {ruled.size}")
 
     def go_on(self) -> None:
-        """Whoever shall come has as long as a boot may take. Not kept: a new leader begins to wait anew."""
+        """The worker that shall come has as long as a boot may take. Not kept: a new leader begins to wait anew."""
         working, under_way = self._working, self._working.record.replacing
         if under_way is None:
             self._replacing_since = None

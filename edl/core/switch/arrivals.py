@@ -20,7 +20,7 @@ class Arrivals:
         self._working = working
         self._generation = 0  # of the plan when it was last looked at all members
         self._awaited: set[str] = set()  # of its roster
-        self._begun = False  # somebody has come, so that the others are awaited
+        self._begun = False  # a member has come, so that the others are awaited
 
     def look(self) -> None:
         """Once all that holds of the members together was followed."""

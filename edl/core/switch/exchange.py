@@ -3,11 +3,11 @@
 Each member has one parcel for each other: gloo opens a socket for each pair, so an address is of use to one member
 alone. Neighbours in rank make groups, about as many as each has members, and the last of a group is its head. In the
 first round each head asks those of its group for all that they have. In the second it asks each other head for what
-that one's group has for its own. In the third each member asks its head for what has come for it. Whoever needs a
-bundle asks for it.
+that one's group has for its own. In the third each member asks its head for what has come for it. The member that
+needs a bundle asks for it.
 
 So among n members each but the heads asks once and is asked once, and these, the square root of n, make about twice
-that root of calls, and answer as many. Nobody carries more than n parcels for each of its group. In a small ring each
+that root of calls, and answer as many. None carries more than n parcels for each of its group. In a small ring each
 is a group of its own: all ask all others, and there is one round.
 
 Calls are what counts: each costs two daemons as much as the thousands of parcels in it. Heads are not the first of

@@ -1,11 +1,11 @@
-"""Whether the members of a next ring can find each other, before anybody leaves the present one for it (I14).
+"""Whether the members of a next ring can find each other, before any leaves the present one for it (I14).
 
 A planned switch has two phases. First its members are *called*: the daemon of each asks those of the others that it
 will ask for their addresses in the switch, and says which have answered. Training goes on beside that. Once all have
 answered all, the plan is made, and its step announced (`edl.core.switch.switching`). Newcomers that stay away, or that
-others do not reach, are left out for a while; for whoever trains, a switch waits.
+others do not reach, are left out for a while; for a member that trains, a switch waits.
 
-Owns: the roll on record, and who is left out. Does not own: whether a generation is needed, and of whom
+Owns: the roll on record, and which members are left out. Does not own: whether a generation is needed, and of whom
 (`edl.core.switch.planning`), nor how daemons ask (`edl.daemon.mustering`).
 """
 
@@ -65,7 +65,7 @@ class Mustering:
         return self._since[1] + self._lead_times.muster_s
 
     def _leave_out(self, muster: Muster) -> None:
-        """Whoever says nothing, or is named by others; of these only newcomers, as the others have a ring."""
+        """Members that say nothing, or are named by others; of these only newcomers, as the others have a ring."""
         working, missed = self._working, self._missed(muster)
         out = [worker for worker in missed if worker not in working.record.roster]
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)

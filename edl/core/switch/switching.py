@@ -103,7 +103,7 @@ class Switching:
 
     def _stands(self, plan: Plan) -> bool:
         """All were seen in its ring. The first one counts, too, once a script that trained there has ended: the others
-        have trained with it, though they tell later, and whoever is lost from now on is lost from that ring. Else the
+        have trained with it, though they tell later, and a worker lost from now on is lost from that ring. Else the
         job would begin anew beside an ended script.
         """
         working, seen = self._working, self._working.seen
@@ -182,8 +182,8 @@ class Switching:
             self._plan(wanted, crossing)
 
     def _may_hear_why(self, situation: Situation) -> bool:
-        """Whoever is gone from the ring, or says why it failed, will be known in a moment: a plan with that one in it
-        would fail, too.
+        """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
+        member would fail, too.
         """
         now = self._working.now
         if due := self._fitness.hears_more(situation):
@@ -247,7 +247,7 @@ class Switching:
     # ----------------------------------------------------------------------------------------- it comes to nothing
 
     def _put_off(self, reason: str) -> None:
-        """The old ring goes on, and is supplied again. Nobody can have trained by the plan's leases."""
+        """The old ring goes on, and is supplied again. No worker can have trained by the plan's leases."""
         working, plan = self._working, self._working.record.plan
         assert plan is not None
         working.tell(facts.SwitchPutOff(next_generation=plan.generation, after_step=plan.after_step, reason=reason))

@@ -1,4 +1,4 @@
-"""In which state a new ring begins: the newest committed step of its members, from whoever has it (I5).
+"""In which state a new ring begins: the newest committed step of its members, from one that has it (I5).
 
 Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
@@ -30,11 +30,11 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class Beginning:
-    """How a ring begins: after `step`, from the state of rank `root`; None where nobody has one yet."""
+    """How a ring begins: after `step`, from the state of rank `root`; None where none has one yet."""
 
     step: int
     root: int | None
-    whole: bool = False  # somebody is new or behind: all of that state goes to all, else only what may differ anyway
+    whole: bool = False  # a member is new or behind: all of that state goes to all, else only what may differ anyway
     unsure: bool = False  # a ring broke: what a void mini-batch may have changed on some may differ
     current: bool = False  # this member has the state of `step` already
 
@@ -53,7 +53,7 @@ def begin(
     `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
     void; `booted`: its script is past `init`. All members yield equally often. Raises JobFailed, RingBroken.
     """
-    if assignment.place.generation == 1:  # nobody has trained. A collective would make TensorFlow ready for use, and a
+    if assignment.place.generation == 1:  # none has trained. A collective would make TensorFlow ready for use, and a
         return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
     mine = vote(step, assignment.place.rank, has_state=has_state)
     sure = not doubts(assignment, generation, step, has_state=has_state, voided=voided)
@@ -64,7 +64,7 @@ def begin(
     if newest is None and step:
         raise JobFailed("the model's state is lost: whoever had the newest one died while it was copied")
     if newest is None:
-        return Beginning(0, None)  # nobody has trained yet: the first step begins from rank 0's model
+        return Beginning(0, None)  # none has trained yet: the first step begins from rank 0's model
     current = has_state and step == newest.step
     unsure = doubted or not assignment.after_step  # not all may be at one step
     whole = assignment.newcomers > 0
@@ -77,7 +77,7 @@ def begin(
 
 
 def has_state(step: int, *, tainted: bool) -> bool:
-    """A member's model is that of `step`. Before the first step nobody's is worth more than another's."""
+    """A member's model is that of `step`. Before the first step no member's is worth more than another's."""
     return step > 0 and not tainted
 
 
@@ -87,7 +87,7 @@ def vote(step: int, rank: int, *, has_state: bool) -> int:
 
 
 def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
-    """In a planned switch all know who has the state of its step, so that nobody need ask; but not of this member.
+    """In a planned switch all know who has the state of its step, so that none need ask; but not of this member.
 
     It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied. Or
     the word reached it late: then the others left it alone in a mini-batch that is void, and that may have changed what
@@ -118,5 +118,5 @@ def _lack(current: bool, booted: bool) -> Lack:
 
 
 def agreed(highest: int) -> Agreed | None:
-    """What the highest of all votes says; None when nobody has a state."""
+    """What the highest of all votes says; None when no member has a state."""
     return Agreed((highest >> RANK_BITS) - 1, RANKS - (highest & RANKS)) if highest else None

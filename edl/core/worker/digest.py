@@ -114,7 +114,7 @@ def of_all(fingerprints: list[Fingerprint]) -> int:
 def leaves(value: Any, path: str) -> list[tuple[str, Any]]:
     """What stands at the ends of nested dicts, lists and tuples, each under its path.
 
-    The order in which a dict was filled is nobody's business: that of a newcomer, which got its contents, is another.
+    The order in which a dict was filled does not matter: that of a newcomer, which got its contents, is another.
     """
     if isinstance(value, Mapping):
         items = sorted(((f"{path}[{key!r}]", item) for key, item in value.items()), key=lambda pair: pair[0])

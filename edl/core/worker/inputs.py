@@ -244,7 +244,7 @@ class AbortRings:
 class SetWeight:
     """This worker's share in the coming steps. Of two that two threads carry out the one with the higher number holds.
 
-    `stand_ins`: it has no samples of its own in the coming one. `weightless`: nobody has any (I13).
+    `stand_ins`: it has no samples of its own in the coming one. `weightless`: no worker has any (I13).
     """
 
     number: int
@@ -262,7 +262,7 @@ class TellDaemon:
 
 @dataclass(frozen=True, slots=True)
 class TrainStandIns:
-    """Hand out a mini-batch that nobody counts, so that the script comes to its end: only there rings change."""
+    """Hand out a mini-batch that does not count, so that the script comes to its end: only there rings change."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,7 +1,7 @@
 """The leases of one worker: which have come, what its script may be given of them, and what each step weighs by them.
 
 Owns: what this worker holds by the newest share; up to where its pipeline may read, which is the mark of a rebatching
-under way (`edl.core.data.rebatch`), and the epochs that somebody has begun; where its data ends. Does not own: who
+under way (`edl.core.data.rebatch`), and the epochs that a worker has begun; where its data ends. Does not own: who
 grants leases (`edl.core.data.ledger`), which ids their samples have (`edl.core.data.permutation`), nor waiting for
 leases: a trainer's threads share a buffer behind a lock (`edl.trainer.data.shared_leases`), and each simulated worker
 has one.
@@ -61,7 +61,7 @@ class LeaseBuffer:
     def want(self, epochs: int) -> None:
         """This worker wants so many epochs: a share that was made for fewer says nothing about the end.
 
-        Leases of later ones are kept back until somebody wants these, too.
+        Leases of later ones are kept back until a worker wants these, too.
         """
         self._epochs = epochs
 
@@ -119,7 +119,7 @@ class LeaseBuffer:
         return None
 
     def wanted_at(self, step: int) -> Lease | None:
-        """The same, of an epoch that somebody has begun. Beyond the mark it may yet change."""
+        """The same, of an epoch that a worker has begun. Beyond the mark it may yet change."""
         lease = self.at(step)
         return None if lease is None or self._is_beyond(lease) else lease
 
@@ -177,7 +177,7 @@ class LeaseBuffer:
         return lease is not None and lease.final and step == lease.until_step
 
     def _is_beyond(self, lease: Lease) -> bool:
-        """It is leased on speculation: nobody is known to have begun its epoch."""
+        """It is leased on speculation: no worker is known to have begun its epoch."""
         share = self._share
         return lease.epoch >= max(self._epochs, 0 if share is None else share.epochs)
 

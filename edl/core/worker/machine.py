@@ -93,9 +93,9 @@ class WorkerMachine:
         self.rank, self.size, self.local_rank = 0, 1, 0
         self.generation = 0  # of the ring that it sits in, or sat in last; 0: alone
         self.entered_after = 0  # the step that this generation took over after
-        self.models_may_differ = False  # the first generation has begun, and nobody's model was sent yet
+        self.models_may_differ = False  # the first generation has begun, and no model was sent yet
         self.void: str | None = None  # why the mini-batch in flight is void
-        self.weightless = False  # nobody has samples in the mini-batch being worked on
+        self.weightless = False  # no worker has samples in the mini-batch being worked on
         self.unusual = Unusual()
         self.opened: DataSpec | None = None
         self.rehearsed = False
@@ -309,7 +309,7 @@ class WorkerMachine:
         return [TrainStandIns()]
 
     def _miss(self, seat: Seat, move: Move) -> list[Command]:
-        """A switch that was due before its word came, and cannot come about while nobody has samples to go on to."""
+        """A switch that was due before its word came, and cannot come about while no worker has samples to go on to."""
         if not isinstance(move, Enter) or self.leases.covers(seat.step + 1):
             return []
         if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch

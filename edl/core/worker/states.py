@@ -33,7 +33,7 @@ class TrainerState(StrEnum):
 
     COMING = "coming"  # inside `init()`: it waits for its place in the first ring, or for the word to boot alone
     BOOTING = "booting alone"  # in a ring of one: the script imports, and builds its model
-    REHEARSING = "rehearsing"  # in that ring it was handed the mini-batch that nobody counts
+    REHEARSING = "rehearsing"  # in that ring it was handed the mini-batch that does not count
     WAITING = "waiting for orders"  # it cannot train on: it has rehearsed, or its ring is broken
     ENTERING = "entering"  # it goes to the next ring, and agrees there on the state to begin in
     AWAITING_SHARE = "awaiting its share"  # that ring stands; its data is not known yet
