@@ -139,7 +139,7 @@ class Chaos:
     # ------------------------------------------------------------------------------------------------------ striking
 
     def inflict(self, fault: Fault) -> Struck | None:
-        """Do it now. None when there is nobody to be struck, or no longer."""
+        """Do it now. None when there is no process to be struck, or no longer."""
         status = self.status()
         if status is None:
             return None
@@ -183,7 +183,7 @@ class Chaos:
         return self.struck[begun:]
 
     def strike(self, how: Rage = Rage()) -> Struck | None:
-        """One fault at random, now. None when the job cannot take any, or nobody can tell how it is."""
+        """One fault at random, now. None when the job cannot take any, or its status is not known."""
         status = self.status()
         fault = None if status is None or status.state in OVER else self._draw(how, status)
         return None if fault is None else self.inflict(fault)
@@ -201,13 +201,13 @@ class Chaos:
             self.wait(LOOK_S)
 
     def thaw(self) -> None:
-        """Everybody who is frozen goes on."""
+        """All that are frozen go on."""
         for pid, timer in list(self._frozen.items()):
             timer.cancel()
             self._thaw(pid)
 
     def status(self) -> Status | None:
-        """The job's; None while nobody can tell."""
+        """The job's; None while it is not known."""
         try:
             return self._job.status()
         except EdlError:
@@ -253,7 +253,7 @@ class Chaos:
         return reached or None
 
     def _coordinator(self) -> tuple[int, ...]:
-        """The ZooKeeper that `edl run` has started for this job; nobody where the job has another."""
+        """The ZooKeeper that `edl run` has started for this job; none where the job has another."""
         folder = find(self._home, self._job.name)
         record = None if folder is None else folder.read()
         if record is None or not record.own_coordinator:
@@ -274,7 +274,7 @@ class Chaos:
             _send(pid, signal.SIGCONT)
 
     def _draw(self, how: Rage, status: Status) -> Fault | None:
-        """A fault that the job can take, if its promises hold: somebody who trains is left."""
+        """A fault that the job can take, if its promises hold: a worker that trains is left."""
         hit = set(self._frozen) | self._gone
         able = [
             w for w in status.workers if w.state in SITTING and w.rank is not None and not hit & {w.pid, w.daemon_pid}

@@ -91,7 +91,7 @@ class Checks:
             self._reported[worker] = now
 
     def _is_stable(self, record: Record, step: int) -> None:
-        """What counts as trained is trained by all, whoever of them may die next."""
+        """What counts as trained is trained by all, whichever of them may die next."""
         if step == self._stable:
             return
         self._stable = step
@@ -140,7 +140,7 @@ class Checks:
                 self.violated("I2", f"generation {record.generation} follows {before.generation}")
 
     def _have_met(self, before: Record, record: Record, plan: Plan) -> None:
-        """Nobody is told to leave a ring that trains for one whose members do not reach each other."""
+        """No worker is told to leave a ring that trains for one whose members do not reach each other."""
         called = before.muster.number if before.muster is not None else 0
         instead = before.plan is not None and before.plan.after_step == plan.after_step  # of those who had met
         if not record.generation or plan.after_step is None or len(plan.roster) == 1 or instead:
@@ -164,7 +164,7 @@ class Checks:
                 self.violated("I12", f"{worker.id} sits in its ring, and is given up as one that hangs")
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
-        """Where two sound ones of the ring before are left. Of a pair nobody can tell, and its newcomer is doubted."""
+        """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted."""
         here = {member.identity.id for member in record.members} | {one.worker for one in record.trials.unfit}
         ring = [self.job.workers[worker] for worker in record.roster if worker in here]
         if sum(worker.alive and not worker.stalled and not worker.cut_off for worker in ring) < 2:
@@ -273,7 +273,7 @@ class Checks:
             self.violated("I4", f"generation {generation} has members that were not ready")
 
     def sat(self, worker: SimWorker) -> None:
-        """It begins in a new ring, with the model of whoever has the newest."""
+        """It begins in a new ring, with the newest model of its members."""
         if worker.step and worker.model.learned != self._learned[worker.step]:
             self.violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
 
@@ -300,7 +300,7 @@ class Checks:
             self._steps, self._trained_in, self._trained_until, self._learned = {}, {}, [0], {}
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
             self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
-        if step in self._steps:  # whoever had applied it is dead: it is void
+        if step in self._steps:  # the workers that had applied it are dead: it is void
             self._void(step, members)
         for sample in samples:
             if self._trained_in.setdefault(sample, step) != step:
@@ -313,7 +313,7 @@ class Checks:
         self._learned[step] = learn(before, self._gradient(members, step, samples))
 
     def _is_lost_without_a_trace(self, ring: int, members: list[SimWorker]) -> bool:
-        """No ring before this one was on record, and whoever had trained is gone: the job begins anew, with all of its
+        """No ring before this one was on record, and all that had trained are gone: the job begins anew, with all its
         samples. This ring itself may be on record before its first step.
         """
         holders = (worker for worker in self.job.workers.values() if self._holds(worker, 1) and worker not in members)
@@ -347,7 +347,7 @@ class Checks:
                 )
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
-        out = self.job.durable.trials.left_out  # of a pair nobody can tell who is cut off: what it has goes with it
+        out = self.job.durable.trials.left_out  # of a pair it is not known which is cut off: what it has goes with it
         others = (worker for worker in self.job.workers.values() if worker not in members and worker.id != out)
         holders = [worker.id for worker in others if self._holds(worker, step)]
         if holders:
@@ -358,7 +358,7 @@ class Checks:
 
     @staticmethod
     def _holds(worker: SimWorker, step: int) -> bool:
-        """Whoever's script has ended is no survivor: it cannot give its state to anybody. Nor whoever is cut off."""
+        """A worker whose script has ended is no survivor: it cannot give its state away. Nor is one that is cut off."""
         lives = worker.alive and not worker.stalled and not worker.cut_off and worker.doing is not TrainerState.OVER
         return lives and worker.has_state and worker.step >= step
 
@@ -370,7 +370,7 @@ class Checks:
     # ------------------------------------------------------------------------------------------------------ the end
 
     def reached(self, size: int) -> None:
-        """`size` was the last that anybody asked for, long ago, and nothing has happened since."""
+        """`size` was the last that was asked for, long ago, and nothing has happened since."""
         record = self.job.durable
         if self.job.hangs() or self.job.struck[Fault.CUT_OFF]:  # then hosts may be refused for a while
             return

@@ -13,17 +13,17 @@ from enum import Enum, StrEnum
 class Fault(StrEnum):
     """What can be done to a job."""
 
-    JOIN = "join"  # somebody starts one more worker
+    JOIN = "join"  # one more worker is started
     LEAVE = "leave"  # SIGTERM
     KILL = "kill a trainer"  # its daemon tells
     VANISH = "vanish"  # host and all: only the session's end tells
     STALL = "stall"  # a trainer hangs; its daemon lives
     DEAFEN = "deafen"  # the word reaches one worker late
     CHANGE_LEADER = "change leader"  # another takes over; the old one does not know it yet, and goes on talking
-    CRASH_LEADER = "crash leader"  # what it was about to write is lost, or is written and told to nobody
+    CRASH_LEADER = "crash leader"  # what it was about to write is lost, or is written and not told
     RENEW_DAEMON = "renew a daemon"  # it died: the trainer starts another, which registers again
-    SCALE = "scale"  # somebody asks for another size
-    AWAY = "the coordinator is away"  # for a while it answers nobody, and ends no session
+    SCALE = "scale"  # another size is asked for
+    AWAY = "the coordinator is away"  # for a while it answers no call, and ends no session
     CUT_OFF = "cut off"  # from now on a worker can be part of no ring but one of its own; its daemon is well
 
 

@@ -1,7 +1,7 @@
 """A simulated leader: the real machines, with a shell that takes time to write and may die at any instruction.
 
 Owns: what `edl.daemon.leader` owns: the queue of what happens, and carrying out what the machines say. Does not own:
-the decisions (`edl.core.job.machine`), nor that they are durable before anybody hears of them (`edl.core.job.writing`).
+the decisions (`edl.core.job.machine`), nor that they are durable before they are told (`edl.core.job.writing`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 TICK_S = 0.1
-LOOK_EACH = 8  # of so many writes, somebody asks for the job's status during one
+LOOK_EACH = 8  # of so many writes, the job's status is asked for during one
 Asker = Callable[[bool], None]  # told whether what was asked was taken, once that is durable
 
 

@@ -26,7 +26,7 @@ class Model:
         return Model(learn(self.learned, gradient), hash((self.carried, step)))
 
     def half_copied(self, from_whom: Model) -> Model:
-        """Some of it is of another model: it is nobody's."""
+        """Some of it is of another model: it is no worker's."""
         return Model(hash((self.learned, from_whom.learned, -1)), hash((self.carried, from_whom.carried, -1)))
 
     def disturbed(self, worker: str) -> Model:
@@ -35,7 +35,7 @@ class Model:
 
 
 def learn(learned: int, gradient: int | None) -> int:
-    """`gradient` None: nobody had samples."""
+    """`gradient` None: no worker had samples."""
     return learned if gradient is None else hash((learned, gradient))
 
 

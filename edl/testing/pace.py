@@ -1,4 +1,4 @@
-"""What must hold where nothing goes wrong with anybody, nor with a message: training does not pause (I11)."""
+"""What must hold where nothing goes wrong with a process or a message: training does not pause (I11)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Pace:
             self._violated("I11", late)
 
     def waits(self, worker: SimWorker) -> None:
-        """It has no samples. Nobody waits for a leader to lease what is there."""
+        """It has no samples. No worker waits for a leader to lease what is there."""
         spec, leases, step = self._job.spec, worker.leases, worker.step + 1
         if spec is None or spec.by_sample or spec.open_ended or not self._is_smooth:
             return

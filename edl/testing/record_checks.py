@@ -39,7 +39,7 @@ class RecordChecks:
 
 
 def due(before: Record, record: Record) -> Collection[Kind]:
-    """The events without which nobody would know what has changed."""
+    """The events without which a reader would not know what has changed."""
     found: list[Kind] = []
     if record.state in OVER and before.state not in OVER:
         found.append(Kind.JOB_FINISHED if record.state is JobState.FINISHED else Kind.JOB_FAILED)

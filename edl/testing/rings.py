@@ -1,4 +1,4 @@
-"""Simulated rings: workers meet, agree on a state, reduce in lockstep, and find out that somebody is gone.
+"""Simulated rings: workers meet, agree on a state, reduce in lockstep, and find out that a member is gone.
 
 Owns: what Horovod, gloo and the rendezvous do between trainers. Does not own: what a trainer does about it
 (`edl.testing.simulation`).
@@ -121,7 +121,7 @@ class Rings:
     # ---------------------------------------------------------------------------------------------- a new state
 
     def _form(self, meeting: Meeting) -> None:
-        """All are connected: they agree on the newest step, and whoever is behind receives its state (I5)."""
+        """All are connected: they agree on the newest step, and members that are behind receive its state (I5)."""
         del self.meetings[meeting.generation]
         members = [self.job.workers[worker] for _, worker in sorted(meeting.arrived.items())]
         victim = self.job.random.choice(members)
@@ -178,7 +178,7 @@ class Rings:
     def _break_off(
         self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
     ) -> None:
-        """Somebody dies in the middle: some of the others may be through, others have half a state, or none."""
+        """A member dies in the middle: some of the others may be through, others have half a state, or none."""
         source = self.job.random
         copying = generation > 1 and any(one.has_state for one in came)
         copying = copying and source.random() < 0.7  # all agreed: it happened in what comes after
@@ -203,7 +203,7 @@ class Rings:
 
     @staticmethod
     def _has_come(copy: CopyState | CopyRest, members: list[SimWorker], living: list[SimWorker]) -> bool:
-        """What is copied may be through, though somebody is gone: unless that one was to give it."""
+        """What is copied may be through, though a member is gone: unless that one was to give it."""
         copies = isinstance(copy, CopyState) or copy.unsure
         return not copies or members[copy.root] in living
 
@@ -295,7 +295,7 @@ class Rings:
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
-        """Where nobody has trained before, all begin from rank 0's model."""
+        """Where no member has trained before, all begin from rank 0's model."""
         for worker in members:
             for command in worker.machine.handle(BatchBegins()) if worker.machine.models_may_differ else ():
                 assert isinstance(command, CopyState)

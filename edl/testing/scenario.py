@@ -16,7 +16,7 @@ from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
 AWAY = 0.1  # of the jobs: the coordinator is away once
-CUT_OFF = 0.15  # somebody can be part of no ring from some moment on
+CUT_OFF = 0.15  # a worker can be part of no ring from some moment on
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 

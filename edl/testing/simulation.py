@@ -152,7 +152,7 @@ class SimJob:
         )
 
     def hangs(self) -> bool:
-        """All that train hang, at the same time: nobody is left to notice."""
+        """All that train hang, at the same time: none is left to notice."""
         sitting = [worker for worker in self.workers.values() if worker.alive and worker.sits]
         return bool(sitting) and all(worker.stalled for worker in sitting)
 
@@ -182,7 +182,7 @@ class SimJob:
     # ----------------------------------------------------------------------------------------------------- faults
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        """Somebody gets somewhere: a fault may have waited for that."""
+        """This moment has come: a fault may have waited for it."""
         waiting = self._waiting.get(moment)
         if not waiting:
             return
@@ -195,7 +195,7 @@ class SimJob:
                 self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
 
     def inflict(self, fault: Fault, worker: SimWorker | None = None) -> None:
-        """Do it now, to `worker` or to anybody."""
+        """Do it now, to `worker` or to any other."""
         if self.durable.state in OVER:
             return
         living = [one for one in self.workers.values() if one.alive and one.doing is not TrainerState.OVER]
@@ -260,7 +260,7 @@ class SimJob:
         return self.now < self.node.away_until
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
-        """By whoever leads, unless something else has happened meanwhile."""
+        """By the leader, unless something else has happened meanwhile."""
         if calm_at == self._calm_at and self.durable.state not in OVER and self.leader.alive:
             self.checks.missed(worker)
 
@@ -303,7 +303,7 @@ class SimJob:
         self.leader = SimLeader(self, self.term)
         self.leader.receive(TookOver(frozenset(self._roll)))
         for worker in self.workers.values():
-            worker.sent = None  # whoever finds a new leader tells it everything again
+            worker.sent = None  # a worker that finds a new leader tells it everything again
             self.stir(worker)
 
     def _join(self) -> None:
@@ -334,7 +334,7 @@ class SimJob:
     # --------------------------------------------------------------------------------------------- requests for a size
 
     def ask(self, size: int, heard: Callable[[], None] | None = None) -> None:
-        """`edl scale`, said again until a leader has answered; and whoever starts workers starts those missing."""
+        """`edl scale`, said again until a leader has answered; and the missing workers are started."""
         said: list[bool] = []
 
         def hear(taken: bool) -> None:
@@ -355,7 +355,7 @@ class SimJob:
             self.start_missing()
 
     def replace_one(self) -> None:
-        """The job's own policy wants another worker in the place of one; whoever starts workers sees it."""
+        """The job's own policy wants another worker in the place of one; what starts workers sees it."""
         if self.durable.roster:
             worker = self.random.choice(self.durable.roster)
             self.note(f"{worker} is to be replaced")
@@ -443,7 +443,7 @@ class SimJob:
         self.note(f"record {record.version}: {_short(record)}")
 
     def _start_for_the_first(self, record: Record) -> None:
-        """The first generation waits for as many as were asked for: whoever started those that died starts others.
+        """The first generation waits for as many as were asked for: what started those that died starts others.
 
         Again and again, as those may die before the job has heard of them.
         """

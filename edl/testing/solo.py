@@ -60,7 +60,7 @@ class SoloFeed:
             return self._offers(step)
 
     def loaded(self, nanoseconds: int) -> None:
-        """Nobody asks."""
+        """It is not asked for."""
 
     def rehearsing(self) -> bool:
         return self.newcomer

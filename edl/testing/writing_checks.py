@@ -36,7 +36,7 @@ class WritingChecks:
             self._written[id(tell)] = tell
 
     def published(self, leader: SimLeader, book: OrderBook) -> None:
-        """Whoever asks hears of this record from now on."""
+        """All that ask hear of this record from now on."""
         if book.record is not leader.machine.record:
             now = leader.machine.record.version
             self._job.checks.violated("I9", f"version {book.record.version} is published, and {now} was decided")
@@ -49,7 +49,7 @@ class WritingChecks:
         self._is_durable(leader)
 
     def asked_for_status(self, leader: SimLeader) -> None:
-        """By somebody, while a write is under way."""
+        """By a caller, while a write is under way."""
         durable = leader.writing.record
         shown = status_of(leader.machine, leader.term, "", {}, durable=durable)
         told = (shown.generation, shown.target, shown.state, [worker.id for worker in shown.workers])

@@ -75,7 +75,7 @@ class Run:
     """The training functions of this process, and where their mini-batches end."""
 
     def __init__(self, trainer: SeatPort, ring: FailingRing, updates: Callable[[], object]) -> None:
-        """`updates()` differs from what it was when an optimizer has updated the model; None where nobody can tell."""
+        """`updates()` differs from what it was when an optimizer has updated the model; None where it is not known."""
         self._trainer = trainer
         self._ring = ring
         self._updates = updates
@@ -182,7 +182,7 @@ class Run:
         self._updated, self._step = self._updates(), self._trainer.step()
 
     def _has_updated(self, *, unseen: bool) -> bool:
-        """Since the last end; `unseen` where nobody can tell."""
+        """Since the last end; `unseen` where that is not known."""
         if self._trainer.step() != self._step:  # the script ends mini-batches by itself, too, or a Keras callback does
             self._note_end()
         now = self._updates()
@@ -253,7 +253,7 @@ class State:
     # ---------------------------------------------------------------------------------- what a run does with it
 
     def _give(self) -> None:
-        """To whoever needs it at a change."""
+        """To the members that need it at a change."""
         values = self._values()
         for name, value in values.items():
             self._shared._check(f"{type(self).__name__}({name}=...)", value)

@@ -70,8 +70,8 @@ class Framework(Protocol):
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         """The share of this worker in the coming steps: its own samples divided by those of all workers.
 
-        `weightless`: nobody has samples in these steps, so they change nothing (I13): no update is made, in a ring of
-        any size, also none of zero gradients, which momentum and weight decay would make one of.
+        `weightless`: no worker has samples in these steps, so they change nothing (I13): no update is made, in a ring
+        of any size, also none of zero gradients, which momentum and weight decay would make one of.
 
         Gradients are multiplied by it and summed over the ring. It holds until it is set again, and it must be set
         again when the size of the ring changes. 1 / size on all workers is the even case, which costs nothing.
@@ -94,11 +94,11 @@ class Framework(Protocol):
     def keep(self, *, only_statistics: bool) -> None:
         """Before the forward passes of a mini-batch of stand-ins: remember, until `put_back`, what batch norm and its
         like keep of them, and nothing that a script may change on all workers alike. Without `only_statistics`, which
-        is where nobody has samples, also whatever nothing else holds back from changing.
+        is where no worker has samples, also whatever nothing else holds back from changing.
         """
 
     def keep_hyper_parameters(self) -> None:
-        """Where nobody has samples, before what the script does on gradients: those, too, unless `keep` has."""
+        """Where no worker has samples, before what the script does on gradients: those, too, unless `keep` has."""
 
     def put_back(self) -> None:
         """All that was remembered is again as it was then."""
@@ -116,7 +116,7 @@ class StepPort(Protocol):
 
     @property
     def weightless(self) -> bool:
-        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13). All workers find it alike."""
+        """No worker has samples in the mini-batch being worked on: it changes nothing (I13). All find it alike."""
 
     def keep_in_step(self) -> None:
         """The script's pipeline, which is inside a graph, may not read beyond the mini-batch being worked on."""

@@ -4,7 +4,7 @@ Owns: what is remembered of which mini-batch. Does not own: which are of stand-i
 
 A worker without samples of its own computes on some that others train, the first of the epoch again and again.
 Its gradients weigh nothing; what its forward passes update by themselves (batch norm) would, once a switch makes it
-everybody's. Where nobody has samples, the script's own schedule must not go on either, nor what else is registered.
+everybody's. Where no worker has any, the script's own schedule must not go on either, nor what else is registered.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class Kept:
             self._framework.keep(only_statistics=not of_nobody)
 
     def keep_schedules(self) -> None:
-        """Where nobody has samples, before the script goes on to what follows on gradients. Not earlier: what it does
-        between two mini-batches, at the end of an epoch say, is no part of either.
+        """Where no worker has samples, before the script goes on to what follows on gradients. Not earlier: what it
+        does between two mini-batches, at the end of an epoch say, is no part of either.
         """
         if self._put_extras_back is None:
             self._framework.keep_hyper_parameters()

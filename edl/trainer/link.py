@@ -62,7 +62,7 @@ class DaemonLink:
         self._gave_up: str | None = None
         self._noted = False
         self._gone = False
-        self._starting = False  # one is started, by whoever has set this
+        self._starting = False  # one is started, by the thread that has set this
         self._restarts = Restarts(settings.session_timeout_s)
         self._closed = False
         self._pid = 0
@@ -87,7 +87,7 @@ class DaemonLink:
     def _start(self, *, anew: bool = False) -> None:
         self._introduced = self._gone = False
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
-        self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: nobody must call that one
+        self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: it must not be called
         self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
@@ -181,7 +181,7 @@ class DaemonLink:
         """Let go of the daemon; it ends by itself when it has nothing left to do."""
         with self._news:
             self._closed = True
-            self._news.notify_all()  # another daemon may be being started: nobody needs it
+            self._news.notify_all()  # another daemon may be being started: it is not needed
         if self._pipe is not None:
             self._pipe.close()
 

@@ -80,7 +80,7 @@ class Sitting:
         self.machine = WorkerMachine(feed, self.count)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`
-        self.rehearses = False  # the mini-batch being worked on is one that nobody counts
+        self.rehearses = False  # the mini-batch being worked on is one that does not count
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self._framework = framework
         self._feed = feed
@@ -186,7 +186,7 @@ class Sitting:
             self.weigh(self.while_waiting)
 
     def keep_schedules(self) -> None:
-        """Nobody has samples in this mini-batch, and the script has come to its gradients."""
+        """No worker has samples in this mini-batch, and the script has come to its gradients."""
         self._kept.keep_schedules()
 
     def forget_stand_ins(self) -> None:

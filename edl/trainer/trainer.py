@@ -58,7 +58,7 @@ T = TypeVar("T")
 
 __all__ = ["Leaving", "Trainer"]
 
-COMMIT_POLL_S = 0.0005  # the end of a mini-batch tells nobody: that would cost every step
+COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
 
 class Trainer:
@@ -354,7 +354,7 @@ class Trainer:
         return True
 
     def _goes_on_waiting(self) -> bool:
-        """Once not: in the place of data that never comes the script is given a mini-batch that nobody counts."""
+        """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""
         self._while_waiting()
         due, self._seat.stand_ins_due = self._seat.stand_ins_due, False
         return not due
@@ -386,7 +386,7 @@ class Trainer:
 
     @property
     def weightless(self) -> bool:
-        """Nobody has samples in the mini-batch being worked on: it changes nothing (I13)."""
+        """No worker has samples in the mini-batch being worked on: it changes nothing (I13)."""
         return self._machine.weightless
 
     def void(self, error: BaseException) -> None:

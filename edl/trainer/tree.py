@@ -118,7 +118,7 @@ class Tensors(Protocol):
         """What travels of a value that has a form."""
 
     def place(self, form: Form, mine: object) -> Destination:
-        """`mine` itself where it fits, so that whoever refers to it sees the new contents. Raises Differs."""
+        """`mine` itself where it fits, so that all that refers to it sees the new contents. Raises Differs."""
 
     def parts(self, value: object) -> Sequence[TensorPart] | None:
         """Of a module, a model, a layer; None: it is no such thing. Raises Refused."""

@@ -41,7 +41,7 @@ class Leasing:
     def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
         self._working = working
         self._lead_times = lead_times
-        self._enough_until = 0  # while nobody has applied this step, no more need be leased
+        self._enough_until = 0  # until a worker has applied this step, no more need be leased
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step

@@ -258,7 +258,7 @@ def why(now: Situation, roster: tuple[str, ...]) -> str:
 
 
 def _failures(now: Situation) -> list[str]:
-    """Of a ring of which nobody is gone."""
+    """Of a ring of which no member is gone."""
     plan = now.record.plan
     generation = plan.generation if plan else now.record.generation
     failed = [worker for worker in sorted(now.seen.broken) if now.seen.breaks(worker, generation)]

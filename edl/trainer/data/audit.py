@@ -1,4 +1,4 @@
-"""The audit on disk: each worker writes a file of its own, and whoever verifies reads them all.
+"""The audit on disk: each worker writes a file of its own, and a verifier reads them all.
 
 Owns: the files. Does not own: the form of a line (`edl.protocol.audit`), what they mean together
 (`edl.core.audit.account`).
@@ -40,7 +40,7 @@ PATTERN = "audit-*.jsonl"
 
 
 class Audit:
-    """What is recorded where nobody asked for it: nothing."""
+    """What is recorded where it was not asked for: nothing."""
 
     on = False
 
@@ -122,7 +122,7 @@ class AuditedCount:
 
 
 def prepare(folder: Path) -> None:
-    """Make it, for nobody else to look into. Raises ConfigError."""
+    """Make it, for no other user to look into. Raises ConfigError."""
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError as error:

@@ -131,7 +131,7 @@ class Pass:
             self._audit.ended(epochs, self.step)
 
     def give_up(self) -> None:
-        """Whoever still pulls this pass is told."""
+        """A pipeline that still pulls this pass is told."""
         with self._lock:
             self.state = State.GIVEN_UP
 

@@ -71,7 +71,7 @@ class ReadAhead:
                     wish = _Wish(ids)
                     self._waiting.append(wish)
                 self._expected[key] = wish
-            forgotten = {*old.values()}  # what somebody waits for is not among them
+            forgotten = {*old.values()}  # what a thread waits for is not among them
             self._waiting = deque(wish for wish in self._waiting if wish not in forgotten)
             if self._waiting:
                 self._wake()

@@ -38,7 +38,7 @@ T = TypeVar("T")
 
 
 class Held:
-    """The item of a pipeline that is being trained, in somebody's hands."""
+    """The item of a pipeline that is being trained, in the script's hands."""
 
     again = False  # it was void: the next item is this one
 
@@ -195,7 +195,7 @@ class ShardGenerator:
             self._pass.give_up()
 
     def check_goes_on(self) -> None:
-        """On a pipeline's thread that waits: raises once its iteration was left. Whoever closes it waits for that."""
+        """On a pipeline's thread that waits: raises once its iteration was left, which the closing thread waits for."""
         if self._pass is not None and self._pass.state is State.GIVEN_UP:
             raise UsageError(LEFT)
 

@@ -78,7 +78,7 @@ class Rates:
             self._tuner.skip()
 
     def rehearse(self) -> None:
-        """Whatever a trial of rates compiles, nobody waits for it later (I4)."""
+        """Whatever a trial of rates compiles, no worker waits for it later (I4)."""
         if self._tuner is not None:
             self._tuner.losses()
 
