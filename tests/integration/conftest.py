@@ -34,7 +34,7 @@ class Edl:
         self.home = home
         self.cwd = cwd
         self.warm = warm
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+        kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "HOROVOD_"))}
         self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
         self._started: list[subprocess.Popen[str]] = []
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 
 import pytest
 
@@ -12,6 +13,15 @@ from edl.collectives.share import Weight
 from edl.protocol.ring import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
+
+
+@pytest.fixture(autouse=True)
+def restored() -> Iterator[None]:
+    """A trainer's process keeps what its ring was formed with; other tests must not find it."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 def test_each_worker_passes_for_a_host_of_its_own() -> None:
