@@ -272,7 +272,7 @@ class Daemon:
             self._membership.stir()
 
     def _on_met(self) -> None:
-        """All whom we ask are there for the next ring."""
+        """All the daemons that we ask are there for the next ring."""
         if self._mustering is not None and self._membership is not None:
             self._observer.met = self._mustering.met
             self._membership.stir()

@@ -150,7 +150,7 @@ class Introduction:
         self.rendezvous = self._server.open()
 
     def hear_of(self, assignment: Assignment) -> None:
-        """Whom to ask: a daemon that was started anew listens elsewhere."""
+        """Which peer to ask: a daemon that was started anew listens elsewhere."""
         self._peers = {peer.rank: peer.address for peer in assignment.peers}
         self._ours.keep_to(self._peers.values())
 

@@ -1,4 +1,4 @@
-"""The last words of a leader that cannot lead: who resigns, why, and whether another one shall try.
+"""The last words of a leader that cannot lead: that it resigns, why, and whether another one shall try.
 
 Owns: what is written down of that, in the transaction that ends the reign. Does not own: that transaction
 (`edl.coordination.election`), nor whether another one shall try (`edl.core.job.resigning`).
@@ -92,7 +92,7 @@ def _decoded(node: Node | None) -> Record | None:
 
 
 async def forget(job: str, store: Store, reign: Reign, version: int) -> bool:
-    """Who has led for long, and decided something, need not mind who could not. False: it has not decided anything."""
+    """One that has led for long, and decided something, forgets those that could not. False: it has decided nothing."""
     node = await store.read(tree.resigned(job))
     row = decode(node.value) if node is not None else ()
     if row and row[-1].version >= version:

@@ -17,7 +17,7 @@ class Assignment(msgspec.Struct, frozen=True):
     place: Place
     after_step: int | None  # enter once this step is committed; None: at once, the ring before is broken
     newcomers: int  # members that need the state of the others
-    peers: tuple[Peer, ...] = ()  # whom this worker's daemon asks for the addresses of the others
+    peers: tuple[Peer, ...] = ()  # those that this worker's daemon asks for the addresses of the others
     checking: Checking = Checking()  # the same for all of them, or they would wait for each other
     follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
 
@@ -26,7 +26,7 @@ class Summons(msgspec.Struct, frozen=True):
     """A worker is called to the next ring, which is planned once all have found each other."""
 
     number: int  # of the call
-    peers: tuple[Peer, ...]  # whom this worker's daemon asks whether they are there
+    peers: tuple[Peer, ...]  # those that this worker's daemon asks whether they are there
 
 
 class Share(msgspec.Struct, frozen=True):

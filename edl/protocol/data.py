@@ -1,4 +1,4 @@
-"""The nouns of the data: what a script trains on, and who holds which part of it.
+"""The nouns of the data: what a script trains on, and which worker holds which part of it.
 
 A *position* is a place in an epoch's own order; which sample stands there is a permutation of (seed, epoch). All the
 bookkeeping is in positions, so shuffling costs it nothing.

@@ -30,7 +30,7 @@ class Divergence(msgspec.Struct, frozen=True):
     first: str  # what differs first: a tensor, a hyper-parameter, something registered
     differing: int  # how many differ
     compared: int  # of so many
-    workers: tuple[str, ...]  # who differ from `root`
+    workers: tuple[str, ...]  # those that differ from `root`
     root: str  # the worker whose state counts as the right one
     majority: bool  # more than half of all are like `root`
     persists: bool = False  # taking over the state of `root` has not helped

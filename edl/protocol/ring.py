@@ -1,4 +1,4 @@
-"""The nouns of the ring: who sits where in which generation."""
+"""The nouns of the ring: which worker sits where in which generation."""
 
 from __future__ import annotations
 

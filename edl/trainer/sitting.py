@@ -181,7 +181,7 @@ class Sitting:
         self.hear(StepCovered(step, generation))
 
     def weigh_if_known(self) -> None:
-        """The same, without waiting: who needs the weight before the data has come waits in `weigh`."""
+        """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
         if self.machine.weight_is_due and self._feed.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
 

@@ -394,7 +394,7 @@ class Trainer:
         self._seat.hear(BatchVoid(str(error) or repr(error)))
 
     def hold(self) -> Held:
-        """The script's pipeline reads ahead; who calls this keeps the item that is being trained."""
+        """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
         return Held() if self._shards is None else self._shards.hold()
 
     def keep_in_step(self) -> None:

@@ -1,4 +1,4 @@
-"""Which steps a job has kept, and who took part in each: read from what all its workers wrote down.
+"""Which steps a job has kept, and which workers took part in each: read from what all its workers wrote down.
 
 Owns: the rule by which a step counts (I5). Does not own: which samples it trained (`edl.core.audit.account`).
 

@@ -1,1 +1,1 @@
-"""Who trains which samples."""
+"""Which worker trains which samples."""

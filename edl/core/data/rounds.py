@@ -1,4 +1,4 @@
-"""The arithmetic of a round of leases: how many samples for whom, and what all of them make in each step.
+"""The arithmetic of a round of leases: how many samples for each, and what all of them make in each step.
 
 Owns: dividing samples among members by the sizes of their batches. Does not own: which samples, and when
 (`edl.core.data.ledger`).

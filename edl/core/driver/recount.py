@@ -201,7 +201,7 @@ def _asks_from(record: Record, driver: DriverCount, seen: Observations) -> int:
 
 
 def has_answers(record: Record, seen: Observations) -> bool:
-    """To the recount that is under way. All who ask are answered at once, but do not say so at once."""
+    """To the recount that is under way. All that ask are answered at once, but do not say so at once."""
     driver = record.driver
     if driver is None or not driver.counting:
         return False

@@ -146,11 +146,11 @@ class Observations:
         return None if observed is None else observed.observation
 
     def step(self, worker: str) -> int:
-        """Committed by `worker`, who was seen."""
+        """Committed by `worker`, which was seen."""
         return self._newest[worker].observation.step
 
     def leases_of(self, worker: str) -> int:
-        """The generation by whose leases `worker`, who was seen, has trained its steps so far."""
+        """The generation by whose leases `worker`, which was seen, has trained its steps so far."""
         return self._newest[worker].observation.leases_of
 
     def has_leases(self, worker: str) -> bool:

@@ -1,6 +1,6 @@
 """When no other leader would do any better: then the job has failed, for the reason that made them resign.
 
-Owns: how many may try, and the record that a failed job is left with. Does not own: who resigns and why
+Owns: how many may try, and the record that a failed job is left with. Does not own: which one resigns and why
 (`edl.daemon.resigning`), nor that those who led well in between are not counted (it forgets the row).
 """
 

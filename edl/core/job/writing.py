@@ -65,7 +65,7 @@ class ForgetSecret:
 
 @dataclass(frozen=True, slots=True)
 class Publish:
-    """These are the orders from now on. `pressing`: wake all who wait for orders; the others hear when they ask."""
+    """These are the orders from now on. `pressing`: wake all that wait for orders; the others hear when they ask."""
 
     book: OrderBook
     pressing: bool

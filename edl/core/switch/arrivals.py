@@ -1,4 +1,4 @@
-"""Who has yet to come to a planned ring, by its members' reports: so that one report of a thousand is looked at alone.
+"""Which members have yet to come to a planned ring, by their reports: one report of a thousand is looked at alone.
 
 A ring breaks and the next one forms by two reports of each member: that its mini-batch is void, and that it sits. What
 follows from them follows from the first and the last ones. To look at all members after each would cost n times n.

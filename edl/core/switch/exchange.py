@@ -13,8 +13,8 @@ is a group of its own: all ask all others, and there is one round.
 Calls are what counts: each costs two daemons as much as the thousands of parcels in it. Heads are not the first of
 their groups, as that of rank 0 often leads the job, and has other things to do.
 
-Owns: who asks whom for which parcels, and where they are. Does not own: asking (`edl.daemon.introductions`), nor what
-is in a parcel. Pure.
+Owns: which member asks which for which parcels, and where they are. Does not own: asking (`edl.daemon.introductions`),
+nor what is in a parcel. Pure.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Groups:
         return range(group * self._width, min((group + 1) * self._width, self._size))
 
     def head(self, group: int) -> int:
-        """Who asks and answers for the others of it."""
+        """The member that asks and answers for the others of it."""
         return self.members(group)[-1]
 
 

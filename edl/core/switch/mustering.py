@@ -18,14 +18,14 @@ from edl.protocol.job import Muster
 
 
 class Mustering:
-    """Of one leader. Its times and whom it leaves out are its own: another one begins to wait anew."""
+    """Of one leader. Its times and the workers it leaves out are its own: another one begins to wait anew."""
 
     def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
         self._working = working
         self._lead_times = lead_times
         self._since = (0, 0.0)  # the newest roll that this leader knows of, and since when
         self._again_at: dict[str, float] = {}  # newcomers that are left out until then
-        self._told: set[str] = set()  # of the members: of whom there is an event
+        self._told: set[str] = set()  # of the members: those of which there is an event
 
     @property
     def left_out(self) -> frozenset[str]:

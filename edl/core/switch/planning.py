@@ -1,6 +1,6 @@
 """Which generation should follow: a pure decision from what was decided and what was seen.
 
-Owns: who would be in it, and whether it is needed. Does not own: after which step, its data, its number, nor that it
+Owns: its roster, and whether it is needed. Does not own: after which step, its data, its number, nor that it
 becomes the plan (`edl.core.switch.switching`).
 
 One next generation at a time: what comes up while one is planned waits for the one after, merged.
@@ -215,7 +215,7 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
         return None
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
     if len(known) < now.record.limits.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
-        return None  # too few; or others need the model of these, who would go before that
+        return None  # too few; or others need the model of these, which would go before that
     return Follow(known, forced=False, after_step=after_step, why=why(now, known))
 
 

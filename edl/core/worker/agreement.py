@@ -87,7 +87,7 @@ def vote(step: int, rank: int, *, has_state: bool) -> int:
 
 
 def doubts(assignment: Assignment, generation: int, step: int, *, has_state: bool, voided: bool = False) -> bool:
-    """In a planned switch all know who has the state of its step, so that none need ask; but not of this member.
+    """In a planned switch all know which have the state of its step, so that none need ask; but not of this member.
 
     It comes from a ring that broke on the way: a leaver may have died in the very step that the others have applied. Or
     the word reached it late: then the others left it alone in a mini-batch that is void, and that may have changed what

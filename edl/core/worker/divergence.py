@@ -1,4 +1,4 @@
-"""Workers that must be equal and are not: who differs from whom, in what, and what is made of it (I15).
+"""Workers that must be equal and are not: which differ from which, in what, and what is made of it (I15).
 
 Owns: whose state counts as the right one, what people are told, and when workers compare. Does not own: the digests
 (`edl.core.worker.digest`), comparing them over the ring (`edl.trainer.comparison`), nor the end of a job for it
@@ -29,7 +29,7 @@ class Difference:
     first: str
     differing: int
     compared: int
-    ranks: tuple[int, ...]  # who differ from `root`
+    ranks: tuple[int, ...]  # those that differ from `root`
     root: int  # the lowest rank of the largest group that is alike; of two such groups, of the one with the lowest rank
     majority: bool
 

@@ -104,7 +104,7 @@ class WorkerMachine:
         self.failure = ""  # why the script ends, when it does not end well
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
-        self._tainted = False  # a copy broke off: this state must not become anybody's
+        self._tainted = False  # a copy broke off: this state must not become another's
         self._leases_of = 0  # the generation by whose leases the steps so far were trained
         self._marked = (0, 0)  # as the daemon was told
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came

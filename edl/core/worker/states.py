@@ -69,7 +69,7 @@ _GOES: Final[dict[tuple[TrainerState, StateChange], TrainerState]] = {
     (_S.BOOTING, StateChange.ASKED_FOR_DATA): _S.REHEARSING,
     (_S.BOOTING, StateChange.BATCH_ENDED): _S.WAITING,  # the script brings data of its own
     (_S.REHEARSING, StateChange.BATCH_ENDED): _S.WAITING,
-    (_S.COMING, StateChange.ENTERS): _S.ENTERING,  # the first ring, before anybody has booted
+    (_S.COMING, StateChange.ENTERS): _S.ENTERING,  # the first ring, before any worker has booted
     (_S.WAITING, StateChange.ENTERS): _S.ENTERING,
     (_S.AWAITING_SHARE, StateChange.ENTERS): _S.ENTERING,  # the ring that stands counts for nothing
     (_S.BETWEEN, StateChange.ENTERS): _S.ENTERING,

@@ -16,7 +16,7 @@ POLL_S = 0.1
 
 
 class SharedLeases(LeaseBuffer):
-    """For all threads of a trainer. Who only looks needs no lock: what is looked at is replaced, never changed."""
+    """For all threads of a trainer. One that only looks needs no lock: what is looked at is replaced, never changed."""
 
     def __init__(self) -> None:
         super().__init__()
