@@ -54,7 +54,7 @@ def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str,
 
 
 def seatings(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Seating]:
-    """Of all of a roster at once, as all will ask. A worker that is no member any more passes for a host."""
+    """Of all of a roster at once, as all will ask. One that is no member any more passes for a host of its own."""
     places: dict[str, tuple[Host, int]] = {}
     sizes: defaultdict[Host, int] = defaultdict(int)
     across: defaultdict[int, list[Host]] = defaultdict(list)

@@ -26,7 +26,7 @@ class Sizing:
     # ------------------------------------------------------------------------------------------------------- asked for
 
     def ask(self, asked: Scaling) -> None:
-        """Growing is up to what starts workers, which sees the target; shrinking is up to the leader. It is kept."""
+        """What starts workers sees the target, and grows the job; the leader shrinks it. The request is kept."""
         working, record = self._working, self._working.record
         before = next((taken for taken in record.taken if asked.request and taken.request == asked.request), None)
         if before is not None:
