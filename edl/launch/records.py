@@ -97,10 +97,10 @@ class Folder:
     @staticmethod
     def _replace(path: Path, content: bytes) -> None:
         """A reader sees the old content or the new, never a part."""
-        working = path.with_name(f".{path.name}.{os.getpid()}")
-        with open(working, "wb", opener=_private) as file:
+        draft = path.with_name(f".{path.name}.{os.getpid()}")
+        with open(draft, "wb", opener=_private) as file:
             file.write(content)
-        working.replace(path)
+        draft.replace(path)
 
 
 def claim(home: Path, record: LaunchRecord) -> Folder:

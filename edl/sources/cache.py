@@ -50,7 +50,7 @@ class Cache:
             if kept is None:
                 kept = make()
                 if mine:
-                    self._keep(path, lambda working: _write_table(working, kept))
+                    self._keep(path, lambda draft: _write_table(draft, kept))
         return kept
 
     def file(self, key: str, make: Callable[[Path], None]) -> Path:
@@ -133,13 +133,13 @@ class Cache:
 
 def _replace(path: Path, write: Callable[[Path], None]) -> None:
     """Whole or not at all."""
-    working = path.with_suffix(f".{secrets.token_hex(4)}")
+    draft = path.with_suffix(f".{secrets.token_hex(4)}")
     try:
-        os.close(os.open(working, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
-        write(working)
-        working.rename(path)
+        os.close(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
+        write(draft)
+        draft.rename(path)
     finally:
-        working.unlink(missing_ok=True)
+        draft.unlink(missing_ok=True)
 
 
 def _touched(path: Path) -> bool:
@@ -151,8 +151,8 @@ def _touched(path: Path) -> bool:
     return True
 
 
-def _write_table(working: Path, table: Table) -> None:
-    with working.open("wb") as stream:
+def _write_table(draft: Path, table: Table) -> None:
+    with draft.open("wb") as stream:
         np.save(stream, table)
 
 

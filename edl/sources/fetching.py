@@ -23,9 +23,9 @@ class RecordSpan:
     stop: int
 
 
-def fetch(durations: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]:
+def fetch(spans: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]:
     """The bytes of each span. Raises DataError."""
-    for fs, some in groupby(durations, lambda span: span.file.fs):
+    for fs, some in groupby(spans, lambda span: span.file.fs):
         theirs = list(some)
         found = _read(theirs) if theirs[0].file.is_local else _fetched(fs, theirs)
         for span, data in zip(theirs, found, strict=True):
@@ -34,9 +34,9 @@ def fetch(durations: Iterable[RecordSpan]) -> Iterator[tuple[RecordSpan, bytes]]
             yield span, data
 
 
-def _read(durations: Sequence[RecordSpan]) -> Iterator[bytes]:
+def _read(spans: Sequence[RecordSpan]) -> Iterator[bytes]:
     """Many spans of few files: a tenth of what opening the file for each would cost."""
-    for file, theirs in groupby(durations, lambda span: span.file):
+    for file, theirs in groupby(spans, lambda span: span.file):
         place = 0
         try:
             with open(file.path, "rb", buffering=0) as stream:  # noqa: PTH123 - fsspec's path
@@ -47,10 +47,10 @@ def _read(durations: Sequence[RecordSpan]) -> Iterator[bytes]:
             raise unreadable(file.name, f"byte {place}", error) from error
 
 
-def _fetched(fs: Any, durations: Sequence[RecordSpan]) -> Iterator[bytes]:
+def _fetched(fs: Any, spans: Sequence[RecordSpan]) -> Iterator[bytes]:
     """In one call, which some file systems carry out side by side."""
-    paths, starts, stops = zip(*((span.file.path, span.start, span.stop) for span in durations), strict=True)
-    for span, data in zip(durations, fs.cat_ranges(list(paths), list(starts), list(stops)), strict=True):
+    paths, starts, stops = zip(*((span.file.path, span.start, span.stop) for span in spans), strict=True)
+    for span, data in zip(spans, fs.cat_ranges(list(paths), list(starts), list(stops)), strict=True):
         if isinstance(data, Exception):
             raise unreadable(span.file.name, f"byte {span.start}", data) from data
         yield bytes(data)

@@ -88,7 +88,7 @@ class ParquetSource(Placed):
             return mapped, 0
         group = self._decode(column)
         if column in self._met and group.nbytes * SPARE < self._cache.free_bytes():
-            self._cache.offer(self._key(column), lambda working: _write(group, working))
+            self._cache.offer(self._key(column), lambda draft: _write(group, draft))
         self._met.add(column)
         return group, group.nbytes
 
@@ -136,8 +136,8 @@ def _failed(file: DataFile, place: str, error: Exception) -> DataError:
     return unreadable(file.name, place, error)
 
 
-def _write(group: pa.Table, working: Path) -> None:
-    with pa.OSFile(str(working), "wb") as target, pa.ipc.new_file(target, group.schema) as writer:
+def _write(group: pa.Table, draft: Path) -> None:
+    with pa.OSFile(str(draft), "wb") as target, pa.ipc.new_file(target, group.schema) as writer:
         writer.write_table(group)
 
 

@@ -31,14 +31,14 @@ class RowSource(Placed):
         wanted = numbers[order]
         head = self._head_of_all() if numbers.size else b""
         found: list[Any] = [None] * len(numbers)
-        for span, data in fetch(self._durations(np.unique(columns_of(self._table, wanted)))):
+        for span, data in fetch(self._spans(np.unique(columns_of(self._table, wanted)))):
             begin, end = np.searchsorted(wanted, [span.number, span.number + span.count])
             ends = self._ends(span, data)
             for place, number in zip(order[begin:end].tolist(), wanted[begin:end].tolist(), strict=True):
                 found[place] = self._record(span, data, ends, number - span.number, head)
         return found
 
-    def _durations(self, columns: Numbers) -> Iterator[RecordSpan]:
+    def _spans(self, columns: Numbers) -> Iterator[RecordSpan]:
         """Neighbours of one file become one span."""
         kind = self._table[FILE, columns], self._table[BEGIN, columns] // SPAN_BYTES
         apart = (np.diff(columns) != 1) | np.logical_or(*(np.diff(one) != 0 for one in kind))

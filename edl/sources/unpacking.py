@@ -25,7 +25,7 @@ def unpacked(file: DataFile, cache: Cache) -> DataFile:
     if not file.name.endswith(PACKED):
         return file
     try:
-        path = cache.file(f"gz\n{file.name}\n{file.size}\n{file.version}", lambda working: _unpack(file, working))
+        path = cache.file(f"gz\n{file.name}\n{file.size}\n{file.version}", lambda draft: _unpack(file, draft))
         size = path.stat().st_size
     except OSError as error:
         what = f"cannot be unpacked into {cache.folder}: {error.strerror}; EDL_HOME names another folder"
@@ -33,8 +33,8 @@ def unpacked(file: DataFile, cache: Cache) -> DataFile:
     return DataFile(fsspec.filesystem("file"), str(path), f"{file.name} (unpacked)", size, file.version, True)
 
 
-def _unpack(file: DataFile, working: Path) -> None:
-    with working.open("wb") as target:
+def _unpack(file: DataFile, draft: Path) -> None:
+    with draft.open("wb") as target:
         for chunk in _chunks(file):
             target.write(chunk)
 

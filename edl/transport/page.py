@@ -60,9 +60,9 @@ class Page:
     def create(cls, path: str | os.PathLike[str]) -> Page:
         """A fresh page that asks for no attention. Replaces an older one: it appears whole, or not at all."""
         target = Path(path)
-        working = target.with_name(f".{target.name}.{os.getpid()}")
-        working.unlink(missing_ok=True)
-        descriptor = os.open(working, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+        draft = target.with_name(f".{target.name}.{os.getpid()}")
+        draft.unlink(missing_ok=True)
+        descriptor = os.open(draft, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         try:
             os.ftruncate(descriptor, _BYTES)
             page = cls(mmap.mmap(descriptor, _BYTES))
@@ -71,7 +71,7 @@ class Page:
         page._words[_AT_ATTENTION_STEP] = NEVER
         page._words[_AT_VERSION] = _VERSION
         page._words[_AT_MAGIC] = _MAGIC
-        working.rename(target)
+        draft.rename(target)
         return page
 
     @classmethod

@@ -122,19 +122,19 @@ class _Weighing(msgspec.Struct, frozen=True):
 
 def account(audits: Sequence[WorkerAudit]) -> Account:
     """Raises UsageError for audits that do not belong together, or are not complete."""
-    job, spec, durations = _job_of(audits), _spec_of(audits), lineage(audits)
-    hands = sorted(_hands(audits, durations), key=_place)
+    job, spec, spans = _job_of(audits), _spec_of(audits), lineage(audits)
+    hands = sorted(_hands(audits, spans), key=_place)
     by_epoch = _by_epoch(spec, hands)
     wrong = [hand.taken for hand in hands if hand.counts and _check(spec, hand.line.ranges) != hand.line.check]
-    over = _epochs_over(audits, durations, hands)
+    over = _epochs_over(audits, spans, hands)
     begun = max(over, max(by_epoch, default=-1) + 1)
-    weighings = tuple(_weighings(audits, durations, hands))
+    weighings = tuple(_weighings(audits, spans, hands))
     misweighed = [one for weighing in weighings for one in weighing.misweighed()]
     return Account(
         job=job,
         workers=len(audits),
-        generations=len(durations),
-        steps=durations[-1].until_step if durations else 0,
+        generations=len(spans),
+        steps=spans[-1].until_step if spans else 0,
         epochs=tuple(_epoch(spec, number, number < over, by_epoch[number]) for number in range(begun)),
         epochs_wanted=spec.epochs,
         wrong=len(wrong),
@@ -162,10 +162,10 @@ def _spec_of(audits: Sequence[WorkerAudit]) -> DataSpec:
     return max(specs, key=lambda spec: spec.epochs)
 
 
-def _hands(audits: Sequence[WorkerAudit], durations: Sequence[Span]) -> Iterator[_Hand]:
+def _hands(audits: Sequence[WorkerAudit], spans: Sequence[Span]) -> Iterator[_Hand]:
     counted = {
         (worker, step)
-        for span in durations
+        for span in spans
         for step in range(span.after_step + 1, span.until_step + 1)
         for worker in span.members
     }
@@ -175,7 +175,7 @@ def _hands(audits: Sequence[WorkerAudit], durations: Sequence[Span]) -> Iterator
             yield _Hand(Portion(step, audit.worker), line, (audit.worker, step) in counted)
 
 
-def _weighings(audits: Sequence[WorkerAudit], durations: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
+def _weighings(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
     """Of all steps that count."""
     samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
     weights = {
@@ -184,7 +184,7 @@ def _weighings(audits: Sequence[WorkerAudit], durations: Sequence[Span], hands: 
         for line in audit.lines
         if isinstance(line, Committed) and line.weight is not None
     }
-    for span in durations:
+    for span in spans:
         for step in range(span.after_step + 1, span.until_step + 1):
             told = {worker: weights.get((worker, span.generation, step)) for worker in span.members}
             known = {worker: weight for worker, weight in told.items() if weight is not None}
@@ -204,9 +204,9 @@ def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_
     return found
 
 
-def _epochs_over(audits: Sequence[WorkerAudit], durations: Sequence[Span], hands: Sequence[_Hand]) -> int:
+def _epochs_over(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Sequence[_Hand]) -> int:
     """Epochs before this one are."""
-    step = durations[-1].until_step if durations else 0
+    step = spans[-1].until_step if spans else 0
     told = (line for audit in audits for line in audit.lines if isinstance(line, DataEnded) and line.step == step)
     newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
     return max(newest_pass - 1, 0, *(line.epochs for line in told))

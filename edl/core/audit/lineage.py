@@ -54,15 +54,15 @@ class _Generation:
 def lineage(audits: Sequence[WorkerAudit]) -> tuple[Span, ...]:
     """In order, without gaps, and each step once. Raises UsageError where the audits contradict each other."""
     later: int | None = None  # the earliest beginning of all later generations
-    durations = []
+    spans = []
     for one in reversed(_generations(audits)):
         (began,) = one.begins
         until = max(one.steps, default=began) if later is None else later
         if until > began:
             _check_complete(one, range(began + 1, until + 1))
-            durations.append(Span(one.number, began, until, tuple(one.seats[rank] for rank in sorted(one.seats))))
+            spans.append(Span(one.number, began, until, tuple(one.seats[rank] for rank in sorted(one.seats))))
         later = began if later is None else min(later, began)
-    return tuple(reversed(durations))
+    return tuple(reversed(spans))
 
 
 def _generations(audits: Sequence[WorkerAudit]) -> list[_Generation]:
