@@ -173,8 +173,28 @@ class ServerProcess:
     def _command(self) -> list[str]:
         class_path = os.pathsep.join(map(str, find_jars()))
         java = [str(find_java()), *_FLAGS, "-cp", class_path, _MAIN, str(self._config)]
-        setpriv = shutil.which("setpriv")
-        return [setpriv, "--pdeathsig", "KILL", "--", *java] if setpriv else java
+        return dying_with(os.getpid(), java)
+
+
+def dying_with(parent: int, command: list[str]) -> list[str]:
+    """The command, so that it is killed when the thread that starts it in `parent` ends, as far as the system allows.
+
+    A parent that ends before the kernel knows of that wish kills nothing. So the command looks who its parent is first.
+    """
+    setpriv = shutil.which("setpriv")
+    if setpriv is None:
+        return command
+    return [
+        setpriv,
+        "--pdeathsig",
+        "KILL",
+        "--",
+        "/bin/sh",
+        "-c",
+        '[ "$PPID" = "$0" ] && exec "$@"',
+        str(parent),
+        *command,
+    ]
 
 
 async def _ask(address: str, port: int, word: bytes) -> bytes:
