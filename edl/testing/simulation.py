@@ -394,7 +394,8 @@ class SimJob:
 
     def _under_way(self) -> list[SimWorker]:
         """Started, and not let in yet."""
-        return [worker for worker in self.workers.values() if worker.alive and not worker.admitted]
+        coming = (worker for worker in self.workers.values() if worker.alive and not worker.admitted)
+        return [worker for worker in coming if worker.doing is not TrainerState.OVER]
 
     def start_missing(self) -> None:
         """What `edl run` does when its job is asked to grow."""

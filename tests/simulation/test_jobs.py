@@ -41,7 +41,7 @@ CALLED = (2003124, 2008696, 2031035, 2014051, 2022615, 2024303, 7101179)
 # that is let in after a request for a size, and had come before it; one that is left out for trial with a newer state;
 # and a newcomer in a ring that began after another step than the one planned; one that is started after a request was
 # made and before it is on record.
-OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650, 7702043)
+OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650, 7702043, 2054888)
 # Of a report that another overtakes while all are held at a mark; of workers that wait for samples in a ring whose plan
 # came to nothing; and of one that is held in a ring which the others have left for good.
 HELD = (2075143, 2097720, 2086562, 2060929)
