@@ -59,6 +59,7 @@ def test_abort_frees_those_who_are_stuck_with_a_frozen_peer(fleet: Fleet) -> Non
     began = time.monotonic()
     fleet.together([0, 1], "abort_after", [(1.0,)] * 2)
     answers = fleet.together([0, 1], "train", [BATCH] * 2)
+    fleet.together([0, 1], "aborted")
     assert time.monotonic() - began < patient(15)  # gloo itself would take 60 s
     check_void(fleet, answers, before)
     check_goes_on(fleet)
@@ -89,6 +90,7 @@ def test_abort_while_the_ring_forms(fleet: Fleet) -> None:
     fleet.together([0, 1], "abort_after", [(0.5,)] * 2)
     with pytest.raises(WorkerFailed, match=r"RingBroken: the ring did not form"):
         fleet.form([3, 0, 1], 60.0, expect=[0, 1])
+    fleet.together([0, 1], "aborted")
     assert time.monotonic() - began < patient(15)
     check_goes_on(fleet)
     assert fleet.together([0, 1], "own_works") == [True] * 2, "connections of the script's own"
@@ -113,5 +115,6 @@ def test_nobody_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
         fleet[0].call("abort_after", 0.3)
         began = time.monotonic()
         assert all(answer.startswith("True") for answer in fleet.together([0, 1], "pump"))
+        fleet[0].call("aborted")
         assert time.monotonic() - began < patient(10)
     check_goes_on(fleet)

@@ -112,8 +112,16 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         framework.ring.enter(msgspec.convert(place, Place), timeout_s)
         return framework.ring.size
 
+    timers: list[threading.Timer] = []
+
     def abort_after(seconds: float) -> None:
-        threading.Timer(seconds, framework.ring.abort).start()
+        timers.append(threading.Timer(seconds, framework.ring.abort))
+        timers[-1].start()
+
+    def aborted() -> None:
+        """Wait for it: a peer's abort frees us as well, and ours must not come into the next ring."""
+        while timers:
+            timers.pop().join()
 
     def synchronize(root: int) -> None:
         framework.synchronize(root)
@@ -122,6 +130,7 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
     known = {
         "abort": framework.ring.abort,
         "abort_after": abort_after,
+        "aborted": aborted,
         "enter": enter,
         "leave": framework.ring.leave,
         "agree": framework.ring.agree,
