@@ -58,12 +58,12 @@ def task_of(framework: str) -> Any:
 def run_edl(framework: str, folder: Path, notes: Notes, _: int) -> None:
     edl: Any = importlib.import_module(f"edl.{framework}")
     from edl.collectives.horovod import HorovodRing
-    from edl.trainer.sitting import Sitting
+    from edl.trainer.shell import WorkerShell
 
     notes.timed(HorovodRing, "enter", "enter")
-    notes.timed(Sitting, "end_uncommitted_batch", "broken")
-    notes.timed(Sitting, "_agree", "state")
-    notes.timed(Sitting, "_copy", "state")  # the last of these calls is when all have the state
+    notes.timed(WorkerShell, "end_uncommitted_batch", "broken")
+    notes.timed(WorkerShell, "_agree", "state")
+    notes.timed(WorkerShell, "_copy", "state")  # the last of these calls is when all have the state
     edl.init()
     task = task_of(framework)
     task.use_edl(edl)

@@ -135,7 +135,7 @@ class Trials(msgspec.Struct, frozen=True):
 class DriverCount(msgspec.Struct, frozen=True):
     """The driver of an elastic horovodrun, which alone starts workers and frees their slots, and its counts.
 
-    Changed by `edl.core.driver.recount` only.
+    Changed by `edl.core.driver.counting` only.
     """
 
     begun: int = 0  # counts that all slots were told to ask for

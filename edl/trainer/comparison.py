@@ -22,7 +22,7 @@ from edl.errors import JobFailed
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
-from edl.trainer.sitting import Sitting
+from edl.trainer.shell import WorkerShell
 
 logger = logging.getLogger("edl")
 
@@ -37,9 +37,9 @@ class _Teller(msgspec.Struct, frozen=True):
 class Comparison:
     """Of one trainer's state with those of the others. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, seat: Sitting, extras: Extras) -> None:
+    def __init__(self, framework: Framework, shell: WorkerShell, extras: Extras) -> None:
         self._framework = framework
-        self._seat = seat
+        self._shell = shell
         self._extras = extras
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
 
@@ -49,11 +49,11 @@ class Comparison:
         if found is None:
             return
         self._tell(found)
-        if self._seat.machine.unusual.checking.on_divergence is OnDivergence.HEAL:
+        if self._shell.machine.unusual.checking.on_divergence is OnDivergence.HEAL:
             logger.warning("%s; the state of %s becomes everybody's", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
-            self._seat.heal(self._names.index(found.root), current=not wrong)
+            self._shell.heal(self._names.index(found.root), current=not wrong)
             found = self._difference(persists=True)
             if found is None:
                 return
@@ -62,14 +62,14 @@ class Comparison:
 
     def _difference(self, *, persists: bool) -> Divergence | None:
         """What everybody finds alike."""
-        ring, seat, machine = self._framework.ring, self._seat, self._seat.machine
+        ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
         mine = self._framework.fingerprints(self._extras._compared())
         began = time.perf_counter_ns()
         same = ring.same(of_all(mine))
-        seat.link.page.add_waited(time.perf_counter_ns() - began)
+        shell.link.page.add_waited(time.perf_counter_ns() - began)
         if same:
             return None
-        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Teller(seat.link.worker, list(mine))))
+        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
         members = [msgspec.msgpack.decode(one, type=_Teller) for one in everybodys]
         self._names = [member.worker for member in members]
         found = difference([member.fingerprints for member in members])
@@ -89,12 +89,12 @@ class Comparison:
         )
 
     def _tell(self, found: Divergence) -> None:
-        self._seat.hear(StatesDiffer(found))
+        self._shell.hear(StatesDiffer(found))
 
     def _wait_for_the_end(self, found: Divergence, timeout_s: float) -> None:
         """The job's leader ends it for all, with the reason. Without one, each trainer ends by itself (I12)."""
-        link, until = self._seat.link, time.monotonic() + timeout_s
+        link, until = self._shell.link, time.monotonic() + timeout_s
         while time.monotonic() < until:
-            self._seat.while_waiting()
+            self._shell.while_waiting()
             link.wait_news(link.orders)
         raise JobFailed(told(found))

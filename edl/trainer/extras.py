@@ -1,7 +1,7 @@
 """State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, ema=ema, scheduler=scheduler)`.
 
 Owns: what was registered, and giving it to everybody. Does not own: its form (`edl.trainer.packing`), nor when it goes
-(`edl.trainer.sitting`).
+(`edl.trainer.shell`).
 """
 
 from __future__ import annotations

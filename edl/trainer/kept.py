@@ -1,6 +1,6 @@
 """What a mini-batch of stand-ins would leave behind: remembered before it, and put back at its end (I13).
 
-Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins (`edl.trainer.sitting`).
+Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins (`edl.trainer.shell`).
 
 A worker without samples of its own computes on some that others train, the first of the epoch again and again.
 Its gradients weigh nothing; what its forward passes update by themselves (batch norm) would, once a switch makes it

@@ -1,7 +1,7 @@
 """The training thread's side of a job: what `import edl.torch as edl` and `import edl.tensorflow as edl` stand on.
 
 Owns: the calls a script makes, and the end of each mini-batch. Does not own: where this process sits and how it changes
-seats (`edl.trainer.sitting`), the framework (`edl.trainer.framework`), the data (`edl.trainer.data.shards`).
+seats (`edl.trainer.shell`), the framework (`edl.trainer.framework`), the data (`edl.trainer.data.shards`).
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
 from edl.trainer.rates.rate import AnySchedule, Rule
-from edl.trainer.sitting import Sitting
+from edl.trainer.shell import WorkerShell
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -69,17 +69,17 @@ class Trainer:
         self._settings: Settings | None = None
         self._feed = SharedLeases()
         self._extras = Extras(framework.sort)
-        self._seat = Sitting(framework, self._feed, self._extras)
-        # The seat's own; here, as each look at a cold object costs the hot path.
-        self._count: Count | AuditedCount = self._seat.count
-        self._machine = self._seat.machine
+        self._shell = WorkerShell(framework, self._feed, self._extras)
+        # The shell's own; here, as each look at a cold object costs the hot path.
+        self._count: Count | AuditedCount = self._shell.count
+        self._machine = self._shell.machine
         self._shards: ShardGenerator | None = None
         self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
-        self._rates = Rates(framework, self._seat, self._feed, self._extras)
-        self._comparison = Comparison(framework, self._seat, self._extras)
-        self._figures = FigureSender(lambda values: self._seat.link.send(say.Figures(values)))
+        self._rates = Rates(framework, self._shell, self._feed, self._extras)
+        self._comparison = Comparison(framework, self._shell, self._extras)
+        self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
         self._left = False
 
@@ -117,19 +117,19 @@ class Trainer:
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
-            self._seat.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
-        link = self._seat.link = DaemonLink(self._settings, worker, self._seat.take_news, self._seat.story)
-        self._count = self._seat.count
-        if self._seat.audit.on:
+            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
+        link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
+        self._count = self._shell.count
+        if self._shell.audit.on:
             self._count = AuditedCount(
-                self._seat.count, self._seat.audit, lambda: self._machine.generation, self._framework.applied
+                self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
             )
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave)
-        self._seat.step_timeout_s = self._settings.step_timeout_s
+        self._shell.step_timeout_s = self._settings.step_timeout_s
         link.start()
-        self._seat.take_first()
+        self._shell.take_first()
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""
@@ -139,8 +139,8 @@ class Trainer:
         self._feed.close()
         if self._shards is not None:
             self._shards.close()
-        link = self._seat.link
-        self._seat.hear(ScriptEnded())
+        link = self._shell.link
+        self._shell.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         link.close()
@@ -150,10 +150,10 @@ class Trainer:
         if self._stand_in and os.getppid() == self._stand_in:
             os.kill(self._stand_in, signal.SIGTERM)
         else:
-            self._seat.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
+            self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
     def _note_failure(self, reason: str) -> None:
-        self._seat.hear(ScriptFailed(reason))
+        self._shell.hear(ScriptFailed(reason))
 
     # ------------------------------------------------------------------------------------------------ who and where
 
@@ -194,7 +194,7 @@ class Trainer:
         which weigh nothing, as none were left for this worker; and in a rehearsal.
         """
         self._started()
-        if self._seat.rehearses:
+        if self._shell.rehearses:
             return 0
         step = self._machine.step + 1
         own = self._feed.own(step)
@@ -206,7 +206,7 @@ class Trainer:
 
     def rehearsing(self) -> bool:
         """True during a newcomer's throw-away first mini-batch."""
-        return self._seat.rehearses
+        return self._shell.rehearses
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(old_size, new_size)` on every worker after each switch."""
@@ -247,7 +247,7 @@ class Trainer:
             default_batch=self._started().batch_size,
             step_timeout_s=self._timeout_s,
             home=self._started().home,
-            audit=self._seat.audit,
+            audit=self._shell.audit,
         )
         return self._shards
 
@@ -327,8 +327,8 @@ class Trainer:
         if opened is None:
             self._rates.begin(spec)
         if spec != opened:
-            self._seat.audit.opened(spec)
-        self._seat.hear(DataWanted(spec))
+            self._shell.audit.opened(spec)
+        self._shell.hear(DataWanted(spec))
         if opened is None:  # never again: a pipeline's thread may begin a pass while the training thread ends a step
             self._rates.follow()
 
@@ -350,22 +350,22 @@ class Trainer:
         if (step or coming) == coming and machine.weight_is_due:
             # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
             # training thread passed by. That one cannot begin the step before it has them: set the weight first.
-            self._seat.weigh(self._while_waiting)
+            self._shell.weigh(self._while_waiting)
         return True
 
     def _goes_on_waiting(self) -> bool:
         """Once not: in the place of data that never comes the script is given a mini-batch that does not count."""
         self._while_waiting()
-        due, self._seat.stand_ins_due = self._seat.stand_ins_due, False
+        due, self._shell.stand_ins_due = self._shell.stand_ins_due, False
         return not due
 
     def _while_waiting(self) -> None:
         if threading.get_ident() == self._thread:
-            self._seat.while_waiting()
+            self._shell.while_waiting()
         else:
             if self._shards is not None:
                 self._shards.check_goes_on()
-            self._seat.while_pipeline_waits()
+            self._shell.while_pipeline_waits()
 
     # -------------------------------------------------------------------------------------- the port of the adapters
 
@@ -391,7 +391,7 @@ class Trainer:
 
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
-        self._seat.hear(BatchVoid(str(error) or repr(error)))
+        self._shell.hear(BatchVoid(str(error) or repr(error)))
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
@@ -410,19 +410,19 @@ class Trainer:
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
         if self._machine.models_may_differ and threading.get_ident() == self._thread:
-            self._seat.hear(BatchBegins())
+            self._shell.hear(BatchBegins())
 
     def waited(self, nanoseconds: int) -> None:
         """For peers. What a trainer does else is its own work."""
-        self._seat.link.page.add_waited(nanoseconds)
+        self._shell.link.page.add_waited(nanoseconds)
 
     def loaded(self, nanoseconds: int) -> None:
         """So long the script has just waited for samples."""
-        self._seat.link.page.add_loaded(nanoseconds)
+        self._shell.link.page.add_loaded(nanoseconds)
 
     def expect_restarts(self) -> None:
         """When a ring breaks, the script leaves its iteration over the data."""
-        self._seat.hear(RestartsExpected())
+        self._shell.hear(RestartsExpected())
 
     def begin_anew(self) -> None:
         """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
@@ -432,9 +432,9 @@ class Trainer:
     def before_reduce(self) -> None:
         """Before the first collective of a step: its weight must be known."""
         if self._machine.weight_is_due:
-            self._seat.weigh(self._while_waiting)
+            self._shell.weigh(self._while_waiting)
         if self._machine.weightless:
-            self._seat.keep_schedules()
+            self._shell.keep_schedules()
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 
@@ -466,13 +466,13 @@ class Trainer:
         except RingBroken as error:
             self.void(error)
         else:
-            self._seat.hear(StatesEqual())
+            self._shell.hear(StatesEqual())
 
     def _end_batch(self, samples: int | None) -> bool:
-        seat, machine = self._seat, self._machine
+        shell, machine = self._shell, self._machine
         if samples is not None:
             self._check_samples(samples)
-        seat.forget_stand_ins()
+        shell.forget_stand_ins()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
         old, weightless = machine.size, machine.weightless
@@ -480,10 +480,10 @@ class Trainer:
             self._rates.skip()
         else:
             self._rates.count()
-        seat.end_batch(attention=machine.step + 1 >= seat.link.page.attention_step)
+        shell.end_batch(attention=machine.step + 1 >= shell.link.page.attention_step)
         self._tell_resized(old)
         self._prepare_step()
-        seat.weigh_if_known()
+        shell.weigh_if_known()
         return not weightless
 
     def _prepare_step(self) -> None:
@@ -496,15 +496,15 @@ class Trainer:
         self.begin_batch()
 
     def _end_uncommitted_batch(self) -> bool:
-        seat, machine = self._seat, self._machine
+        shell, machine = self._shell, self._machine
         old, before = machine.size, machine.step
         if machine.void is None:
             self._rates.rehearse()
         else:
             logger.warning("step %d is void on rank %d: %s", before + 1, machine.rank, machine.void.partition("\n")[0])
-        seat.end_uncommitted_batch()
+        shell.end_uncommitted_batch()
         self._prepare_step()
-        rehearsed, seat.rehearses = seat.rehearses, False
+        rehearsed, shell.rehearses = shell.rehearses, False
         self._tell_resized(old)
         if rehearsed:
             return False
@@ -519,7 +519,7 @@ class Trainer:
 
     def _check_samples(self, samples: int) -> None:
         shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank
-        if shards is None or self._seat.rehearses or not self._feed.covers(step):
+        if shards is None or self._shell.rehearses or not self._feed.covers(step):
             return
         if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
             raise UsageError(

@@ -206,7 +206,7 @@ class Ledger:
         elif self._closed and gone:
             self._late = self._epoch
         self._members = members
-        self._recount()
+        self._count_anew()
         return self._end_epochs()
 
     def commit(self, step: int) -> tuple[int, ...]:
@@ -295,7 +295,7 @@ class Ledger:
         ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
         ledger._late = snapshot.late
-        ledger._recount()
+        ledger._count_anew()
         return ledger
 
     def validate(self) -> int:
@@ -351,7 +351,7 @@ class Ledger:
             if kept:
                 self._epoch, self._closed = kept[-1].epoch, kept[-1].final
 
-    def _recount(self) -> None:
+    def _count_anew(self) -> None:
         """What is derived from the leases, after members have come or gone."""
         self._covered = max((lease.until_step for lease in self._all_leases()), default=self._step)
         self._totals = self._trained_at = None

@@ -1,7 +1,7 @@
 """horovodrun's driver, a guest of the job's machine: a job without one never comes by here.
 
 Owns: what is done about its counts and about slots that fail. Does not own: when there is a count and what it says
-(`edl.core.driver.recount`), nor how a worker is dismissed (`edl.core.resize.sizing`).
+(`edl.core.driver.counting`), nor how a worker is dismissed (`edl.core.resize.sizing`).
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Final
 
 from edl import facts
-from edl.core.driver import recount
+from edl.core.driver import counting
 from edl.core.job.members import Cause, may
 from edl.core.job.working_state import WorkingState
 from edl.core.resize.sizing import Sizing
@@ -24,11 +24,11 @@ class HorovodrunDriver:
     def __init__(self, working: WorkingState, sizing: Sizing) -> None:
         self._working = working
         self._sizing = sizing
-        self._recounts = recount.Recounts()
+        self._recounts = counting.Recounts()
 
     def lose(self, worker: Identity) -> None:
         """Its slot may have failed in the driver's eyes."""
-        driver = recount.lost(self._working.record.driver, worker)
+        driver = counting.lost(self._working.record.driver, worker)
         if driver is not self._working.record.driver:
             self._working.change(driver=driver)
 
@@ -38,16 +38,16 @@ class HorovodrunDriver:
         if working.record.driver is None:
             return
         match self._recounts.follows(working.record, working.seen, working.left_at, working.now):
-            case recount.Begin(driver):
+            case counting.Begin(driver):
                 working.change(driver=driver)
                 working.tell(facts.DriverCounts(number=driver.begun))
-            case recount.Counted(driver, size, freed, target):
+            case counting.Counted(driver, size, freed, target):
                 working.change(driver=driver, target=target)
                 counted = facts.DriverCounted(number=driver.answered, size=size, freed=freed, given_up=driver.given_up)
                 working.tell(counted)
                 able = tuple(worker for worker in freed if may(working.members[worker], Cause.TOLD_TO_LEAVE))
                 self._sizing.dismiss(able, FREED)
-            case recount.Dismiss(workers):
+            case counting.Dismiss(workers):
                 self._sizing.dismiss(workers, FREED)
             case None:
                 pass

@@ -16,7 +16,7 @@ from collections import deque
 from edl import facts
 from edl.core.data.leasing import Leasing
 from edl.core.data.ledger import Ledger
-from edl.core.driver import recount
+from edl.core.driver import counting
 from edl.core.driver.driver import HorovodrunDriver
 from edl.core.job.deadlines import Deadlines, Waits
 from edl.core.job.ending import Ending
@@ -160,7 +160,7 @@ class JobMachine:
         if first:
             maximum = max(happened.maximum, 0)
             limits, job_policy = Limits(happened.minimum, maximum), happened.job_policy
-            driver = recount.found(happened.identity)
+            driver = counting.found(happened.identity)
             working.change(
                 target=happened.np, limits=limits, driver=driver, job_policy=job_policy, keep_s=happened.keep_s
             )
@@ -178,7 +178,7 @@ class JobMachine:
         number = self.record.arrivals + 1
         local_rank = free_local_rank(self.record.members, happened.identity)
         member = Member(happened.identity, WorkerState.JOINING, number, local_rank)
-        driver = recount.joined(self.record, self.seen, happened.identity)
+        driver = counting.joined(self.record, self.seen, happened.identity)
         working.change(members=(*self.record.members, member), arrivals=number, driver=driver)
         working.durations.enter(happened.identity.id, member.state, working.now)
         if first:

@@ -7,7 +7,7 @@ from functools import cached_property
 import msgspec
 
 from edl.core.data.ledger import Ledger
-from edl.core.driver import recount
+from edl.core.driver import counting
 from edl.core.job.hosts import Seating, seatings
 from edl.core.switch.exchange import errands
 from edl.core.switch.planning import outlived
@@ -55,7 +55,7 @@ class OrderBook:
             boot_alone=self._boots_alone(worker),
             assignment=self._assignment(worker),
             shares=tuple(self._shares(worker)),
-            recount=recount.asked_of(record.driver, worker) if worker in self._members else 0,
+            recount=counting.asked_of(record.driver, worker) if worker in self._members else 0,
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
         )

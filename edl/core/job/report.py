@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from edl.core.data.ledger import Ledger
-from edl.core.driver import recount
+from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
 from edl.protocol.job import Member, Record, Status, WorkerStatus
 
@@ -40,7 +40,7 @@ def status_of(
         spec=ledger.spec if ledger else None,
         refused=_refused(machine, record, leader, refused),
         recounts=record.driver.begun if record.driver is not None else 0,
-        horovodrun=recount.told(record),
+        horovodrun=counting.told(record),
         rates=record.rates,
         autoscale=record.job_policy.autoscale,
         ruling=record.ruling,

@@ -61,7 +61,7 @@ def awaited(record: Record, change: Change) -> int:
 
 
 def is_driven(record: Record) -> bool:
-    """By an elastic horovodrun, whose driver alone starts workers and says who leaves (`edl.core.driver.recount`)."""
+    """By an elastic horovodrun, whose driver alone starts workers and says who leaves (`edl.core.driver.counting`)."""
     return record.driver is not None
 
 

@@ -8,7 +8,7 @@ horovodrun's driver (`edl.core.driver.driver`) make of the size, nor when the ri
 from __future__ import annotations
 
 from edl import facts
-from edl.core.driver import recount
+from edl.core.driver import counting
 from edl.core.job.inputs import Acknowledge, Refuse
 from edl.core.job.members import Cause
 from edl.core.job.working_state import WorkingState
@@ -47,7 +47,7 @@ class Sizing:
             working.tell(facts.SizeAsked(size=change.target, before=before.target, leavers=change.leavers))
             working.durations.asked_at = working.now
         awaited = scaling.awaited(before, change)
-        driver = recount.wished(before.driver)
+        driver = counting.wished(before.driver)
         working.change(target=change.target, awaited=awaited, driver=driver, replacing=None)
         if asked.request:
             taken = (*before.taken, Taken(asked.request, change.target))

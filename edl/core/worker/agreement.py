@@ -2,7 +2,7 @@
 
 Each member puts a number into a small all-reduce that takes the highest, and hears what that is; once, or a few times.
 Owns: these numbers, and what follows from what is heard. Does not own: the all-reduce, nor the copying
-(`edl.trainer.sitting`).
+(`edl.trainer.shell`).
 """
 
 from __future__ import annotations

@@ -15,16 +15,16 @@ from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.rates.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
-from edl.trainer.sitting import Sitting
+from edl.trainer.shell import WorkerShell
 
 
 class Rates:
     """Of one trainer; none of them at first. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, seat: Sitting, feed: SharedLeases, extras: Extras) -> None:
+    def __init__(self, framework: Framework, shell: WorkerShell, feed: SharedLeases, extras: Extras) -> None:
         self._framework = framework
-        self._seat = seat
-        self._machine = seat.machine
+        self._shell = shell
+        self._machine = shell.machine
         self._feed = feed
         self._extras = extras
         self._following: FollowingRate | None = None
@@ -47,7 +47,7 @@ class Rates:
         self._tuner = schedule if isinstance(schedule, RateTuner) else None
         self._extras._add({"edl.schedule": self._scheduled})
         self._framework.scale_rates()
-        self._seat.hear(RatesHold(0))  # no step is a usual one
+        self._shell.hear(RatesHold(0))  # no step is a usual one
 
     def _check_once(self, call: str, before: object) -> None:
         if before is not None or self._machine.opened is not None:
@@ -102,4 +102,4 @@ class Rates:
             factor *= scheduled.at(batch)
         self._framework.set_rate(factor)
         settled = scheduled is None and following is not None and following.is_settled(coming, batch)
-        self._seat.hear(RatesHold(NEVER if settled else coming))
+        self._shell.hear(RatesHold(NEVER if settled else coming))

@@ -12,7 +12,7 @@ from edl.core.worker.inputs import BreakIteration, CopyState, EndScript, Fail
 from edl.errors import RingBroken
 from edl.protocol.assignment import Orders
 from edl.protocol.ring import Place
-from edl.trainer.sitting import Sitting
+from edl.trainer.shell import WorkerShell
 
 MOMENT = os.environ.get("EDL_TEST_DIE", "")
 
@@ -51,12 +51,12 @@ def _entering(enter: Any) -> Any:
 
 
 def _synchronizing(synchronize: Any) -> Any:
-    def dying(seat: Sitting, command: CopyState) -> None:
+    def dying(shell: WorkerShell, command: CopyState) -> None:
         if MOMENT == "receiving the state":
             die()
-        if MOMENT == "sending the state" and command.is_root and seat.machine.step and _is_first():
+        if MOMENT == "sending the state" and command.is_root and shell.machine.step and _is_first():
             die()
-        synchronize(seat, command)
+        synchronize(shell, command)
 
     return dying
 
@@ -75,14 +75,14 @@ def _taking_news(take: Any) -> Any:
     newcomer does, once it is called to the next ring.
     """
 
-    def killing(seat: Sitting, orders: Orders) -> None:
-        take(seat, orders)
+    def killing(shell: WorkerShell, orders: Orders) -> None:
+        take(shell, orders)
         planned = orders.assignment
         if MOMENT == "called" and orders.summons is not None:
             die()
         if (
             MOMENT == "announced"
-            and seat.machine.generation
+            and shell.machine.generation
             and planned is not None
             and planned.after_step
             and _is_first()
@@ -93,10 +93,10 @@ def _taking_news(take: Any) -> Any:
 
 
 def _leaving(end: Any) -> Any:
-    def dying(seat: Sitting, command: EndScript | Fail | BreakIteration) -> None:
+    def dying(shell: WorkerShell, command: EndScript | Fail | BreakIteration) -> None:
         if command == EndScript("") and MOMENT == "leaving":
             die()
-        end(seat, command)
+        end(shell, command)
 
     return dying
 
@@ -104,6 +104,6 @@ def _leaving(end: Any) -> Any:
 if MOMENT == "importing":
     die()
 HorovodRing.enter = _entering(HorovodRing.enter)  # type: ignore[method-assign]
-Sitting._copy_state = _synchronizing(Sitting._copy_state)  # type: ignore[method-assign]
-Sitting.take_news = _taking_news(Sitting.take_news)  # type: ignore[method-assign]
-Sitting._end = _leaving(Sitting._end)  # type: ignore[method-assign]
+WorkerShell._copy_state = _synchronizing(WorkerShell._copy_state)  # type: ignore[method-assign]
+WorkerShell.take_news = _taking_news(WorkerShell.take_news)  # type: ignore[method-assign]
+WorkerShell._end = _leaving(WorkerShell._end)  # type: ignore[method-assign]

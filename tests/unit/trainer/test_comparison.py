@@ -101,28 +101,28 @@ def end() -> None:
 
 def member(rank: int, states: list[str], on_divergence: OnDivergence = OnDivergence.FAIL, ended=end):
     ring, link = FakeRing(rank, states), FakeLink()
-    seat, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
+    shell, extras = FakeSeat(ring, link, on_divergence, ended), Extras()
     extras._add({"own": rank, "state": Stateful()})  # a plain value may be each worker's own
-    return seat, Comparison(FakeFramework(ring), seat, extras)  # type: ignore[arg-type]
+    return shell, Comparison(FakeFramework(ring), shell, extras)  # type: ignore[arg-type]
 
 
 def test_equal_states_cost_one_small_message() -> None:
-    seat, comparison = member(1, ["abc", "abc", "abc"])
+    shell, comparison = member(1, ["abc", "abc", "abc"])
     comparison.make(1.0)
-    assert not seat.told
-    assert not seat.ring.broadcasts
+    assert not shell.told
+    assert not shell.ring.broadcasts
 
 
 @pytest.mark.parametrize("rank", [0, 1, 2])
 def test_all_find_the_same_difference_tell_it_and_wait_for_the_end(rank: int) -> None:
-    seat, comparison = member(rank, ["abc", "axc", "abc"])
+    shell, comparison = member(rank, ["abc", "axc", "abc"])
     with pytest.raises(Ended):
         comparison.make(60.0)
-    (told,) = seat.told
+    (told,) = shell.told
     found = told.found
     assert (found.workers, found.first, found.root, found.majority) == (("w1",), "t1", "w0", True)
     assert (found.step, found.equal_step, found.persists) == (40, 20, False)
-    assert not seat.synchronized
+    assert not shell.synchronized
 
 
 def test_without_a_leader_each_ends_by_itself() -> None:
@@ -133,15 +133,15 @@ def test_without_a_leader_each_ends_by_itself() -> None:
 
 @pytest.mark.parametrize(("rank", "current"), [(0, False), (1, True), (2, True)])
 def test_the_majority_gives_its_state_to_the_others(rank: int, current: bool) -> None:
-    seat, comparison = member(rank, ["xbc", "abc", "abc"], OnDivergence.HEAL)
+    shell, comparison = member(rank, ["xbc", "abc", "abc"], OnDivergence.HEAL)
     comparison.make(1.0)
-    assert seat.synchronized == [(1, current)]
-    assert [told.found.persists for told in seat.told] == [False]
+    assert shell.synchronized == [(1, current)]
+    assert [told.found.persists for told in shell.told] == [False]
 
 
 def test_a_state_that_does_not_heal_ends_the_job() -> None:
-    seat, comparison = member(0, ["xbc", "abc", "abc"], OnDivergence.HEAL)
-    seat.heals = False
+    shell, comparison = member(0, ["xbc", "abc", "abc"], OnDivergence.HEAL)
+    shell.heals = False
     with pytest.raises(Ended):
         comparison.make(60.0)
-    assert [told.found.persists for told in seat.told] == [False, True]
+    assert [told.found.persists for told in shell.told] == [False, True]

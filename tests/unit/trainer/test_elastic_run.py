@@ -11,7 +11,7 @@ from edl.trainer.elastic_run import Run, State
 from edl.trainer.extras import Extras
 
 
-class Seat:
+class FakeTrainer:
     """A trainer whose ring changes when the test says so."""
 
     def __init__(self) -> None:
@@ -65,56 +65,56 @@ class Seat:
 
 
 @pytest.fixture
-def seat() -> Seat:
-    return Seat()
+def trainer() -> FakeTrainer:
+    return FakeTrainer()
 
 
 @pytest.fixture
-def run(seat: Seat) -> Run:
-    return Run(seat, seat, lambda: seat.updates)  # type: ignore[arg-type]
+def run(trainer: FakeTrainer) -> Run:
+    return Run(trainer, trainer, lambda: trainer.updates)  # type: ignore[arg-type]
 
 
-def update(seat: Seat) -> None:
-    assert seat.updates is not None
-    seat.updates += 1
+def update(trainer: FakeTrainer) -> None:
+    assert trainer.updates is not None
+    trainer.updates += 1
 
 
-def test_a_commit_ends_a_mini_batch_once(run: Run, seat: Seat) -> None:
+def test_a_commit_ends_a_mini_batch_once(run: Run, trainer: FakeTrainer) -> None:
     state = State(run, {"batch": 0}, {})
 
     @run
     def train(state: Any) -> str:
         for _ in range(3):
             state.commit()  # at the top of the loop, as some scripts have it: nothing was updated yet
-            update(seat)
+            update(trainer)
             state.batch += 1
             state.commit()
             state.check_host_updates()
         return "done"
 
     assert train(state) == "done"
-    assert (seat.count, state.batch) == (3, 3)
+    assert (trainer.count, state.batch) == (3, 3)
 
 
-def test_it_is_called_anew_after_a_change_with_the_values_of_that_moment(run: Run, seat: Seat) -> None:
+def test_it_is_called_anew_after_a_change_with_the_values_of_that_moment(run: Run, trainer: FakeTrainer) -> None:
     state, calls = State(run, {"batch": 0}, {}), []
     seen: list[int] = []
     state.register_reset_callbacks([lambda: seen.append(state.batch)])
-    seat.changes_after = {2}
+    trainer.changes_after = {2}
 
     @run
     def train(state: Any) -> None:
         calls.append(state.batch)
         while state.batch < 4:
-            update(seat)
+            update(trainer)
             state.batch += 1
             state.commit()
 
     train(state)
-    assert (calls, seen, seat.count, seat.anew) == ([0, 2], [2], 4, 1)
+    assert (calls, seen, trainer.count, trainer.anew) == ([0, 2], [2], 4, 1)
 
 
-def test_a_void_mini_batch_is_undone_in_plain_values_only(run: Run, seat: Seat) -> None:
+def test_a_void_mini_batch_is_undone_in_plain_values_only(run: Run, trainer: FakeTrainer) -> None:
     state, calls = State(run, {"batch": 0, "losses": []}, {}), []
 
     @run
@@ -123,19 +123,19 @@ def test_a_void_mini_batch_is_undone_in_plain_values_only(run: Run, seat: Seat) 
         while state.batch < 3:
             state.losses.append(state.batch)
             if state.batch == 1 and len(calls) == 1:
-                seat.void(RingBroken("a peer is gone"))
+                trainer.void(RingBroken("a peer is gone"))
             else:
-                update(seat)
+                update(trainer)
             state.batch += 1
             state.commit()
 
     train(state)
     assert calls == [(0, []), (1, [0])]
-    assert (seat.count, state.losses) == (3, [0, 1, 2])
+    assert (trainer.count, state.losses) == (3, [0, 1, 2])
 
 
 @pytest.mark.parametrize(("updated", "counts"), [(False, 2), (True, 3)])
-def test_a_collective_of_the_script_that_fails(run: Run, seat: Seat, updated: bool, counts: int) -> None:
+def test_a_collective_of_the_script_that_fails(run: Run, trainer: FakeTrainer, updated: bool, counts: int) -> None:
     """Before the update the mini-batch is void; after it, it counts, as its update is never undone."""
     state, calls = State(run, {"left": 2}, {}), []
 
@@ -144,18 +144,18 @@ def test_a_collective_of_the_script_that_fails(run: Run, seat: Seat, updated: bo
         calls.append(state.left)
         while state.left:
             if len(calls) == 1 and updated:
-                update(seat)
+                update(trainer)
             if len(calls) == 1:
                 raise RingBroken("a peer is gone")
-            update(seat)
+            update(trainer)
             state.left -= 1
             state.commit()
 
     train(state)
-    assert (len(calls), seat.count) == (2, counts)
+    assert (len(calls), trainer.count) == (2, counts)
 
 
-def test_other_errors_are_the_scripts_own(run: Run, seat: Seat) -> None:
+def test_other_errors_are_the_scripts_own(run: Run, trainer: FakeTrainer) -> None:
     @run
     def train(state: Any) -> None:
         raise ZeroDivisionError
@@ -164,30 +164,30 @@ def test_other_errors_are_the_scripts_own(run: Run, seat: Seat) -> None:
         train(State(run, {}, {}))
 
 
-def test_the_last_mini_batch_ends_with_the_function(run: Run, seat: Seat) -> None:
+def test_the_last_mini_batch_ends_with_the_function(run: Run, trainer: FakeTrainer) -> None:
     state = State(run, {}, {})
-    run(lambda state: update(seat))(state)
-    assert seat.count == 1
+    run(lambda state: update(trainer))(state)
+    assert trainer.count == 1
 
 
-def test_where_nobody_sees_updates_every_commit_is_an_end(run: Run, seat: Seat) -> None:
-    seat.updates = None
+def test_where_nobody_sees_updates_every_commit_is_an_end(run: Run, trainer: FakeTrainer) -> None:
+    trainer.updates = None
     run(lambda state: [state.commit() for _ in range(3)])(State(run, {}, {}))
-    assert seat.count == 3
+    assert trainer.count == 3
 
 
-def test_mini_batches_that_somebody_else_ends_are_not_ended_twice(run: Run, seat: Seat) -> None:
+def test_mini_batches_that_somebody_else_ends_are_not_ended_twice(run: Run, trainer: FakeTrainer) -> None:
     @run
     def fit(state: Any) -> None:
         for _ in range(3):
-            update(seat)
-            seat.notify_batch_end()
+            update(trainer)
+            trainer.notify_batch_end()
 
     fit(State(run, {}, {}))
-    assert seat.count == 3
+    assert trainer.count == 3
 
 
-def test_parts_of_a_state_go_along(run: Run, seat: Seat) -> None:
+def test_parts_of_a_state_go_along(run: Run, trainer: FakeTrainer) -> None:
     class Scheduler:
         epoch = 0
 
@@ -207,13 +207,13 @@ def test_parts_of_a_state_go_along(run: Run, seat: Seat) -> None:
             state.scheduler.epoch = 5
             state.commit()
             state.scheduler.epoch = 6
-            seat.void(RingBroken("a peer is gone"))
+            trainer.void(RingBroken("a peer is gone"))
 
     train(state)
     assert calls == [0, 5]
 
 
-def test_wrong_use_says_so(run: Run, seat: Seat) -> None:
+def test_wrong_use_says_so(run: Run, trainer: FakeTrainer) -> None:
     with pytest.raises(UsageError, match=r"State\(best=\.\.\.\): a object cannot travel"):
         State(run, {"best": object()}, {})
     state = State(run, {}, {})

@@ -68,7 +68,7 @@ def test_it_is_given_a_mini_batch_that_nobody_counts_and_then_trains_in_the_ring
     trainer = Trainer(framework)
     trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]
     link: Any = FakeLink()
-    trainer._seat._link = link
+    trainer._shell._link = link
     machine = trainer._machine
     machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
     machine.handle(OrdersHeard(BEYOND))

@@ -81,7 +81,7 @@ class Script:
         framework: Any = self.framework
         self.trainer = Trainer(framework)
         self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
-        seat = self.seat = self.trainer._seat
+        seat = self.seat = self.trainer._shell
         link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
         seat._link = link
         machine = self.machine = seat.machine

@@ -29,8 +29,8 @@ class Worker:
         self.ring = SimpleNamespace(place=None)
         framework: Any = SimpleNamespace(ring=self.ring, scale_rates=lambda: None, set_rate=self.set.append)
         feed: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
-        seat: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
-        self.rates = Rates(framework, seat, feed, Extras())
+        shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
+        self.rates = Rates(framework, shell, feed, Extras())
 
     def hear(self, happened: RatesHold) -> None:
         self.rates_until = happened.until_step

@@ -18,7 +18,7 @@ from edl.protocol.link import Broke, Entered
 from edl.protocol.ring import Place
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
-from edl.trainer.sitting import Sitting
+from edl.trainer.shell import WorkerShell
 from edl.transport.page import Page
 
 PATIENCE_S = 10.0
@@ -91,79 +91,79 @@ class FakeLink:
         raise Waits
 
 
-def seated(members: Members, rank: int, step: int, generation: int) -> Sitting:
-    sitting = Sitting(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
-    sitting.link = FakeLink()  # type: ignore[assignment]
-    sitting.count.step, sitting.machine.generation = step, generation
-    sitting.machine.state = TrainerState.WAITING
-    return sitting
+def seated(members: Members, rank: int, step: int, generation: int) -> WorkerShell:
+    shell = WorkerShell(FakeFramework(members, rank, f"of step {step}"), SharedLeases(), Extras())  # type: ignore[arg-type]
+    shell.link = FakeLink()  # type: ignore[assignment]
+    shell.count.step, shell.machine.generation = step, generation
+    shell.machine.state = TrainerState.WAITING
+    return shell
 
 
 def orders(assignment: Assignment) -> Orders:
     return Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, assignment, ())
 
 
-def goes(sitting: Sitting, assignment: Assignment) -> None:
+def goes(shell: WorkerShell, assignment: Assignment) -> None:
     with contextlib.suppress(Waits):
-        sitting.hear(OrdersRead(orders(assignment)))
+        shell.hear(OrdersRead(orders(assignment)))
 
 
-def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, booted: bool = True) -> list[Sitting]:
+def enter(*who: tuple[int, int], after_step: int | None, newcomers: int = 0, booted: bool = True) -> list[WorkerShell]:
     """Members at (step, generation) enter generation 3 together; `booted` is said of the last one."""
     members = Members(len(who))
     seats = [seated(members, rank, step, generation) for rank, (step, generation) in enumerate(who)]
-    for sitting in seats:
-        sitting.machine.rehearsed = True
+    for shell in seats:
+        shell.machine.rehearsed = True
     if not booted:
         seats[-1].machine.rehearsed, seats[-1].machine.state = False, TrainerState.COMING
     entering = []
     with ThreadPoolExecutor(len(who)) as threads:
-        for rank, sitting in enumerate(seats):
+        for rank, shell in enumerate(seats):
             place = Place(3, rank, len(who), f"w{rank}")
-            entering.append(threads.submit(goes, sitting, Assignment(place, after_step, newcomers)))
+            entering.append(threads.submit(goes, shell, Assignment(place, after_step, newcomers)))
     for one in entering:
         one.result()
     return seats
 
 
-def models(seats: list[Sitting]) -> set[str]:
-    return {sitting._framework.model for sitting in seats}  # type: ignore[attr-defined]
+def models(seats: list[WorkerShell]) -> set[str]:
+    return {shell._framework.model for shell in seats}  # type: ignore[attr-defined]
 
 
 @pytest.mark.parametrize("after_step", [None, 0, 1000])
 def test_a_survivor_gives_its_state_to_a_newcomer_that_nobody_was_told_of(after_step: int | None) -> None:
     seats = enter((1000, 2), (0, 0), after_step=after_step)
     assert models(seats) == {"of step 1000"}
-    assert [sitting.machine.step for sitting in seats] == [1000, 1000]
+    assert [shell.machine.step for shell in seats] == [1000, 1000]
 
 
 def test_the_first_ring_of_all_asks_for_nobodys_state() -> None:
     seats = enter((0, 0), (0, 0), after_step=0)
-    assert [sitting.machine.models_may_differ for sitting in seats] == [True, True]
+    assert [shell.machine.models_may_differ for shell in seats] == [True, True]
 
 
 def test_a_ring_in_which_somebody_would_have_to_boot_first_does_not_stand() -> None:
     seats = enter((1000, 2), (0, 0), after_step=None, booted=False)
-    said = [sitting.link.sent[-1] for sitting in seats]  # type: ignore[attr-defined]
+    said = [shell.link.sent[-1] for shell in seats]  # type: ignore[attr-defined]
     assert all(isinstance(word, Broke) and "has not booted" in word.reason for word in said)
     assert models(seats) == {"of step 1000", "of step 0"}
 
 
 def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
     seats = enter((0, 2), (0, 0), after_step=None, booted=False)
-    assert all(isinstance(sitting.link.sent[-1], Entered) for sitting in seats)  # type: ignore[attr-defined]
+    assert all(isinstance(shell.link.sent[-1], Entered) for shell in seats)  # type: ignore[attr-defined]
 
 
 class WhileAnotherRingIsEntered(SharedLeases):
     """Its data comes at the moment at which the training thread goes to another ring."""
 
-    sitting: Sitting | None = None
+    shell: WorkerShell | None = None
 
     def covers(self, step: int) -> bool:
-        sitting, self.sitting = self.sitting, None
-        if sitting is not None:
-            sitting.machine.state = TrainerState.BETWEEN
-            goes(sitting, Assignment(Place(4, 0, 2, "w"), 70, 0))
+        shell, self.shell = self.shell, None
+        if shell is not None:
+            shell.machine.state = TrainerState.BETWEEN
+            goes(shell, Assignment(Place(4, 0, 2, "w"), 70, 0))
         return True
 
     def samples(self, step: int) -> int:
@@ -177,27 +177,27 @@ class WhileAnotherRingIsEntered(SharedLeases):
 
 
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
-    sitting = seated(Members(1), 0, 70, 3)
-    leases = sitting._feed = WhileAnotherRingIsEntered()
-    leases.sitting, sitting.machine.leases = sitting, leases
-    sitting.weigh(sitting.while_waiting)
-    assert sitting.machine.generation == 4
-    assert sitting._framework.weight == 1 / 2  # type: ignore[attr-defined]
-    assert sitting.machine.unusual.even_until > 80, "the training thread has not yet weighed step 71, and must"
+    shell = seated(Members(1), 0, 70, 3)
+    leases = shell._feed = WhileAnotherRingIsEntered()
+    leases.shell, shell.machine.leases = shell, leases
+    shell.weigh(shell.while_waiting)
+    assert shell.machine.generation == 4
+    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    assert shell.machine.unusual.even_until > 80, "the training thread has not yet weighed step 71, and must"
 
 
 def test_of_two_weights_that_two_threads_set_the_one_that_was_decided_last_holds() -> None:
-    sitting = seated(Members(1), 0, 70, 3)
+    shell = seated(Members(1), 0, 70, 3)
     of_the_pipeline, of_the_next_ring = SetWeight(1, 5 / 11), SetWeight(2, 1 / 2)
-    sitting._carry_out(of_the_next_ring)
-    sitting._carry_out(of_the_pipeline)
-    assert sitting._framework.weight == 1 / 2  # type: ignore[attr-defined]
+    shell._carry_out(of_the_next_ring)
+    shell._carry_out(of_the_pipeline)
+    assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
 
 
 def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits() -> None:
-    sitting = seated(Members(1), 0, 70, 3)
-    sitting.machine.state = TrainerState.BETWEEN
-    ring, stuck, cut = sitting._framework.ring, threading.Event(), threading.Event()
+    shell = seated(Members(1), 0, 70, 3)
+    shell.machine.state = TrainerState.BETWEEN
+    ring, stuck, cut = shell._framework.ring, threading.Event(), threading.Event()
 
     def agree(value: int) -> int:
         stuck.set()
@@ -209,10 +209,10 @@ def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits()
             cut.set()
 
     ring.agree, ring.abort = agree, abort  # type: ignore[method-assign]
-    training = threading.Thread(target=goes, args=(sitting, Assignment(Place(4, 0, 2, "w"), None, 0)))
+    training = threading.Thread(target=goes, args=(shell, Assignment(Place(4, 0, 2, "w"), None, 0)))
     training.start()
     assert stuck.wait(PATIENCE_S)
     newer = msgspec.structs.replace(orders(Assignment(Place(5, 0, 2, "w"), None, 0)), version=2)
-    sitting.take_news(newer)
+    shell.take_news(newer)
     training.join(PATIENCE_S)
     assert cut.is_set() and not training.is_alive()

@@ -1,4 +1,4 @@
-"""Where a trainer sits: the hands of its machine, which carry out what that says, on whichever thread it is said.
+"""The shell of a worker's machine: its hands, which carry out what it says, on whichever thread it is said.
 
 Owns: the trainer's machine and the lock around it, and carrying out its commands: rings, copies of the state, weights,
 words to the daemon, ends. Does not own: any decision (`edl.core.worker.machine`), the end of a mini-batch
@@ -72,8 +72,8 @@ logger = logging.getLogger("edl")
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
 
-class Sitting:
-    """One trainer's seat in the job. What is not said to be any thread's is the training thread's."""
+class WorkerShell:
+    """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
     def __init__(self, framework: Framework, feed: SharedLeases, extras: Extras) -> None:
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
