@@ -24,6 +24,7 @@ from typing import Any, Protocol
 from edl.collectives.forming import Forming
 from edl.collectives.guard import Guard, plain
 from edl.collectives.rendezvous import HOROVODS_PORT
+from edl.collectives.ring import FormsInLine
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -42,7 +43,7 @@ class Bytes(Protocol):
         """The largest of all members' values in each place: signed, of 64 bits."""
 
 
-class HorovodRing:
+class HorovodRing(FormsInLine):
     """`edl.collectives.ring.Ring` on one of Horovod's libraries."""
 
     def __init__(self, module: str, tensors: Bytes, failed: Callable[[BaseException], bool]) -> None:

@@ -1,25 +1,48 @@
 """The port of the all-reduce ring, as the runtime sees it; gradients go through the adapters of the frameworks.
 
-Owns: entering and leaving a ring, moving bytes inside it, and freeing those who are stuck in it.
-Does not own: who is in it (`edl.core`), nor when to change it (`edl.trainer`).
+Owns: entering and leaving a ring, forming the next one beside it, moving bytes inside it, and freeing those who are
+stuck in it. Does not own: who is in it (`edl.core`), nor when to change it (`edl.trainer`).
 """
 
 from __future__ import annotations
 
 from typing import Protocol
 
+from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 
 class Ring(Protocol):
-    """At most one ring per process at a time. All methods but `abort` belong to the training thread."""
+    """A process sits in one ring at most; one more may be prepared beside it.
+
+    All methods but `prepare`, `release` and `abort` belong to the training thread.
+    """
 
     @property
     def place(self) -> Place | None:
         """Where this process sits now, None outside any ring."""
 
+    @property
+    def prepares(self) -> bool:
+        """Whether it can form a ring beside one that stands. Callers look here first; where not, `enter` forms it."""
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        """From any thread, one at a time: form the ring of `place.generation` beside the one that stands and works.
+
+        Comes back once it stands. Raises RingBroken within `timeout_s`; the ring that works is untouched either way.
+        """
+
+    def adopt(self, generation: int) -> None:
+        """Between two mini-batches, without waiting: sit in the ring that is prepared. The old one is let go aside.
+
+        Raises RingBroken if that one was not prepared, or has failed since.
+        """
+
+    def release(self, generation: int) -> None:
+        """From any thread: a ring that is, or is being, prepared will never be adopted. Harmless if there is none."""
+
     def enter(self, place: Place, timeout_s: float) -> None:
-        """Form the ring with all other members of `place.generation`. Raises RingBroken within `timeout_s`."""
+        """Form the ring of `place.generation` with all other members, and sit in it. Raises RingBroken, in time."""
 
     def leave(self) -> None:
         """Leave the ring; harmless outside one, and in a broken one."""
@@ -36,8 +59,29 @@ class Ring(Protocol):
     def abort(self, given_up: range | None = None) -> None:
         """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.
 
-        `given_up`: only a ring of one of these generations, so that an abort which comes late does not hit a newer one.
+        What forms is given up likewise. `given_up`: only a ring of one of these generations, so that an abort which
+        comes late does not hit a newer one.
         """
+
+
+class FormsInLine:
+    """What a ring answers that can form only where none stands."""
+
+    @property
+    def prepares(self) -> bool:
+        """It does not."""
+        return False
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        """Raises RingBroken: nobody was to ask."""
+        raise RingBroken(f"ring {place.generation} cannot form beside one that stands, in {timeout_s:g} s or in more")
+
+    def adopt(self, generation: int) -> None:
+        """Raises RingBroken: there is none."""
+        raise RingBroken(f"ring {generation} was not prepared")
+
+    def release(self, generation: int) -> None:
+        """There is none."""
 
 
 def of_everybody(ring: Ring, mine: bytes) -> list[bytes]:
