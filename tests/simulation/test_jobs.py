@@ -10,6 +10,7 @@ import os
 from itertools import pairwise
 
 import pytest
+from mutants import Prompt
 
 from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
@@ -40,7 +41,8 @@ CALLED = (2003124, 2008696, 2031035, 2014051, 2022615, 2024303, 7101179)
 # Of the simulation: a job that begins anew, whose first ring on record is there before its first step; and a worker
 # that is let in after a request for a size, and had come before it; one that is left out for trial with a newer state;
 # and a newcomer in a ring that began after another step than the one planned; one that is started after a request was
-# made and before it is on record.
+# made and before it is on record; and of its launcher, which waited for a worker that had ended without being let in,
+# and so started no other.
 OWN = (2025225, 2026560, 2018951, 2030134, 4102040, 2039650, 7702043, 2054888)
 # Of a report that another overtakes while all are held at a mark; of workers that wait for samples in a ring whose plan
 # came to nothing; and of one that is held in a ring which the others have left for good.
@@ -89,12 +91,6 @@ def test_training_goes_on_while_the_coordinator_is_away(seed: int) -> None:
     assert job.durable.state is JobState.FINISHED
     assert job.node.away_until > 0.4
     assert max(gaps) < 5 * STEP_S, job.story(f"{max(gaps):.3f} s without a step")
-
-
-class Prompt(SimJob):
-    """No message is late."""
-
-    late = 0.0
 
 
 @pytest.mark.parametrize("lease_s", [0.2, 0.6, 1.2])

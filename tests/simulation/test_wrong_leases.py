@@ -6,25 +6,20 @@ What a job cannot notice, as it concerns one trainer's threads alone, is in
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
+from mutants import Mutant, Patch, Play, ReadsUnevenly, expect_noticed
 
 from edl.core.worker import lease_buffer
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.moves import NEVER
-from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Fault, Planned, SimJob, Violation, scenario
+from edl.testing import Fault, Planned, SimJob, scenario
 
 SEEDS = 60
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
 EPOCHS = DataSpec(total=90, epochs=6, batch=2, open_ended=True)  # each pass asks for its epoch
 SHARED = DataSpec(total=6000, epochs=1, batch=12)
-
-Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
 
 
 def hands_out_beyond_the_mark(patch: Patch) -> None:
@@ -106,15 +101,6 @@ def believes_a_share_of_fewer_epochs(patch: Patch) -> None:
     patch.setattr(LeaseBuffer, "ends_before", hasty)
 
 
-class ReadsUnevenly(SimJob):
-    """One pipeline reads a few steps ahead, others do not."""
-
-    def _join(self) -> None:
-        super()._join()
-        worker = list(self.workers.values())[-1]
-        worker.ahead = 9 if len(self.workers) % 2 else 1
-
-
 def newcomer(seed: int) -> SimJob:
     """All is leased when it comes, so that leases are cut anew."""
     job = ReadsUnevenly(LEASED, seed=seed, workers=2, lease_s=5.0)
@@ -134,7 +120,7 @@ def epochs(seed: int) -> SimJob:
     return SimJob(EPOCHS, seed=seed)
 
 
-MUTANTS: dict[Mutant, tuple[Callable[[int], SimJob], str]] = {
+MUTANTS: dict[Mutant, tuple[Play, str]] = {
     hands_out_beyond_the_mark: (newcomer, "I7"),
     tells_the_mark_that_the_leader_set: (newcomer, "I7"),
     keeps_what_was_taken_back: (shared_out, "I7"),
@@ -152,16 +138,4 @@ MUTANTS: dict[Mutant, tuple[Callable[[int], SimJob], str]] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_rule_of_the_lease_buffer_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     play, expected = MUTANTS[mutant]
-    play(0).run()  # as it is, nothing is wrong with it
-    mutant(monkeypatch)
-    for seed in range(SEEDS):
-        try:
-            play(seed).run()
-        except Violation as violation:
-            noticed, story = str(violation).partition(":")[0], str(violation)
-            break
-        except InvalidTransition:  # a machine noticed before the checks did
-            continue
-    else:
-        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
-    assert noticed == expected, story
+    expect_noticed(mutant, play, {expected}, SEEDS, monkeypatch)

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 import pytest
+from mutants import LosesTheNewest, Mutant, Patch, Prompt, ReadsUnevenly, expect_noticed
 
 from edl.core.data import leasing, ledger
 from edl.core.data import ledger_versions as ledgers
@@ -17,13 +17,11 @@ from edl.core.job import working_state as working
 from edl.core.switch import planning, switching
 from edl.core.worker import machine
 from edl.core.worker import moves as seat
-from edl.core.worker.states import TrainerState
-from edl.errors import InvalidTransition
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import WorkerState
 from edl.protocol.messages import Register
-from edl.testing import Fault, Moment, Planned, SimJob, Violation, simulation
+from edl.testing import Fault, Moment, Planned, SimJob, simulation
 from edl.testing.worker import SimWorker
 
 SEEDS = 60
@@ -31,8 +29,6 @@ DATA = DataSpec(total=1200, epochs=1, batch=2)
 EPOCHS = DataSpec(total=90, epochs=6, batch=2)
 PASSES = DataSpec(total=30, epochs=8, batch=2, by_sample=True)  # short ones: each asks for its epoch
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
-
-Patch = pytest.MonkeyPatch
 
 
 def counts_as_trained_what_somebody_has_applied(patch: Patch) -> None:
@@ -160,12 +156,6 @@ def forgets_the_epochs_asked_for_since_the_plan(patch: Patch) -> None:
     patch.setattr(ledgers.LedgerVersions, "_take", take)
 
 
-class Prompt(SimJob):
-    """No message is late."""
-
-    late = 0.0
-
-
 class ComesBack(SimJob):
     """A worker that is gone is presented once more, by a call that was under way for long."""
 
@@ -174,34 +164,12 @@ class ComesBack(SimJob):
         self.after(0.5, self._call, Register(worker.identity(), *self._limits))
 
 
-class LosesTheNewest(SimJob):
-    """Who alone has applied the newest step dies as the others copy its state."""
-
-    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
-            ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
-            newest = max(one.step for one in ring)
-            ahead = [one for one in ring if one.step == newest]
-            if len(ahead) == 1 < len(ring):
-                self.inflict(Fault.KILL, ahead[0])
-        super().happens(moment, worker)
-
-
 class LeaderDiesToo(SimJob):
     """Just when it would have heard that a host is gone."""
 
     def _expire(self, worker: SimWorker) -> None:
         self.inflict(Fault.CRASH_LEADER)
         super()._expire(worker)
-
-
-class ReadsUnevenly(SimJob):
-    """One pipeline reads a few steps ahead, others do not."""
-
-    def _join(self) -> None:
-        super()._join()
-        worker = list(self.workers.values())[-1]
-        worker.ahead = 9 if len(self.workers) % 2 else 1
 
 
 @dataclass(frozen=True)
@@ -215,17 +183,17 @@ class Case:
     job: type[SimJob] = SimJob
     lease_s: float = 0.6
 
-    def play(self, seed: int) -> None:
+    def play(self, seed: int) -> SimJob:
         job = self.job(self.spec, seed=seed, workers=self.workers, lease_s=self.lease_s)
         job.plan(list(self.faults))
-        job.run()
+        return job
 
 
 JOIN = Planned(Fault.JOIN, 0.05)
 IN_A_STEP = Planned(Fault.KILL, Moment.STEPPING, 8)
 NEWCOMER: dict[str, Any] = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
 
-WRONG: dict[Callable[[Patch], None], Case] = {
+WRONG: dict[Mutant, Case] = {
     counts_as_trained_what_somebody_has_applied: Case("I5", (IN_A_STEP,)),
     counts_as_trained_what_all_who_were_heard_have_applied: Case(
         "I5", (IN_A_STEP, Planned(Fault.CHANGE_LEADER, Moment.STEPPING, 8))
@@ -255,18 +223,6 @@ WRONG: dict[Callable[[Patch], None], Case] = {
 
 
 @pytest.mark.parametrize("mutant", WRONG, ids=lambda mutant: mutant.__name__)
-def test_a_wrong_rule_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_a_wrong_rule_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     case = WRONG[mutant]
-    case.play(0)  # as it is, nothing is wrong with it
-    mutant(monkeypatch)
-    for seed in range(SEEDS):
-        try:
-            case.play(seed)
-        except Violation as violation:
-            noticed, story = str(violation).partition(":")[0], str(violation)
-            break
-        except InvalidTransition:  # a machine noticed before the checks did
-            continue
-    else:
-        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
-    assert noticed == case.noticed, story
+    expect_noticed(mutant, case.play, {case.noticed}, SEEDS, monkeypatch)

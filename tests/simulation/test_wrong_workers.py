@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_noticed
 
 from edl.core.worker import machine as module
 from edl.core.worker.agreement import Beginning
@@ -14,20 +15,14 @@ from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER, Enter, next_move
 from edl.core.worker.states import TrainerState
 from edl.core.worker.unusual import Unusual
-from edl.errors import InvalidTransition
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario
-from edl.testing.worker import SimWorker
+from edl.testing import Fault, Moment, Planned, SimJob, scenario
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
 SHARED = DataSpec(total=6000, epochs=1, batch=12)
-
-Patch = pytest.MonkeyPatch
-Mutant = Callable[[Patch], None]
-Play = Callable[[int], SimJob]
 
 
 def replace(patch: Patch, name: str, change: Callable[..., Any]) -> None:
@@ -187,28 +182,6 @@ def tells_another_daemon_nothing(patch: Patch) -> None:
     replace(patch, "story", lambda _right, self: [])
 
 
-class LosesTheNewest(SimJob):
-    """Who alone has applied the newest step dies as the others copy its state."""
-
-    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
-            ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
-            newest = max(one.step for one in ring)
-            ahead = [one for one in ring if one.step == newest]
-            if len(ahead) == 1 < len(ring):
-                self.inflict(Fault.KILL, ahead[0])
-        super().happens(moment, worker)
-
-
-class ReadsUnevenly(SimJob):
-    """One pipeline reads a few steps ahead, others do not."""
-
-    def _join(self) -> None:
-        super()._join()
-        worker = list(self.workers.values())[-1]
-        worker.ahead = 9 if len(self.workers) % 2 else 1
-
-
 def killed(seed: int) -> SimJob:
     """In a step, which some of the others may have applied."""
     job = LosesTheNewest(DATA, seed=seed, workers=4)
@@ -289,16 +262,4 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
 def test_a_wrong_rule_of_a_workers_machine_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     play, expected = MUTANTS[mutant]
-    play(0).run()  # as it is, nothing is wrong with it
-    mutant(monkeypatch)
-    for seed in range(SEEDS):
-        try:
-            play(seed).run()
-        except Violation as violation:
-            noticed, story = str(violation).partition(":")[0], str(violation)
-            break
-        except InvalidTransition:  # a machine noticed before the checks did
-            continue
-    else:
-        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
-    assert noticed == expected, story
+    expect_noticed(mutant, play, {expected}, SEEDS, monkeypatch)

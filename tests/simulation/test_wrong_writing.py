@@ -6,21 +6,18 @@ As in `test_checks`, a mutant is a rule replaced in the real code, which the sim
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
 
 import pytest
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed
 
 from edl.core.job import report, writing
 from edl.core.job.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
-from edl.errors import InvalidTransition, UsageError
 from edl.protocol import messages as say
 from edl.protocol.data import DataSpec
-from edl.testing import Fault, Moment, Planned, SimJob, Violation, scenario, writing_checks
+from edl.testing import Fault, Moment, Planned, SimJob, scenario, writing_checks
 from edl.testing.node import RecordNode
 
 SEEDS = 150
-
-Patch = pytest.MonkeyPatch
 
 
 def answers_before_it_is_durable(patch: Patch) -> None:
@@ -178,12 +175,6 @@ def lost_answers(seed: int) -> SimJob:
     return job
 
 
-class Prompt(SimJob):
-    """No message is late."""
-
-    late = 0.0
-
-
 def prompt(seed: int) -> SimJob:
     job = Prompt(DataSpec(total=1200, epochs=1, batch=2), seed=seed, workers=2, lease_s=0.6)
     job.plan([Planned(Fault.JOIN, 0.05)])
@@ -209,10 +200,10 @@ class Case:
     """Which complaint there is without a rule, and the jobs that need it."""
 
     noticed: str
-    job: Callable[[int], SimJob] = scenario
+    job: Play = scenario
 
 
-CASES: dict[Callable[[Patch], None], Case] = {
+CASES: dict[Mutant, Case] = {
     answers_before_it_is_durable: Case("I9"),
     publishes_before_it_is_durable: Case("I9"),
     publishes_the_record_before: Case("I9"),
@@ -235,18 +226,6 @@ CASES: dict[Callable[[Patch], None], Case] = {
 
 
 @pytest.mark.parametrize("mutant", CASES, ids=lambda mutant: mutant.__name__)
-def test_wrong_writing_is_noticed(mutant: Callable[[Patch], None], monkeypatch: Patch) -> None:
+def test_wrong_writing_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
     case = CASES[mutant]
-    case.job(0).run()  # as it is, nothing is wrong with it
-    mutant(monkeypatch)
-    for seed in range(SEEDS):
-        try:
-            case.job(seed).run()
-        except Violation as violation:
-            noticed, story = str(violation).partition(":")[0], str(violation)
-            break
-        except (InvalidTransition, UsageError):  # a machine noticed before the checks did
-            continue
-    else:
-        pytest.fail(f"{SEEDS} jobs, and nobody noticed")
-    assert noticed == case.noticed, story
+    expect_noticed(mutant, case.job, {case.noticed}, SEEDS, monkeypatch)

@@ -1,0 +1,67 @@
+"""How a wrong rule is tried: in jobs that nothing is wrong with while the rule is right, until one of them complains.
+
+Owns: what the tests of wrong rules have in common, and jobs that several of them play.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from edl.core.worker.states import TrainerState
+from edl.errors import InvalidTransition, UsageError
+from edl.testing import Fault, Moment, SimJob, Violation
+from edl.testing.worker import SimWorker
+
+Patch = pytest.MonkeyPatch
+Mutant = Callable[[Patch], None]  # replaces one rule in the real code by a wrong one
+Play = Callable[[int], SimJob]  # the job of a seed
+
+
+def expect_noticed(mutant: Mutant, play: Play, names: set[str], seeds: int, patch: Patch) -> None:
+    """What is complained of first, within so many jobs, is one of those named."""
+    play(0).run()  # as it is, nothing is wrong with it
+    mutant(patch)
+    story = _first_complaint(play, seeds)
+    assert story, f"{seeds} jobs, and nobody noticed"
+    assert story.partition(":")[0] in names, story
+
+
+def _first_complaint(play: Play, seeds: int) -> str:
+    for seed in range(seeds):
+        try:
+            play(seed).run()
+        except Violation as violation:
+            return str(violation)
+        except (InvalidTransition, UsageError):  # a machine noticed before the checks did
+            continue
+    return ""
+
+
+class Prompt(SimJob):
+    """No message is late."""
+
+    late = 0.0
+
+
+class ReadsUnevenly(SimJob):
+    """One pipeline reads a few steps ahead, others do not."""
+
+    def _join(self) -> None:
+        super()._join()
+        worker = list(self.workers.values())[-1]
+        worker.ahead = 9 if len(self.workers) % 2 else 1
+
+
+class LosesTheNewest(SimJob):
+    """Who alone has applied the newest step dies as the others copy its state."""
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
+            ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
+            newest = max(one.step for one in ring)
+            ahead = [one for one in ring if one.step == newest]
+            if len(ahead) == 1 < len(ring):
+                self.inflict(Fault.KILL, ahead[0])
+        super().happens(moment, worker)
