@@ -103,6 +103,26 @@ class Leasing:
             return None
         return Crossing(step, None if ledger is None else ledger.snapshot(), None)
 
+    def in_place_of_broken(self, roster: tuple[str, ...]) -> Crossing:
+        """To a ring at once. What it begins after, and with, is known once it stands (`enter`).
+
+        Where it would have a member without samples, all stop reading now, and tell how far they have come before they
+        are in that ring: so what lies beyond can be leased anew there.
+        """
+        working, mark = self._working, rebatch.lifted(self._working.record)
+        newest = working.newest()[0]
+        if mark is None and working.record.generation and working.ledgers.ledger is not None:
+            step = min(newest, working.ledgers.ledger.covered_step)
+            ledger = working.ledgers.planned(roster, step, self._lease_steps())
+            if ledger is not None and ledger.outdated_until > step:
+                mark = Rebatch(working.record.rebatches + 1, newest, planned=True)
+        return Crossing(None, None, mark)
+
+    def mark_for(self, crossing: Crossing) -> None:
+        """It is planned: from now on the mark is the one that it rests on, if any."""
+        mark, marks = crossing.rebatch, self._working.record.rebatches
+        self._working.change(rebatch=mark, rebatches=marks if mark is None else max(marks, mark.number))
+
     def keep_mark(self) -> None:
         """Keep the mark under way for as long as all may tell: a switch is wanted, and cannot be planned yet."""
         mark = self._working.record.rebatch
@@ -145,9 +165,23 @@ class Leasing:
         planned = source == plan.generation and plan.after_step is not None
         step = plan.after_step if planned else min(map(working.seen.step, seen))
         assert step is not None
-        self._tell_ended(working.ledgers.enter(plan, step, source, working.record.superseded, self._lease_steps()))
+        read = None if planned or source != working.record.generation else self._read_by_survivors(plan, step)
+        superseded, ahead = working.record.superseded, self._lease_steps()
+        self._tell_ended(working.ledgers.enter(plan, step, source, superseded, ahead, read))
         working.keep_ledger()
+        if read is not None and working.ledgers.ledger is not None:
+            batch = working.ledgers.ledger.batch
+            working.tell(facts.LeasesCut(after_step=read, batch=batch, workers=len(plan.roster)))
         return step
+
+    def _read_by_survivors(self, plan: Plan, step: int) -> int | None:
+        """How far those may have read that hold leases; None where they keep to no mark, or not all of them."""
+        ledger, mark = self._working.ledgers.ledger, self._working.record.rebatch
+        if ledger is None or mark is None:
+            return None
+        survivors = [worker for worker in plan.roster if worker in ledger.roster]
+        told = rebatch.told_by(survivors, mark, self._working.seen)
+        return max(step, min(max(told), ledger.covered_step)) if told else None
 
     # --------------------------------------------------------------------------------------------- step after step
 

@@ -72,11 +72,13 @@ class LedgerVersions:
         ledger.grant(after_step + ahead)
         return ledger
 
-    def enter(self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int) -> Epochs:
+    def enter(
+        self, plan: Plan, step: int, source: int, superseded: Iterable[Plan], ahead: int, read: int | None = None
+    ) -> Epochs:
         """`plan` comes into force after `step`; the steps up to it were trained by the leases of `source`.
 
         If the ring agreed on the planned step, its leases were made with the plan and are in use already. Else the
-        step is known only now, and no worker trains on before the leases are.
+        step is known only now, and no worker trains on before the leases are. `read`: as in `planned`.
         """
         if self.ledger is None:
             return ()
@@ -85,6 +87,8 @@ class LedgerVersions:
             self._take(plan.ledger)
         else:
             self.go_by(source, superseded)
+            if read is not None:
+                self.ledger.rebatch(read)
             self.ledger.enter(plan.roster, step, self._batches(self.ledger.spec, plan.roster))
             self.ledger.grant(step + ahead)
         return tuple(range(before, self.ledger.epoch))

@@ -172,7 +172,9 @@ class Switching:
 
         What a ring that was to stand has read is not known beforehand, nor whether it did: so no data is planned.
         """
-        if wanted.forced or wanted.after_step is not None:
+        if wanted.forced:
+            self._plan(wanted, self._leasing.in_place_of_broken(wanted.roster))
+        elif wanted.after_step is not None:
             self._plan(wanted, Crossing(wanted.after_step, None, rebatch.lifted(self._working.record)))
         elif not self._working.record.generation:
             self._plan(wanted, self._leasing.beginning(wanted.roster))
@@ -232,7 +234,8 @@ class Switching:
         working.move_all(staying, Cause.PLANNED)
         plan = Plan(generation, roster, crossing.after_step, crossing.ledger)
         state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
-        working.change(plan=plan, planned=generation, state=state, rebatch=crossing.rebatch, muster=None)
+        working.change(plan=plan, planned=generation, state=state, muster=None)
+        self._leasing.mark_for(crossing)
         working.durations.planned_at = working.now
         working.tell(
             facts.SwitchScheduled(

@@ -170,3 +170,53 @@ def test_a_new_leader_goes_on_with_the_mark_of_the_one_before():
     for worker in "ab":
         job.tell(worker, mark)
     assert job.leased("c", (job.plan.after_step or 0) + 1) == 10
+
+
+def broken() -> Marked:
+    """The ring of two breaks while a third worker is ready, and none is gone: no leases come back for the newcomer."""
+    job = Marked()
+    job.see("a", Phase.BROKEN, generation=1, step=10, data=DATA)
+    job.now += job.machine.lead_times.loss_s
+    job.feed(TimePassed())
+    assert (job.plan.roster, job.plan.after_step) == (("a", "b", "c"), None)
+    return job
+
+
+def shares_after(job: Marked, step: int) -> list[int]:
+    """What each member has in the step that follows."""
+    ledger = job.machine.ledger
+    assert ledger is not None
+    leases = (lease for worker in job.machine.record.roster for lease in ledger.leases(worker))
+    return [lease.share(step + 1) for lease in leases if lease.after_step < step + 1 <= lease.until_step]
+
+
+def test_where_a_ring_broke_survivors_tell_at_once_and_the_newcomer_has_samples_in_its_first_step():
+    job = broken()
+    ledger = job.machine.ledger
+    assert ledger is not None
+    present, number = ledger.leases("a"), job.mark[0]
+    share = next(share for share in job.orders("a").shares if share.generation == 1)
+    assert (share.rebatch, share.mark) == (number, 10), "it reads no further than it has"
+    for worker, read in (("a", 14), ("b", 11), ("c", 0)):
+        told = {"marked": (number, read)} if read else {}
+        job.see(worker, Phase.TRAINING, generation=2, step=10, leases_of=1, data=DATA, **told)
+    assert (job.machine.record.generation, job.machine.record.rebatch) == (2, None)
+    assert shares_after(job, 10) == shares_after(job, 15) == [10, 10, 10]
+    assert job.machine.ledger is not None
+    assert held(job.machine.ledger.leases("a"), 10, 14) == held(present, 10, 14), "its pipeline has these already"
+
+
+def test_where_a_survivor_has_not_told_leases_are_cut_in_the_ring_that_follows():
+    job = broken()
+    for worker in "abc":
+        job.see(worker, Phase.TRAINING, generation=2, step=10, leases_of=1, data=DATA)
+    assert job.machine.record.generation == 2
+    assert shares_after(job, 10) == [10, 10, 0]
+    assert job.machine.record.rebatch is not None
+
+
+def test_a_survivor_that_waits_for_samples_in_a_broken_ring_is_given_them():
+    """It would never find out that its ring is broken."""
+    job = broken()
+    job.tell("b", 10, missed=2)
+    assert job.machine.record.rebatch is None
