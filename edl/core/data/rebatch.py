@@ -15,7 +15,7 @@ rings change. Where not all tell in time (one hangs, say), the switch is planned
 **Where a ring broke**, the mark comes with the plan of the next one: no survivor reads on, each tells how far it has
 read before it comes to that ring, and what lies beyond is leased anew once the step is known that it begins after.
 
-**In a ring that trains**, where a switch could not do it (not all had told), or where the batch is shared out otherwise,
+**In a ring that trains**, where a switch could not (not all had told), or where the batch is shared out otherwise,
 the same follows it. Such a mark is lifted as soon as anything else is planned, or a worker's script has ended. Then all
 is as before, and the leases of before are used up in their own batches.
 
