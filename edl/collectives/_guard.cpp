@@ -15,6 +15,8 @@
 //
 // 4. To free who waits for a peer that is gone, the ring's connections have to be shut down, and those alone: the script
 //    has connections of its own, which its threads open when they like. Nobody else knows which are which.
+// 5. Horovod reads where it belongs from the environment, which all threads share: while a ring forms beside training,
+//    nobody may change that one. glibc's setenv() moves it away from under those who read it.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -29,6 +31,9 @@
 //    nanosleep                      order.
 //    gethostname                    to Horovod's thread this host is called by the address that it is to listen at.
 //    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
+//    getenv                         the library has an environment of its own, before that of the process.
+//
+// All of this is the state of one library. Who watches two of them loads a copy of this one for the second.
 //
 // Called through ctypes by edl/collectives/guard.py; built by setup.py where there is a compiler. Without it edl works,
 // but a peer's death is as bad as it is for Horovod.
@@ -52,6 +57,8 @@
 #include <exception>
 #include <memory>
 #include <mutex>
+#include <optional>
+#include <string>
 #include <thread>
 #include <typeinfo>
 #include <unordered_map>
@@ -112,6 +119,20 @@ int remember(int descriptor) {
 void forget(int descriptor) {
   const std::lock_guard<std::mutex> lock(sockets().mutex);
   sockets().open.erase(descriptor);
+}
+
+// ----------------------------------------------------------------------------------------------- its environment
+
+// What the library finds there before it looks at the process's own; without a value, it finds nothing. Changed between
+// two rings, when none of Horovod's threads may hold a value any more. Never destroyed, as above.
+struct Environment {
+  std::mutex mutex;
+  std::unordered_map<std::string, std::optional<std::string>> variables;
+};
+
+Environment& environment() {
+  static Environment* own = new Environment;
+  return *own;
 }
 
 // ------------------------------------------------------------------------------------------------- replacements
@@ -216,6 +237,14 @@ int name_of_host(char* name, size_t bytes) {
   return 0;
 }
 
+char* (*real_getenv)(const char*) = nullptr;
+char* variable(const char* name) {
+  const std::lock_guard<std::mutex> lock(environment().mutex);
+  const auto found = environment().variables.find(name);
+  if (found == environment().variables.end()) return real_getenv(name);
+  return found->second ? found->second->data() : nullptr;
+}
+
 struct Replacement {
   const char* name;
   void* ours;
@@ -232,6 +261,7 @@ const Replacement replacements[] = {
     {"pthread_cond_clockwait", reinterpret_cast<void*>(&wait_until), reinterpret_cast<void**>(&real_wait)},
     {"nanosleep", reinterpret_cast<void*>(&sleep_for), reinterpret_cast<void**>(&real_sleep)},
     {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
+    {"getenv", reinterpret_cast<void*>(&variable), reinterpret_cast<void**>(&real_getenv)},
 };
 
 // ------------------------------------------------------------------------------ the global offset table of a library
@@ -337,6 +367,15 @@ const char* edl_failure(int attempt) {
 }
 
 void edl_set_hurry(int on) { hurry = on != 0; }
+
+// Whether a connection of the ring that stands has ended, or somebody is in a hurry for another reason.
+int edl_hurries() { return hurry; }
+
+// What the library finds in the environment by this name from now on; a null pointer: nothing.
+void edl_set_variable(const char* name, const char* value) {
+  const std::lock_guard<std::mutex> lock(environment().mutex);
+  environment().variables[name] = value == nullptr ? std::nullopt : std::optional<std::string>(value);
+}
 
 void edl_set_standing(int on) { standing = on != 0; }
 

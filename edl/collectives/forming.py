@@ -1,7 +1,7 @@
 """Forming a ring: Horovod's native start, under a deadline, and survivable.
 
 Owns: the call of `horovod_init`, its deadline, and its failure. Does not own: the environment that it reads
-(`edl.collectives.horovod`), nor the guard that makes a failure survivable (`edl.collectives.guard`).
+(`edl.collectives.environment`), nor the guard that makes a failure survivable (`edl.collectives.guard`).
 """
 
 from __future__ import annotations

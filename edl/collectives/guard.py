@@ -1,35 +1,61 @@
 """The guard around Horovod's native library: `_guard.cpp`, which also tells what it guards against, and how.
 
-Owns: finding and calling it. Does not own: when to hurry (`edl.collectives.horovod`).
+Owns: finding and calling it. Does not own: when to hurry (`edl.collectives.engine`).
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import importlib.machinery
 import logging
+import os
 import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from edl.collectives.copies import private_copy
 
 logger = logging.getLogger("edl")
 
 
 class Guard:
-    """Around one of Horovod's libraries, which must be loaded. A process forms at most one ring at a time."""
+    """Around one of Horovod's libraries, which must be loaded, and which forms at most one ring at a time."""
 
-    def __init__(self, library: str) -> None:
-        self._native = _load()
-        self.active = self._native is not None and self._native.edl_watch(library.encode()) > 0
+    def __init__(self, library: str, *, copied: bool = False) -> None:
+        """`copied`: another guard is there already, and this one shares nothing with it. Raises OSError then."""
+        self._native = _load(copied=copied)
+        found = 0 if self._native is None else self._native.edl_watch(library.encode())
+        self.active = found > 0
+        self.whole = self.active and found == self._native.edl_replacements() and _has_environment(self._native)
         if not self.active:
             logger.debug("no guard around %s: if a peer dies while a ring forms, this process will, too", library)
-        elif self._native.edl_watch(library.encode()) < self._native.edl_replacements():
+        elif not self.whole:
             logger.debug("%s is not as the guard knows it", library)
 
     def arm(self, attempt: int) -> None:
         """The calling thread is about to start this attempt to form a ring."""
         if self._native is not None:
             self._native.edl_arm(attempt)
+
+    @contextlib.contextmanager
+    def environment(self, values: Mapping[str, str | None]) -> Iterator[None]:
+        """Inside, the library finds these in the environment, and nothing where it says None.
+
+        Where the guard is whole, nobody else does, so that rings may form while others look, or form one as well.
+        """
+        if self.whole:
+            for name, value in values.items():
+                self._native.edl_set_variable(name.encode(), None if value is None else value.encode())
+            yield
+            return
+        before = {name: os.environ.get(name) for name in values}
+        _assign(values)
+        try:
+            yield
+        finally:
+            _assign(before)
 
     def set_host(self, address: str) -> None:
         """Where the rings that form from now on listen, whatever this host's name resolves to."""
@@ -45,6 +71,11 @@ class Guard:
         """In a hurry, whatever Horovod's and gloo's threads wait for has timed out. From any thread."""
         if self._native is not None:
             self._native.edl_set_hurry(int(hurry))
+
+    @property
+    def hurries(self) -> bool:
+        """Somebody said so, or a connection of the ring that stands has ended."""
+        return self.whole and bool(self._native.edl_hurries())
 
     def cut(self) -> int:
         """Shut down all sockets that Horovod's library has open, and no others. From any thread. Returns how many.
@@ -66,14 +97,27 @@ def plain(message: str) -> str:
     return re.sub(r"\[/[^\]]*:\d+\] *", "", message)
 
 
-def _load() -> Any:
+def _load(*, copied: bool) -> Any:
     for suffix in importlib.machinery.EXTENSION_SUFFIXES:
         path = Path(__file__).with_name(f"_guard{suffix}")
         if path.exists():
-            native = ctypes.CDLL(str(path))
+            native = ctypes.CDLL(private_copy(str(path)) if copied else str(path))
             if not hasattr(native, "edl_cut"):
                 logger.warning("%s is of another edl than this: install it again (in a checkout, scripts/setup)", path)
                 return None
             native.edl_failure.restype = ctypes.c_char_p
             return native
     return None
+
+
+def _has_environment(native: Any) -> bool:
+    """One that was built for an older edl has none."""
+    return hasattr(native, "edl_set_variable")
+
+
+def _assign(values: Mapping[str, str | None]) -> None:
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value

@@ -1,36 +1,37 @@
-"""The ring, made of Horovod: one of its two libraries, `horovod.torch` or `horovod.tensorflow`, in this process.
+"""The ring, made of Horovod: of two copies of one of its libraries, that of `horovod.torch` or `horovod.tensorflow`.
 
-Owns: what Horovod reads from the environment, entering and leaving, bytes inside the ring, cutting it.
-Does not own: gradients and models (`edl.torch`, `edl.tensorflow` call Horovod for those), nor who is in the ring.
+Owns: which copy's ring this process sits in, forming the next one in the other, bytes inside the ring.
+Does not own: what one copy does (`edl.collectives.engine`), gradients and models (`edl.torch`, `edl.tensorflow` call
+Horovod for those), nor who is in the ring.
 
 Horovod's names for things: its *rendezvous* is the server through which members find each other; its *topology* is
 flat here, that is, each worker counts as a host of its own (local size 1). That halves the time to form a ring, because
 the meshes per host and across hosts are then trivial. Its price: hierarchical all-reduce is off. What scripts ask of it
 (`hvd.local_rank()`, `local_size`, `cross_rank`, `cross_size`) is answered from the place instead.
+
+Horovod has one ring per process. So there are two engines, each around a copy of its library that knows nothing of the
+other: while one reduces, the next ring forms in the other, and where Horovod's Python part calls one, it calls the
+other from then on. A ring that stands polls, so the old one is left at once, aside: between two changes one engine
+stands still.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
-import importlib
-import math
-import os
+import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
-from functools import partial
-from typing import Any, Protocol
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
-from edl.collectives.forming import Forming
-from edl.collectives.guard import Guard, plain
-from edl.collectives.rendezvous import HOROVODS_PORT
-from edl.collectives.ring import FormsInLine
+from edl.collectives.engine import RingEngine
+from edl.collectives.guard import plain
+from edl.collectives.libraries import Face
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 HEADER_BYTES = 4096  # a broadcast up to this size, less the length itself, needs one message instead of two
 LENGTH_BYTES = 8
-LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see HorovodRing.leave
 
 
 class Bytes(Protocol):
@@ -43,74 +44,81 @@ class Bytes(Protocol):
         """The largest of all members' values in each place: signed, of 64 bits."""
 
 
-class HorovodRing(FormsInLine):
+class HorovodRing:
     """`edl.collectives.ring.Ring` on one of Horovod's libraries."""
 
     def __init__(self, module: str, tensors: Bytes, failed: Callable[[BaseException], bool]) -> None:
         """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
-        self._horovod: Any = importlib.import_module(module)
-        self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
-        self._guard = Guard(self._basics.MPI_LIB_CTYPES._name)
-        self._tell_of_hosts(self._basics.MPI_LIB_CTYPES)
-        self._forming: Forming | None = None
-        self._turn = threading.Lock()  # an abort is over before the next ring begins to form
+        self._face = Face(module)
+        elastic = self._face.needs_elastic
+        libraries = [one for one in (self._face.first, self._face.second()) if one is not None]
+        self._engines = [RingEngine(library, needs_elastic=elastic) for library in libraries]
+        self._engine = self._engines[0]  # of the moment
+        self._spare = self._engines[1] if len(self._engines) > 1 else None
+        self._released = 0  # up to this generation, no ring that is prepared will be adopted
         self._tensors = tensors
         self._failed = failed
-        self._place: Place | None = None
-        self._broken = False
-        self._timeout_s = LEAVE_TIMEOUT_S
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
-        atexit.register(self.leave)
+        atexit.register(self._end)
 
     @property
     def place(self) -> Place | None:
-        return self._place
+        return self._engine.place
 
     def enter(self, place: Place, timeout_s: float) -> None:
-        self.leave()
-        if self._forming is not None and not self._forming.ended:
-            raise RingBroken("Horovod still holds on to a ring that did not form")
-        if self._basics.is_initialized():  # by the script's own hvd.init()
-            self._horovod.shutdown()
-        self._broken, self._timeout_s = False, timeout_s
-        with forming_environment(place, timeout_s, keep_elastic=bool(self._basics.nccl_built())):
-            with self._turn:
-                self._guard.set_hurry(False)
-                self._guard.set_host(place.address)
-                self._forming = Forming(self._basics.MPI_LIB_CTYPES, self._guard, place.generation)
-            self._forming.wait(timeout_s)
-        self._horovod.init()  # the native part is done by now; this is the rest of it, in Python
-        atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
-        self._place, self.size = place, place.size
-        self._guard.set_standing(True)
-
-    def _tell_of_hosts(self, library: Any) -> None:
-        """Scripts ask Horovod's Python part, which looks these functions up in its native part, anew each time."""
-        for what in ("local_rank", "local_size", "cross_rank", "cross_size"):
-            name = f"horovod_{what}"
-            setattr(library, name, partial(self._of_hosts, what, getattr(library, name)))
-
-    def _of_hosts(self, what: str, horovods: Callable[[], int]) -> int:
-        return horovods() if self._place is None else int(getattr(self._place, what))
+        self.release(place.generation)
+        self.size = 0
+        if self._engine.held and self._spare is not None:  # by an attempt that does not end
+            self._engine, self._spare = self._spare, self._engine
+        self._engine.form(place, timeout_s)
+        self._sit()
 
     def leave(self) -> None:
-        if self._place is None:
-            return
-        # A clean shutdown is negotiated between all members. If one of them is gone or frozen, it ends in a hurry;
-        # gloo's own time-out would be tens of seconds. If one is merely the first to be through with it, no
-        # member needs anything of another any more.
-        if self._broken:
-            self.abort()
-        rescue = threading.Timer(self._timeout_s, self.abort)
-        rescue.daemon = True
-        rescue.start()
-        try:
-            self._horovod.shutdown()
-        finally:
-            rescue.cancel()
-            self._place, self.size = None, 0
-            self._guard.set_standing(False)
-            self._guard.set_hurry(False)
+        self.size = 0
+        self._engine.leave()
+
+    # ------------------------------------------------------------------------------ the next ring, beside this one
+
+    @property
+    def prepares(self) -> bool:
+        return self._spare is not None
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        if self._spare is None:
+            raise RingBroken(f"ring {place.generation} cannot form beside one that stands")
+        self._spare.form(place, timeout_s, wanted=lambda: place.generation > self._released)
+
+    def adopt(self, generation: int) -> None:
+        spare = self._spare
+        if spare is None or not spare.stands(generation):
+            raise RingBroken(f"ring {generation} was not prepared, or has failed since")
+        left, self._engine, self._spare = self._engine, spare, self._engine
+        self._sit()
+        _let_go(left)
+
+    def release(self, generation: int) -> None:
+        self._released = max(self._released, generation)
+        spare = self._spare
+        if spare is not None and not spare.idle:
+            spare.abort(range(generation + 1))
+            _let_go(spare, range(generation + 1))
+
+    def _sit(self) -> None:
+        """In the ring of the engine."""
+        place = self._engine.place
+        assert place is not None  # it stands
+        self._face.call(self._engine.library)
+        self.size = place.size
+
+    def _end(self) -> None:
+        """The process does. None of Horovod's threads may be left, which would find their variables gone."""
+        self._released = sys.maxsize
+        if self._spare is not None:
+            self._spare.abort()
+        for engine in self._engines:
+            engine.leave()
+
+    # --------------------------------------------------------------------------------------------- bytes inside it
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         place = self._seat()
@@ -145,12 +153,9 @@ class HorovodRing(FormsInLine):
         return most == ~least
 
     def abort(self, given_up: range | None = None) -> None:
-        with self._turn:
-            forming = self._forming
-            if forming is None or (given_up is not None and forming.generation not in given_up):
-                return
-            forming.give_up()
-            self._guard.cut()
+        for engine in self._engines:  # what is prepared has nothing in flight
+            if given_up is not None or engine is self._engine or engine.place is None:
+                engine.abort(given_up)
 
     @contextlib.contextmanager
     def failing(self) -> Iterator[None]:
@@ -165,16 +170,16 @@ class HorovodRing(FormsInLine):
     def is_failure(self, error: BaseException) -> bool:
         """Whether the framework raised this because a collective failed; if so, the ring counts as broken."""
         failed = isinstance(error, RingBroken) or self._failed(error)
-        self._broken = self._broken or failed
+        self._engine.broken = self._engine.broken or failed
         return failed
 
     def _seat(self) -> Place:
-        if self._place is None:
+        if self.place is None:
             raise RingBroken("this process is in no ring")
-        return self._place
+        return self.place
 
     def _generation(self) -> int:
-        return self._place.generation if self._place else 0
+        return self.place.generation if self.place else 0
 
 
 def _pack(payload: bytes) -> bytes:
@@ -182,59 +187,11 @@ def _pack(payload: bytes) -> bytes:
     return head.ljust(HEADER_BYTES, b"\0")
 
 
-# ---------------------------------------------------------------------------------------------------- environment
-
-
-def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
-    """What must be there before the user's script touches Horovod itself.
-
-    With HOROVOD_ELASTIC=1 Horovod looks up sizes when an operation runs instead of when it is traced, and its own
-    optimizers keep their hooks in a ring of one: a solo ring would freeze both.
-    """
-    environ.setdefault("HOROVOD_ELASTIC", "1")
-    environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")  # tensors on a GPU go by what Horovod was built with
-    environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # a broken ring is reported once, by us
-
-
-def variables(place: Place, timeout_s: float) -> dict[str, str | None]:
-    """The environment of one place; None means: must not be set. What users tune (cycle time, ...) stays."""
-    found = place.rendezvous != ""
-    return {
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_GLOO_IFACE": place.interface,
-        "HOROVOD_HOSTNAME": place.worker,
-        "HOROVOD_RANK": str(place.rank),
-        "HOROVOD_SIZE": str(place.size),
-        "HOROVOD_LOCAL_RANK": "0",
-        "HOROVOD_LOCAL_SIZE": "1",
-        "HOROVOD_CROSS_RANK": "0",
-        "HOROVOD_CROSS_SIZE": "1",
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous if found else None,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": HOROVODS_PORT if found else None,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
-    }
-
-
-@contextlib.contextmanager
-def forming_environment(place: Place, timeout_s: float, keep_elastic: bool) -> Iterator[None]:
-    """Sets the variables of `place`, and hides HOROVOD_ELASTIC while the ring forms.
-
-    With it, a second init() first asks the rendezvous for the rank that we know already, and one without a rendezvous
-    (a solo ring) crashes. Only NCCL builds need it while they form: it lets NCCL's collectives be aborted.
-    """
-    _assign(variables(place, timeout_s))
-    elastic = os.environ.get("HOROVOD_ELASTIC")
-    if not keep_elastic or place.rendezvous == "":
-        os.environ.pop("HOROVOD_ELASTIC", None)
-    try:
-        yield
-    finally:
-        _assign({"HOROVOD_ELASTIC": elastic})
-
-
-def _assign(values: Mapping[str, str | None]) -> None:
-    for name, value in values.items():
-        if value is None:
-            os.environ.pop(name, None)
-        else:
-            os.environ[name] = value
+def _let_go(engine: RingEngine, generations: range | None = None) -> None:
+    """Leave its ring, aside. A ring that is formed there meanwhile is not meant."""
+    place = engine.place
+    if generations is None:
+        if place is None:
+            return
+        generations = range(place.generation, place.generation + 1)
+    threading.Thread(target=engine.leave, args=(generations,), name="edl-leaving", daemon=True).start()

@@ -16,7 +16,8 @@ import numpy as np
 import tensorflow as tf
 from tensorflow.python.eager import context
 
-from edl.collectives.horovod import HorovodRing, prepare_environment
+from edl.collectives.environment import prepare_environment
+from edl.collectives.horovod import HorovodRing
 from edl.core.worker.digest import Fingerprint
 from edl.errors import UsageError
 from edl.tensorflow import keras_optimizer, v1_optimizer

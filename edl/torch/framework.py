@@ -16,7 +16,8 @@ import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.collectives.horovod import HorovodRing, prepare_environment
+from edl.collectives.environment import prepare_environment
+from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Weight
 from edl.core.worker.digest import Fingerprint, leaves
 from edl.errors import UsageError

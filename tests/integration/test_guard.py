@@ -7,10 +7,12 @@ import os
 import shutil
 import socket
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from edl.collectives.copies import private_copy
 from edl.collectives.guard import Guard
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(120)]
@@ -19,6 +21,7 @@ LIBRARY = """
 #include <atomic>
 #include <chrono>
 #include <condition_variable>
+#include <cstdlib>
 #include <mutex>
 #include <stdexcept>
 #include <thread>
@@ -89,6 +92,8 @@ extern "C" const char* name_of_host() {
   horovods.join();
   return name;
 }
+
+extern "C" const char* variable(const char* name) { return getenv(name); }
 """
 
 
@@ -102,11 +107,15 @@ def native(tmp_path):
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", "-pthread"]
     own = "-Wl,-Bsymbolic"  # its Loop, not that of Horovod's gloo, which all see once another test has imported it
     subprocess.run([compiler, *options, own, source, "-o", library], check=True)
-    loaded: Any = ctypes.CDLL(str(library))
-    guard = Guard(str(library))
-    assert guard.active
-    guard.arm(1)
-    loaded.guard = guard
+    return guarded(str(library))
+
+
+def guarded(library: str, *, copied: bool = False) -> Any:
+    loaded: Any = ctypes.CDLL(library)
+    loaded.guard = Guard(library, copied=copied)
+    assert loaded.guard.whole
+    loaded.guard.arm(1)
+    loaded.variable.restype = ctypes.c_char_p
     return loaded
 
 
@@ -173,3 +182,37 @@ def test_a_number_that_was_given_out_again_belongs_to_somebody_else(native, behi
         assert works(one, other)
         one.close()
         other.close()
+
+
+def test_a_library_has_an_environment_of_its_own(native, monkeypatch):
+    monkeypatch.setenv("EDL_TEST_ONE", "the process's")
+    monkeypatch.setenv("EDL_TEST_TWO", "the process's")
+    monkeypatch.setenv("EDL_TEST_THREE", "the process's")
+    with native.guard.environment({"EDL_TEST_ONE": "its own", "EDL_TEST_TWO": None}):
+        found = [native.variable(name) for name in (b"EDL_TEST_ONE", b"EDL_TEST_TWO", b"EDL_TEST_THREE")]
+        assert found == [b"its own", None, b"the process's"]
+        assert os.environ["EDL_TEST_ONE"] == "the process's"
+
+
+def test_two_copies_of_a_library_share_nothing(native):
+    other = guarded(private_copy(native._name), copied=True)
+    for library, value in ((native, "1"), (other, "2")):
+        with library.guard.environment({"EDL_TEST_OWN": value}):
+            pass
+    assert (native.variable(b"EDL_TEST_OWN"), other.variable(b"EDL_TEST_OWN")) == (b"1", b"2")
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        mine = native.connect_to(server.getsockname()[1])
+        assert other.guard.cut() == 0
+        assert native.guard.cut() == 1
+        assert native.close_again(mine) == 0
+    other.guard.set_hurry(True)
+    assert (native.guard.hurries, other.guard.hurries) == (False, True)
+
+
+def test_only_what_is_loaded_is_copied(native, tmp_path):
+    longer = tmp_path / "longer.so"
+    longer.write_bytes(Path(native._name).read_bytes() + bytes(5_000_000))
+    assert Path(private_copy(str(longer))).stat().st_size < longer.stat().st_size - 5_000_000
+    (tmp_path / "text").write_text("no library")
+    with pytest.raises(OSError, match="no library of 64 bits"):
+        private_copy(str(tmp_path / "text"))

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import selectors
 import signal
 import subprocess
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
 
 import msgspec
 from warm_python import WarmPython
 
+from edl.protocol.ring import Place
 from edl.testing.gathering import Gathering
 
 HERE = Path(__file__).parent
@@ -82,6 +85,22 @@ class Worker:
                 stream.close()
 
 
+class Preparation:
+    """A ring that may form beside others."""
+
+    def __init__(self, generation: int, workers: dict[int, Worker], places: dict[int, Place], timeout_s: float) -> None:
+        self.generation = generation
+        self._workers = workers
+        self._places = places
+        self._timeout_s = timeout_s
+
+    def come(self, *members: int) -> None:
+        """These begin to form it, on threads of their own."""
+        for member in members:
+            place = msgspec.to_builtins(self._places[member])
+            self._workers[member].call("prepare", place, self._timeout_s)
+
+
 class Fleet:
     """Workers, and a loop on which they find each other. Use it as a context."""
 
@@ -107,6 +126,13 @@ class Fleet:
     def __getitem__(self, index: int) -> Worker:
         return self.workers[index]
 
+    @contextlib.contextmanager
+    def preparing(self, members: list[int], timeout_s: float = 20.0) -> Iterator[Preparation]:
+        """Inside, a ring of these workers may form beside those in which they are: who comes is said later."""
+        with self._gathered(members) as places:
+            workers = {member: self.workers[member] for member in members}
+            yield Preparation(self._generation, workers, dict(zip(members, places, strict=True)), timeout_s)
+
     def form(
         self,
         members: list[int],
@@ -115,25 +141,30 @@ class Fleet:
         hosts: list[dict[str, int]] | None = None,
     ) -> None:
         """A ring of these workers, ranks in this order. `expect`: only these are told to enter; `hosts`: on which."""
-        self._generation += 1
-        names = [self.workers[member].name for member in members]
-        gathering = Gathering(names, self._generation)
-        places = asyncio.run_coroutine_threadsafe(gathering.open(), self._loop).result()
-        try:
+        with self._gathered(members) as places:
             entering = members if expect is None else expect
             for member in entering:
                 rank = members.index(member)
                 place = msgspec.structs.replace(places[rank], **(hosts[rank] if hosts else {}))
                 self.workers[member].send("enter", msgspec.to_builtins(place), timeout_s)
             self._collect(entering)
-        finally:
-            asyncio.run_coroutine_threadsafe(gathering.stop(), self._loop).result()
 
     def together(self, members: list[int], command: str, arguments: list[tuple[Any, ...]] | None = None) -> list[Any]:
         """All members do `command` at the same time; `arguments` has a tuple for each."""
         for index, member in enumerate(members):
             self.workers[member].send(command, *(arguments[index] if arguments else ()))
         return self._collect(members)
+
+    @contextlib.contextmanager
+    def _gathered(self, members: list[int]) -> Iterator[list[Place]]:
+        """Inside, the members of the next generation find each other."""
+        self._generation += 1
+        gathering = Gathering([self.workers[member].name for member in members], self._generation)
+        places = asyncio.run_coroutine_threadsafe(gathering.open(), self._loop).result()
+        try:
+            yield places
+        finally:
+            asyncio.run_coroutine_threadsafe(gathering.stop(), self._loop).result()
 
     def _collect(self, members: list[int]) -> list[Any]:
         """All answers, in the order of `members`. After an error the others get a moment more: they may be stuck."""

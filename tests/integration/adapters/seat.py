@@ -13,6 +13,7 @@ import sys
 import threading
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -46,6 +47,49 @@ class Own:
                 one = socket.create_connection(server.getsockname())
                 self._pairs.append((one, server.accept()[0]))
                 time.sleep(0.01)
+
+
+class Next:
+    """The next ring, formed on a thread of its own as a trainer does it."""
+
+    def __init__(self, ring: Any) -> None:
+        self._ring = ring
+        self._thread = threading.Thread()
+        self._outcome = ""
+
+    def prepare(self, place: dict[str, Any], timeout_s: float) -> None:
+        self._thread = threading.Thread(target=self._prepare, args=(msgspec.convert(place, Place), timeout_s))
+        self._thread.start()
+
+    @property
+    def under_way(self) -> bool:
+        return self._thread.is_alive()
+
+    def outcome(self) -> str:
+        """Nothing if it stands, or why it does not. Waits for it."""
+        self._thread.join()
+        return self._outcome
+
+    def _prepare(self, place: Place, timeout_s: float) -> None:
+        try:
+            self._ring.prepare(place, timeout_s)
+            self._outcome = ""
+        except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
+            self._outcome = f"{type(error).__name__}: {error}"
+
+
+def used() -> dict[str, float]:
+    """What this process has open, and what it computes while nobody asks it to, in seconds per second."""
+    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    cpu, now = time.process_time(), time.monotonic()
+    time.sleep(0.5)
+    return {
+        "files": len(links),
+        "sockets": sum(link.startswith("socket:") for link in links),
+        "threads": len(list(Path("/proc/self/task").iterdir())),
+        "resident_mb": int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20,
+        "cpu": (time.process_time() - cpu) / (time.monotonic() - now),
+    }
 
 
 class FakeTrainer:
@@ -118,10 +162,28 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         timers.append(threading.Timer(seconds, framework.ring.abort))
         timers[-1].start()
 
+    def later(seconds: float, command: str, *arguments: Any) -> None:
+        """On a thread of its own."""
+        timers.append(threading.Timer(seconds, known[command], arguments))
+        timers[-1].start()
+
     def aborted() -> None:
         """Wait for it: a peer's abort frees us as well, and ours must not come into the next ring."""
         while timers:
             timers.pop().join()
+
+    following = Next(framework.ring)
+
+    def train_beside(*batch: Any) -> tuple[int, str]:
+        """Steps, as long as the next ring forms on any member; how many, and what the last one of them failed of."""
+        steps, error = 0, ""
+        while not error:
+            under_way = framework.ring.agree(int(following.under_way))
+            if not under_way:
+                break
+            error = commands["train"](*batch)
+            steps += 1
+        return steps, error
 
     def synchronize(root: int) -> None:
         framework.synchronize(root)
@@ -129,13 +191,23 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
 
     known = {
         "abort": framework.ring.abort,
+        "abort_of": lambda generation: framework.ring.abort(range(generation, generation + 1)),
         "abort_after": abort_after,
         "aborted": aborted,
+        "adopt": framework.ring.adopt,
         "enter": enter,
+        "later": later,
         "leave": framework.ring.leave,
         "agree": framework.ring.agree,
         "broadcast": lambda text, root: framework.ring.broadcast(text and text.encode(), root).decode(),
+        "prepare": following.prepare,
+        "prepared": following.outcome,
+        "prepares": lambda: framework.ring.prepares,
+        "release": framework.ring.release,
+        "stands": lambda: framework.ring.place.generation,
         "synchronize": synchronize,
+        "train_beside": train_beside,
+        "used": used,
         "weight": framework.set_weight,
         "weightless": lambda: framework.set_weight(0.0, weightless=True),
         "open_own": own.open_for,

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 
 import pytest
 
-from edl.collectives.guard import plain
-from edl.collectives.horovod import forming_environment, prepare_environment, variables
+from edl.collectives.environment import prepare_environment, variables
+from edl.collectives.guard import Guard, plain
 from edl.collectives.share import Weight
 from edl.protocol.ring import Place, solo
 
 PLACE = Place(3, 1, 4, "w7", "127.0.0.1:4711/token", interface="eth0", local_rank=1, local_size=2)
-
-
-@pytest.fixture(autouse=True)
-def restored() -> Iterator[None]:
-    """A trainer's process keeps what its ring was formed with; other tests must not find it."""
-    before = dict(os.environ)
-    yield
-    os.environ.clear()
-    os.environ.update(before)
 
 
 def test_each_worker_passes_for_a_host_of_its_own() -> None:
@@ -36,21 +26,27 @@ def test_each_worker_passes_for_a_host_of_its_own() -> None:
     assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3"  # whole seconds, never fewer than asked for
 
 
-def test_a_solo_ring_has_no_rendezvous(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("HOROVOD_GLOO_RENDEZVOUS_ADDR", "left over")
-    monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with forming_environment(solo("w0"), 1.0, keep_elastic=True):
-        assert "HOROVOD_GLOO_RENDEZVOUS_ADDR" not in os.environ
-        assert "HOROVOD_ELASTIC" not in os.environ  # with it, Horovod would ask a rendezvous that is not there
-    assert os.environ["HOROVOD_ELASTIC"] == "1"
+def test_a_solo_ring_has_no_rendezvous() -> None:
+    found = variables(solo("w0"), 1.0, keep_elastic=True)
+    assert found["HOROVOD_GLOO_RENDEZVOUS_ADDR"] is None
+    assert found["HOROVOD_ELASTIC"] is None  # with it, Horovod would ask a rendezvous that is not there
 
 
-def test_elastic_is_hidden_while_a_ring_forms_unless_nccl_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_elastic_is_hidden_while_a_ring_forms_unless_nccl_needs_it() -> None:
+    assert variables(PLACE, 1.0)["HOROVOD_ELASTIC"] is None
+    assert "HOROVOD_ELASTIC" not in variables(PLACE, 1.0, keep_elastic=True)
+
+
+def test_without_a_guard_the_process_lends_its_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("edl.collectives.guard._load", lambda copied: None)
     monkeypatch.setenv("HOROVOD_ELASTIC", "1")
-    with forming_environment(PLACE, 1.0, keep_elastic=False):
+    monkeypatch.setenv("HOROVOD_RANK", "its launcher's")
+    monkeypatch.delenv("HOROVOD_SIZE", raising=False)
+    with Guard("no library").environment({"HOROVOD_RANK": "3", "HOROVOD_SIZE": "4", "HOROVOD_ELASTIC": None}):
+        assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_SIZE"]) == ("3", "4")
         assert "HOROVOD_ELASTIC" not in os.environ
-    with forming_environment(PLACE, 1.0, keep_elastic=True):
-        assert os.environ["HOROVOD_ELASTIC"] == "1"
+    assert (os.environ["HOROVOD_RANK"], os.environ["HOROVOD_ELASTIC"]) == ("its launcher's", "1")
+    assert "HOROVOD_SIZE" not in os.environ
 
 
 def test_what_users_set_stays() -> None:

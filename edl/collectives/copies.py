@@ -1,0 +1,42 @@
+"""A private copy of a native library: the loader takes it for another one, with variables and threads of its own.
+
+Owns: what such a copy has, and where it lies. Does not own: loading it (`edl.collectives.libraries`).
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from pathlib import Path
+
+_HEAD = struct.Struct("<4sBB10xHHIQQQIHHHHHH")  # of an ELF file of 64 bits
+_PART = struct.Struct("<IIQQQQQQ")
+_IS_LOADED = 1
+
+
+def private_copy(path: str) -> str:
+    """The name of a copy that lives in memory, as long as this process does. Raises OSError.
+
+    Another file, as the loader knows a hard link for what it is. It stays open: the loader also knows libraries by
+    their names, and a number that is free again would name another.
+    """
+    contents = _loaded_part(Path(path))
+    descriptor = os.memfd_create(f"edl-{Path(path).name}")
+    os.truncate(descriptor, len(contents))
+    with os.fdopen(descriptor, "wb", closefd=False) as copy:
+        copy.write(contents)
+    return f"/proc/self/fd/{descriptor}"
+
+
+def _loaded_part(path: Path) -> bytes:
+    """Of Horovod's 60 MB nearly all is for debuggers, behind what is ever loaded."""
+    with path.open("rb") as file:
+        head = file.read(_HEAD.size)
+        if len(head) < _HEAD.size or head[:6] != b"\x7fELF\x02\x01":
+            raise OSError(f"{path} is no library of 64 bits")
+        first, number = (_HEAD.unpack(head)[index] for index in (7, 12))
+        file.seek(first)
+        parts = list(_PART.iter_unpack(file.read(number * _PART.size)))
+        end = max(part[2] + part[5] for part in parts if part[0] == _IS_LOADED)
+        file.seek(0)
+        return file.read(end)

@@ -1,0 +1,121 @@
+"""One of Horovod's native libraries with its guard and its environment: an engine, which holds one ring at a time.
+
+Owns: forming that ring, leaving it, cutting it. Does not own: which engine's ring the process trains in
+(`edl.collectives.horovod`), nor the tensors that it reduces.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from edl.collectives.environment import variables
+from edl.collectives.forming import Forming
+from edl.collectives.libraries import Library
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+
+LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see RingEngine._leave
+
+
+class RingEngine:
+    """Any thread may call it: whoever forms or leaves a ring has the engine to itself until that is done."""
+
+    def __init__(self, library: Library, *, needs_elastic: bool) -> None:
+        self.library = library
+        self.place: Place | None = None  # in the ring that stands here
+        self.broken = False  # a collective of that ring has failed
+        self._needs_elastic = needs_elastic
+        self._guard = library.guard
+        self._forming: Forming | None = None
+        self._busy = threading.Lock()
+        self._turn = threading.Lock()  # an abort is over before the next ring begins to form
+        self._timeout_s = LEAVE_TIMEOUT_S
+        self._tell_of_hosts(library.native)
+
+    @property
+    def held(self) -> bool:
+        """Horovod has not let go of a ring that did not form."""
+        return self._forming is not None and not self._forming.ended
+
+    @property
+    def idle(self) -> bool:
+        """No ring stands here, forms or is being left."""
+        return self.place is None and not self._busy.locked()
+
+    def stands(self, generation: int) -> bool:
+        """Whether the ring of this generation does, and nobody has left it yet, as far as is known here."""
+        return self.place is not None and self.place.generation == generation and not self._guard.hurries
+
+    def form(self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True) -> None:
+        """The ring of `place`, once the one before is left; if it still is `wanted` then. Raises RingBroken in time."""
+        if not self._busy.acquire(timeout=timeout_s):
+            raise RingBroken(f"the ring did not form: the one before it was not left within {timeout_s:g} s")
+        try:
+            self._leave()
+            self._form(place, timeout_s, wanted)
+        finally:
+            self._busy.release()
+
+    def leave(self, generations: range | None = None) -> None:
+        """The ring that stands, if it is of one of these: one that was formed since is not meant."""
+        with self._busy:
+            if generations is None or (self.place is not None and self.place.generation in generations):
+                self._leave()
+
+    def abort(self, given_up: range | None = None) -> None:
+        """From any thread, at once: end what the ring does, or its forming."""
+        with self._turn:
+            forming = self._forming
+            if forming is None or (given_up is not None and forming.generation not in given_up):
+                return
+            forming.give_up()
+            self._guard.cut()
+
+    def _form(self, place: Place, timeout_s: float, wanted: Callable[[], bool]) -> None:
+        if self.held:
+            raise RingBroken("Horovod still holds on to a ring that did not form")
+        if self.library.native.horovod_is_initialized():  # by the script's own hvd.init()
+            self.library.shut_down()
+        self.broken, self._timeout_s = False, timeout_s
+        with self._guard.environment(variables(place, timeout_s, keep_elastic=self._needs_elastic)):
+            with self._turn:
+                if not wanted():
+                    raise RingBroken("the ring did not form: it was given up before")
+                self._guard.set_hurry(False)
+                self._guard.set_host(place.address)
+                self._forming = Forming(self.library.native, self._guard, place.generation)
+            self._forming.wait(timeout_s)
+        self.place = place
+        self._guard.set_standing(True)
+
+    def _leave(self) -> None:
+        if self.place is None:
+            return
+        # A clean shutdown is negotiated between all members. If one of them is gone or frozen, it ends in a hurry;
+        # gloo's own time-out would be tens of seconds. If one is merely the first to be through with it, no
+        # member needs anything of another any more.
+        if self.broken:
+            self.abort()
+        rescue = threading.Timer(self._timeout_s, self.abort)
+        rescue.daemon = True
+        rescue.start()
+        try:
+            self.library.shut_down()
+        finally:
+            rescue.cancel()
+            self.place = None
+            self._guard.set_standing(False)
+            self._guard.set_hurry(False)
+            self._guard.cut()  # gloo keeps them until it is asked for another ring, which may be hours from now
+
+    def _tell_of_hosts(self, native: Any) -> None:
+        """Scripts ask Horovod's Python part, which looks these functions up in its native part, anew each time."""
+        for what in ("local_rank", "local_size", "cross_rank", "cross_size"):
+            name = f"horovod_{what}"
+            setattr(native, name, partial(self._of_hosts, what, getattr(native, name)))
+
+    def _of_hosts(self, what: str, horovods: Callable[[], int]) -> int:
+        return horovods() if self.place is None else int(getattr(self.place, what))

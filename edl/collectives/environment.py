@@ -1,0 +1,48 @@
+"""What Horovod reads from the environment: once per process, and each time when it forms a ring.
+
+Owns: the names and their values. Does not own: how one library is given its own (`edl.collectives.guard`).
+"""
+
+from __future__ import annotations
+
+import math
+import os
+
+from edl.collectives.rendezvous import HOROVODS_PORT
+from edl.protocol.ring import Place
+
+
+def prepare_environment(environ: dict[str, str] | os._Environ[str] = os.environ) -> None:
+    """What must be there before the user's script touches Horovod itself.
+
+    With HOROVOD_ELASTIC=1 Horovod looks up sizes when an operation runs instead of when it is traced, and its own
+    optimizers keep their hooks in a ring of one: a solo ring would freeze both.
+    """
+    environ.setdefault("HOROVOD_ELASTIC", "1")
+    environ.setdefault("HOROVOD_CPU_OPERATIONS", "gloo")  # tensors on a GPU go by what Horovod was built with
+    environ.setdefault("HOROVOD_LOG_LEVEL", "fatal")  # a broken ring is reported once, by us
+
+
+def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> dict[str, str | None]:
+    """Those of one place, while its ring forms; None means: must not be set. What users tune (cycle time, ...) stays.
+
+    HOROVOD_ELASTIC is hidden: with it, a second init() first asks the rendezvous for the rank that we know already, and
+    one without a rendezvous (a solo ring) crashes.
+    """
+    found = place.rendezvous != ""
+    elastic: dict[str, str | None] = {} if keep_elastic and found else {"HOROVOD_ELASTIC": None}
+    return {
+        "HOROVOD_CONTROLLER": "gloo",
+        "HOROVOD_GLOO_IFACE": place.interface,
+        "HOROVOD_HOSTNAME": place.worker,
+        "HOROVOD_RANK": str(place.rank),
+        "HOROVOD_SIZE": str(place.size),
+        "HOROVOD_LOCAL_RANK": "0",
+        "HOROVOD_LOCAL_SIZE": "1",
+        "HOROVOD_CROSS_RANK": "0",
+        "HOROVOD_CROSS_SIZE": "1",
+        "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous if found else None,
+        "HOROVOD_GLOO_RENDEZVOUS_PORT": HOROVODS_PORT if found else None,
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
+        **elastic,
+    }

@@ -1,0 +1,224 @@
+"""The next ring of real Horovod forms beside the one that stands, and is adopted, given up, or fails: all get on."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pace import patient
+
+sys.path.insert(0, str(Path(__file__).parent / "adapters"))
+
+from fleet import Fleet, WorkerFailed
+from warm_python import WarmPython
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+BATCH = [[1.0] * 6], [1.0]
+
+
+@pytest.fixture(scope="module", params=["torch"])
+def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
+    with Fleet(warm, "torch_worker.py", 4, "sgd") as fleet:
+        assert fleet.together([0, 1, 2, 3], "prepares") == [True] * 4
+        yield fleet
+
+
+def train(fleet: Fleet, members: list[int]) -> list[str]:
+    fleet.together(members, "weight", [(1 / len(members),)] * len(members))
+    return fleet.together(members, "train", [BATCH] * len(members))
+
+
+def adopt(fleet: Fleet, members: list[int], generation: int) -> None:
+    """All members do, and train in it."""
+    fleet.together(members, "adopt", [(generation,)] * len(members))
+    assert fleet.together(members, "stands") == [generation] * len(members)
+    fleet.together(members, "synchronize", [(0,)] * len(members))
+    check_trains(fleet, members)
+
+
+def change(fleet: Fleet, members: list[int]) -> None:
+    """From whatever rings they are in, while those stand."""
+    with fleet.preparing(members) as following:
+        following.come(*members)
+        assert fleet.together(members, "prepared") == [""] * len(members)
+    adopt(fleet, members, following.generation)
+
+
+def train_beside(fleet: Fleet) -> None:
+    """Until the next ring stands, or will not."""
+    for member in (0, 1):
+        fleet[member].send("train_beside", *BATCH)
+
+
+def check_trains(fleet: Fleet, members: list[int]) -> None:
+    assert train(fleet, members) == [""] * len(members)
+    first, *others = fleet.together(members, "weights")
+    assert all(other == first for other in others)
+
+
+def check_untouched(fleet: Fleet) -> None:
+    """Those who trained beside made the same steps, none of which failed; and they go on."""
+    beside = [fleet[member].answer() for member in (0, 1)]
+    assert beside[0] == beside[1]
+    steps, error = beside[0]
+    assert (steps > 3, error) == (True, "")
+    check_trains(fleet, [0, 1])
+
+
+def check_not_formed(fleet: Fleet, outcomes: list[str], why: str = "") -> None:
+    assert all(outcome.startswith(f"RingBroken: the ring did not form: {why}") for outcome in outcomes), outcomes
+
+
+def settled(fleet: Fleet, sockets: float) -> dict[str, float]:
+    """What the first worker uses once what it left is gone."""
+    deadline = time.monotonic() + patient(10)
+    while True:
+        used: dict[str, float] = fleet[0].call("used")
+        if used["sockets"] == sockets or time.monotonic() > deadline:
+            return used
+
+
+@pytest.fixture(autouse=True)
+def ring_of_two(fleet: Fleet) -> None:
+    fleet.form([0, 1])
+    fleet.together([0, 1], "synchronize", [(0,)] * 2)
+
+
+def test_the_next_ring_forms_while_this_one_reduces(fleet: Fleet) -> None:
+    """The newcomer is in its ring of one meanwhile."""
+    with fleet.preparing([1, 0, 2]) as following:
+        following.come(0, 1)
+        train_beside(fleet)
+        time.sleep(0.2)  # for some steps
+        following.come(2)
+        assert fleet[2].call("prepared") == ""
+        check_untouched(fleet)
+        assert fleet.together([0, 1], "prepared") == ["", ""]
+    adopt(fleet, [1, 0, 2], following.generation)
+
+
+def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
+    """But two threads that sleep, of an engine that has held a ring."""
+    change(fleet, [0, 1])
+    fleet.together([0, 1], "leave")
+    alone = fleet[0].call("used")
+    fleet.form([0, 1])
+    before = fleet[0].call("used")
+    assert before["sockets"] > alone["sockets"]
+    for members in ([0, 1, 2], [1, 0]) * 15:
+        change(fleet, members)
+    after = settled(fleet, before["sockets"])
+    for what in ("files", "sockets", "threads"):
+        assert after[what] == before[what], what
+    assert after["resident_mb"] < before["resident_mb"] + 10
+    fleet.together([0, 1], "leave")
+    left = settled(fleet, alone["sockets"])
+    assert left["sockets"] == alone["sockets"]
+    assert left["cpu"] < 0.05, "a ring that stands polls"
+
+
+def test_a_ring_that_is_released_while_it_forms(fleet: Fleet) -> None:
+    began = time.monotonic()
+    with fleet.preparing([0, 1, 3], 60.0) as following:
+        following.come(0, 1)
+        fleet.together([0, 1], "later", [(0.5, "release", following.generation)] * 2)
+        train_beside(fleet)
+        check_untouched(fleet)
+        check_not_formed(fleet, fleet.together([0, 1], "prepared"))
+    assert time.monotonic() - began < patient(20)
+    change(fleet, [1, 0])
+
+
+def test_a_ring_that_was_released_before_it_was_asked_for(fleet: Fleet) -> None:
+    with fleet.preparing([0, 1], 60.0) as following:
+        fleet.together([0, 1], "release", [(following.generation,)] * 2)
+        following.come(0, 1)
+        check_not_formed(fleet, fleet.together([0, 1], "prepared"), "it was given up before")
+    change(fleet, [1, 0])
+
+
+def test_a_ring_that_stands_and_is_released(fleet: Fleet) -> None:
+    fleet.together([0, 1], "leave")
+    alone = fleet[0].call("used")["sockets"]
+    fleet.form([0, 1])
+    sockets = fleet[0].call("used")["sockets"]
+    with fleet.preparing([0, 1]) as following:
+        following.come(0, 1)
+        assert fleet.together([0, 1], "prepared") == ["", ""]
+    fleet.together([0, 1], "release", [(following.generation,)] * 2)
+    with pytest.raises(WorkerFailed, match="RingBroken"):
+        fleet.together([0, 1], "adopt", [(following.generation,)] * 2)
+    check_trains(fleet, [0, 1])
+    assert settled(fleet, sockets)["sockets"] == sockets > alone
+    change(fleet, [1, 0])
+
+
+def test_a_member_that_never_comes(fleet: Fleet) -> None:
+    with fleet.preparing([3, 0, 1], 2.0) as following:
+        following.come(0, 1)
+        train_beside(fleet)
+        check_untouched(fleet)
+        outcomes = fleet.together([0, 1], "prepared")
+    check_not_formed(fleet, outcomes, "not all members came within 2 s")
+    change(fleet, [1, 0])
+
+
+def test_the_ring_that_stands_fails_while_the_next_one_forms(fleet: Fleet) -> None:
+    """A forced change forms at once, in line, and what formed is given up."""
+    generation = fleet[0].call("stands")
+    with fleet.preparing([0, 1, 3], 60.0) as following:
+        following.come(0, 1)
+        fleet[0].call("abort_of", generation)
+        assert all("Broken" in answer or "Error" in answer for answer in train(fleet, [0, 1]))
+        fleet.form([1, 0])
+        check_trains(fleet, [0, 1])
+        check_not_formed(fleet, fleet.together([0, 1], "prepared"))
+    change(fleet, [0, 1])
+
+
+def test_the_ring_that_stands_fails_when_the_next_one_is_there(fleet: Fleet) -> None:
+    """A worker that has missed the word voids a mini-batch, and adopts the ring that already stands."""
+    generation = fleet[0].call("stands")
+    with fleet.preparing([0, 1, 2]) as following:
+        following.come(0, 1, 2)
+        assert fleet.together([0, 1, 2], "prepared") == [""] * 3
+    fleet.together([0, 2], "adopt", [(following.generation,)] * 2)
+    fleet[1].call("weight", 0.5)
+    assert "HorovodInternalError" in (late := fleet[1].call("train", *BATCH)) or "RingBroken" in late
+    fleet[1].call("abort")  # of what is in flight, which is not the next ring
+    assert fleet[1].call("stands") == generation
+    fleet[1].call("adopt", following.generation)
+    fleet.together([0, 1, 2], "synchronize", [(0,)] * 3)
+    check_trains(fleet, [0, 1, 2])
+
+
+def test_an_abort_between_prepared_and_adopted(fleet: Fleet) -> None:
+    with fleet.preparing([1, 0]) as following:
+        following.come(0, 1)
+        assert fleet.together([0, 1], "prepared") == ["", ""]
+    fleet[0].call("abort_of", following.generation)
+    check_trains(fleet, [0, 1])  # the one that stands
+    for member in (0, 1):
+        with pytest.raises(WorkerFailed, match=r"RingBroken: ring \d+ was not prepared, or has failed since"):
+            fleet[member].call("adopt", following.generation)
+    check_trains(fleet, [0, 1])
+    change(fleet, [1, 0])
+
+
+def test_a_member_is_killed_while_the_next_ring_forms(fleet: Fleet) -> None:
+    """At whatever moment of it. The leader's word frees those whom the death itself does not."""
+    with fleet.preparing([0, 3, 1], 60.0) as following:
+        following.come(3, 0, 1)
+        fleet[3].signal(signal.SIGKILL)
+        fleet.together([0, 1], "later", [(1.0, "release", following.generation)] * 2)
+        train_beside(fleet)
+        check_untouched(fleet)
+        fleet.together([0, 1], "prepared")
+        fleet.together([0, 1], "aborted")
+    with pytest.raises(WorkerFailed, match=r"RingBroken"):
+        fleet[0].call("adopt", following.generation)
+    change(fleet, [1, 0])
