@@ -18,5 +18,11 @@ setup(
             extra_compile_args=["-std=c11", "-O2", "-g0"],
             optional=True,
         ),
+        Extension(  # see edl/core/worker/digest.py
+            "edl.core.worker._digest",
+            ["edl/core/worker/_digest.c"],
+            extra_compile_args=["-std=c11", "-O3", "-g0"],
+            optional=True,
+        ),
     ]
 )

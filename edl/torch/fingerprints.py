@@ -16,7 +16,8 @@ import numpy as np
 import torch
 
 from edl.core.worker import digest
-from edl.core.worker.digest import HALF, OF_HALVES, OF_WORDS, ROW, Fingerprint
+from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW, Fingerprint
+from edl.core.worker.digest_sums import HALF
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
 

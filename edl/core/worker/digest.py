@@ -7,6 +7,9 @@ Bytes are read as words of 64 bits, `ROW` of them a row; the digest of a row is 
 of its position, and of its upper half times another one, modulo 2**64. So one flipped bit always changes it, and two
 changes undo each other as seldom as chance has it: without the upper half twice, two flipped signs would always do.
 It takes its time from memory: no copy of the bytes is made, and no table of them kept.
+
+The sums are worked out in C (`_digest.c`) where edl was installed with a compiler, else by numpy (`digest_sums.py`),
+which takes four times as long.
 """
 
 from __future__ import annotations
@@ -20,10 +23,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+try:
+    from edl.core.worker._digest import sums_of_rows
+except ImportError:
+    from edl.core.worker.digest_sums import sums_of_rows
+
 ROW: Final = 4096  # words
-HALF: Final = 32  # bits
-MASK: Final = 2**64 - 1
-CHUNK: Final = 8 * ROW  # words whose upper halves are worked out at a time, within the caches
 
 
 class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
@@ -45,34 +50,10 @@ def _weights(first: int) -> NDArray[np.uint64]:
 OF_WORDS: Final = _weights(1)
 OF_HALVES: Final = _weights(1 + ROW)
 
-_halves = np.empty(CHUNK, np.uint64)
-
 
 def rows(contents: NDArray[np.uint8]) -> bytes:
     """The digest of each row of some bytes, which lie one after the other, and what is left of less than a word."""
-    end = contents.size // 8 * 8
-    words = contents[:end].view(np.uint64)
-    found = [_of_chunk(words[begin : begin + CHUNK]) for begin in range(0, words.size, CHUNK)]
-    if end < contents.size:
-        found.append(contents[end:].tobytes())
-    return found[0] if len(found) == 1 else b"".join(found)
-
-
-def _of_chunk(words: NDArray[np.uint64]) -> bytes:
-    halves = np.right_shift(words, HALF, out=_halves[: words.size])
-    whole = words.size // ROW * ROW
-    last = _of_part(words[whole:], halves[whole:]) if whole < words.size else b""
-    if not whole:
-        return last
-    found = words[:whole].reshape(-1, ROW) @ OF_WORDS
-    found += halves[:whole].reshape(-1, ROW) @ OF_HALVES
-    return found.tobytes() + last
-
-
-def _of_part(words: NDArray[np.uint64], halves: NDArray[np.uint64]) -> bytes:
-    """Of a row that is not full."""
-    found = int(words @ OF_WORDS[: words.size]) + int(halves @ OF_HALVES[: words.size])
-    return (found & MASK).to_bytes(8, "little")
+    return sums_of_rows(contents, OF_WORDS, OF_HALVES)
 
 
 def fingerprint(name: str, form: str, contents: bytes) -> Fingerprint:

@@ -9,6 +9,7 @@ import struct
 import numpy as np
 import pytest
 
+from edl.core.worker import digest, digest_sums
 from edl.core.worker.digest import ROW, Fingerprint, fingerprint_of_array, fingerprint_of_value, leaves, of_all, rows
 
 SIZES = (1, 3, 8, 20, 8 * ROW, 8 * ROW + 12, 8 * 9 * ROW + 8 * 5 + 1)  # bytes: parts of a word, of a row, of a chunk
@@ -43,6 +44,7 @@ def plainly(data: bytes) -> bytes:
 def test_they_are_the_same_sums_on_every_machine(size: int) -> None:
     data = contents(size)
     assert rows(data) == plainly(data.tobytes())
+    assert digest_sums.sums_of_rows(data, digest.OF_WORDS, digest.OF_HALVES) == rows(data), "without a compiler"
 
 
 @pytest.mark.parametrize("size", SIZES)
