@@ -128,6 +128,7 @@ class TensorFlowFramework:
         """Functions will be traced that reduce, though their first traces did not."""
         if tf.executing_eagerly():
             self._share.create()
+            self._waiting.create()
 
     def updates(self) -> tuple[int, ...] | None:
         """What changes with each update, be it one that no worker had samples for. None: edl cannot tell."""

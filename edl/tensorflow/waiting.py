@@ -9,26 +9,31 @@ waiting.
 
 from __future__ import annotations
 
+import atexit
 import itertools
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import tensorflow as tf
 
-TELL_S = 0.1  # a call of Python takes 0.2 ms, so it comes once for so much waiting, on workers that have nothing to do
+TELL_S = 0.1  # how often it is told
 
 _numbers = itertools.count()
 
 
 class Waiting:
-    """Graphs add it up in a table, which lives where they run.
+    """What all graphs of this process have waited.
 
-    Not in a variable: a function that was traced before may not make one, and in a graph of TensorFlow 1 the script
-    would have to initialize it.
+    A traced function adds to a variable of ours, which a thread looks at now and then: in a step it costs less than
+    a branch that now and then calls Python. A graph of TensorFlow 1 cannot, as a variable in it would be the script's
+    to initialize. There it is added up in a table, which lives where the graph runs.
     """
 
     def __init__(self) -> None:
-        self._name = f"edl_waiting_{next(_numbers)}"
+        self._total: Any = None  # seconds, as functions add it up
+        self._reader: _Reader | None = None
+        self._table = f"edl_waiting_{next(_numbers)}"
 
     def since(self, began: Any, averaged: Sequence[Any], tell: Callable[[int], None]) -> list[Any]:
         """Take the time from `began` until all of `averaged` are there.
@@ -37,15 +42,53 @@ class Waiting:
         """
         passed = when(averaged) - began
         with tf.device("/CPU:0"):
-            table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float64, shared_name=self._name)
-            key = tf.zeros((), tf.int64)
-            untold = passed + tf.raw_ops.LookupTableFindV2(
-                table_handle=table, keys=key, default_value=tf.zeros((), tf.float64)
-            )
-            enough = untold >= TELL_S
-            rest = tf.where(enough, tf.zeros_like(untold), untold)
-            kept = tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=key, values=rest)
-            return [kept, tf.cond(enough, lambda: tf.group(_told(untold, tell)), tf.no_op)]
+            if not tf.compat.v1.executing_eagerly_outside_functions():
+                return self._add_to_table(passed, tell)
+            self.create()
+            if self._reader is None:
+                self._reader = _Reader(self._total, tell)
+            return [self._total.assign_add(passed, read_value=False)]
+
+    def create(self) -> None:
+        """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
+        if self._total is None:
+            with tf.init_scope(), tf.device("CPU:0"):
+                self._total = tf.Variable(0.0, trainable=False, dtype=tf.float64, name="edl_waiting")
+
+    def _add_to_table(self, passed: Any, tell: Callable[[int], None]) -> list[Any]:
+        table = tf.raw_ops.MutableHashTableV2(key_dtype=tf.int64, value_dtype=tf.float64, shared_name=self._table)
+        key = tf.zeros((), tf.int64)
+        untold = passed + tf.raw_ops.LookupTableFindV2(
+            table_handle=table, keys=key, default_value=tf.zeros((), tf.float64)
+        )
+        enough = untold >= TELL_S  # a call of Python takes 0.2 ms
+        rest = tf.where(enough, tf.zeros_like(untold), untold)
+        kept = tf.raw_ops.LookupTableInsertV2(table_handle=table, keys=key, values=rest)
+        return [kept, tf.cond(enough, lambda: tf.group(_told(untold, tell)), tf.no_op)]
+
+
+class _Reader:
+    """Tells what was added to a variable, until the process ends."""
+
+    def __init__(self, total: Any, tell: Callable[[int], None]) -> None:
+        self._total = total
+        self._tell = tell
+        self._told_s = 0.0
+        self._over = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="edl-waiting", daemon=True)
+        self._thread.start()
+        atexit.register(self._stop)  # TensorFlow must not be asked while the interpreter goes down
+
+    def _run(self) -> None:
+        while not self._over.wait(TELL_S):
+            total_s = float(self._total.numpy())
+            if total_s > self._told_s:
+                self._tell(round(1e9 * (total_s - self._told_s)))
+                self._told_s = total_s
+
+    def _stop(self) -> None:
+        self._over.set()
+        self._thread.join()
 
 
 def when(tensors: Sequence[Any]) -> Any:
