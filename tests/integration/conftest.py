@@ -25,6 +25,7 @@ pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
+LOOK_S = 0.03  # between two looks of whoever waits for something
 
 
 class Edl:
@@ -37,6 +38,7 @@ class Edl:
         kept = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "HOROVOD_"))}
         self.environ = {**kept, "EDL_HOME": str(home), "PYTHONPATH": str(ROOT), "EDL_MAX_RESTARTS": "0"}
         self._started: list[subprocess.Popen[str]] = []
+        self._looks: dict[str, client.Job] = {}
 
     def __call__(self, *arguments: str, timeout_s: float = WAIT_S, **environ: str) -> subprocess.CompletedProcess[str]:
         """To its end."""
@@ -71,19 +73,29 @@ class Edl:
     def status(self, job: str) -> dict[str, Any]:
         """As `edl status --json` shows it, without a process for each look."""
         try:
-            with client.Job(job) as found:
-                status: dict[str, Any] = msgspec.to_builtins(found.status())
-                return status
+            status: dict[str, Any] = msgspec.to_builtins(self._look(job).status())
         except EdlError:  # not started yet
+            self._look_away(job)
             return {"state": "none", "size": 0, "target": 0, "step": 0, "workers": []}
+        return status
 
     def events(self, job: str) -> list[dict[str, Any]]:
         """As `edl events --json` shows them."""
         try:
-            with client.Job(job) as found:
-                return [event.flat() for event in found.events()]
+            return [event.flat() for event in self._look(job).events()]
         except EdlError:
+            self._look_away(job)
             return []
+
+    def _look(self, job: str) -> client.Job:
+        """By one connection: to open one for each of a thousand looks would keep a core busy."""
+        if job not in self._looks:
+            self._looks[job] = client.Job(job)
+        return self._looks[job]
+
+    def _look_away(self, job: str) -> None:
+        if (look := self._looks.pop(job, None)) is not None:
+            look.close()
 
     def processes(self) -> dict[int, str]:
         """All living processes that came from here: pid to command line."""
@@ -103,7 +115,7 @@ class Edl:
         began = time.monotonic()
         while not (value := condition()):
             assert time.monotonic() - began < patient(timeout_s), f"never: {what}; processes: {self.processes()}"
-            time.sleep(0.01)
+            time.sleep(LOOK_S)
         return value
 
     def wait_process(self, word: str, count: int = 1) -> list[int]:
@@ -119,6 +131,8 @@ class Edl:
 
     def clean_up(self) -> None:
         """Again and again: who is being killed may just be starting another. Then only, as a child may hold a pipe."""
+        for job in list(self._looks):
+            self._look_away(job)
         deadline = time.monotonic() + WAIT_S
         while left := self.processes():
             assert time.monotonic() < deadline, f"they outlive SIGKILL: {left}"

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from pace import patient
 
+from edl import client
 from edl.core.audit.account import account
 from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
@@ -42,7 +42,12 @@ class Job:
         self.arguments += script[1:]
         self.command = [*self.run(self.script), *self.arguments]
         self.audit = out / "audit"
-        self.environ = {"TF_CPP_MIN_LOG_LEVEL": "3", "EDL_AUDIT": str(self.audit)}
+        self.deaths = out / "deaths"
+        self.environ = {
+            "TF_CPP_MIN_LOG_LEVEL": "3",
+            "EDL_AUDIT": str(self.audit),
+            "EDL_TEST_DEATHS": str(self.deaths),
+        }
         self.launcher = self.launch(workers, **environ)
 
     def run(self, script: Path) -> list[str]:
@@ -60,10 +65,15 @@ class Job:
         return self.edl.events("s")
 
     def join(self, **environ: str) -> subprocess.Popen[bytes]:
-        """By hand, and cold: who came and died between two looks of `edl run` (1 s) would be replaced by it."""
-        command = [sys.executable, str(self.script), *self.arguments]
+        """By hand. Who comes so and dies within a second, between two looks of `edl run`, is replaced by it."""
         environ = {**self.edl.environ, **self.environ, "EDL_JOB": "s", **environ}
-        return subprocess.Popen(command, env=environ, stdin=subprocess.DEVNULL)
+        return subprocess.Popen(self.command, env=environ, stdin=subprocess.DEVNULL)
+
+    def grow(self, size: int, *deaths: str) -> None:
+        """By `edl run`. Each worker that it starts from now on dies of the next of these deaths (`jobs/mortal.py`)."""
+        self.deaths.write_text("\n".join(deaths))
+        with client.Job("s") as job:
+            job.scale(size)
 
     def wait_size(self, size: int) -> dict:
         def there() -> dict | None:

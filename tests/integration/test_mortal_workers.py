@@ -20,7 +20,8 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 # Before the switch nobody but the leader hears of a newcomer's death; in it, the survivors form another ring.
 # Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
 UNSEEN = ("importing", "rehearsing")
-SEEN = ("ready", "called", "entering", "connecting", "receiving the state")
+ON_ITS_WAY = ("ready", "called", "entering")
+FORMING = ("connecting", "receiving the state")
 STEPS_ON = 15  # that the job must make after each death
 
 
@@ -29,27 +30,33 @@ def voided(job: Job) -> Counter[str]:
     return Counter(event["worker"] for event in job.events() if event["kind"] == "batch_voided")
 
 
-def test_newcomers_may_die_at_any_moment(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2)
+@pytest.mark.parametrize(
+    "moments",
+    [
+        pytest.param(UNSEEN, id="before it is ready", marks=pytest.mark.soak),
+        pytest.param(ON_ITS_WAY, id="on its way to the ring", marks=pytest.mark.soak),
+        pytest.param(FORMING, id="in the ring that forms"),
+    ],
+)
+def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path, moments):
+    """`edl run` starts one after the other. Simulated jobs die at all these moments (tests/simulation/test_jobs.py)."""
+    job = Job(edl, tmp_path / "out", workers=2, EDL_MAX_RESTARTS=str(len(moments)))
     first = {worker["id"] for worker in job.wait_size(2)["workers"]}
-    before: Counter[str] = Counter()
-    for moment in (*UNSEEN, *SEEN):
-        newcomer = job.join(EDL_TEST_DIE=moment)
-        assert newcomer.wait(patient(90)) == -signal.SIGKILL, moment
-        job.wait_steps(STEPS_ON)
-        job.wait_size(2)
-        more = voided(job) - before
-        assert set(more) <= first, moment
-        assert max(more.values(), default=0) <= (1 if moment in SEEN else 0), moment
-        before += more
-    late = job.join()
-    job.wait_size(3)
+    job.grow(3, *moments, "leaving")
+    [leaver] = [worker for worker in job.wait_size(3)["workers"] if worker["id"] not in first]
+    before = voided(job)
+    assert set(before) <= first
+    assert max(before.values(), default=0) <= (0 if moments is UNSEEN else len(moments))
+    os.kill(leaver["pid"], signal.SIGTERM)
+    job.wait_size(2)
+    job.wait_steps(STEPS_ON)
+    assert max((voided(job) - before).values(), default=0) <= 1
     events = job.finish()
-    assert late.wait(patient(60)) == 0
-    assert _keeps_its_step(events), "who dies on its way to its ring does so before the others are at the switch"
-    # Whoever died while importing had not joined yet.
-    assert Counter(event["kind"] for event in events)["worker_lost"] == len(UNSEEN) + len(SEEN) - 1
-    assert len(job.results()) == 3
+    if moments is ON_ITS_WAY:
+        assert _keeps_its_step(events), "who dies on its way to its ring does so before the others are at the switch"
+    lost = [event["worker"] for event in events if event["kind"] == "worker_lost" and event["worker"] != leaver["id"]]
+    assert len(lost) == len(moments) - ("importing" in moments)  # who dies of that has not joined yet
+    assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()
 
@@ -57,8 +64,8 @@ def test_newcomers_may_die_at_any_moment(edl, tmp_path):
 def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2)
     job.wait_size(2)
-    newcomer = job.join(EDL_TEST_DIE="cut off")
-    assert newcomer.wait(120) == 1
+    job.grow(3, "cut off")
+    edl.wait(lambda: job.status()["unfit"], "it is left out", timeout_s=60)
     job.wait_steps(STEPS_ON)
     job.wait_size(2)
     [unfit] = job.status()["unfit"]
@@ -78,31 +85,14 @@ def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     died = tmp_path / "died"
     job = Job(edl, tmp_path / "out", workers=2, EDL_TEST_DIE="sending the state", EDL_TEST_DIED=str(died))
     job.wait_size(2)
-    newcomer = job.join()
+    job.grow(3)
     edl.wait(died.exists, "the first of the survivors sends its state", timeout_s=60)
     lost = edl.wait(lambda: [event for event in job.events() if event["kind"] == "worker_lost"], "its loss is known")
     job.wait_size(2)
     job.wait_steps(STEPS_ON)
     events = job.finish()
-    assert newcomer.wait(patient(60)) == 0
     assert len(lost) == 1
     assert [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"] == [(2, 2)]
-    assert len(job.results()) == 2
-    job.expect_equal_models()
-    job.expect_exactly_once()
-
-
-def test_a_leaver_may_die_while_it_leaves(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2)
-    job.wait_size(2)
-    leaver = job.join(EDL_TEST_DIE="leaving")
-    job.wait_size(3)
-    os.kill(leaver.pid, signal.SIGTERM)
-    assert leaver.wait(patient(60)) == -signal.SIGKILL
-    job.wait_size(2)
-    job.wait_steps(STEPS_ON)
-    assert max(voided(job).values(), default=0) <= 1
-    job.finish()
     assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()

@@ -1,4 +1,7 @@
-"""Death on cue: a script that imports this is killed, as if from outside, at the moment that EDL_TEST_DIE names."""
+"""Death on cue: a script that imports this is killed, as if from outside, at the moment that EDL_TEST_DIE names.
+
+Or at that of the first line of the file EDL_TEST_DEATHS, which is taken out of it: one line for each worker to come.
+"""
 
 import os
 import signal
@@ -14,7 +17,16 @@ from edl.protocol.assignment import Orders
 from edl.protocol.ring import Place
 from edl.trainer.shell import WorkerShell
 
-MOMENT = os.environ.get("EDL_TEST_DIE", "")
+
+def next_death() -> str:
+    deaths = Path(os.environ.get("EDL_TEST_DEATHS", ""))
+    mine, _, others = deaths.read_text().partition("\n") if deaths.is_file() else ("", "", "")
+    if mine:
+        deaths.write_text(others)
+    return mine
+
+
+MOMENT = os.environ.get("EDL_TEST_DIE") or next_death()
 
 
 def die() -> None:

@@ -17,7 +17,7 @@ import edl.torch as edl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
-parser.add_argument("--step-time", type=float, default=0.02)
+parser.add_argument("--step-time", type=float, default=0.04)
 parser.add_argument("--epochs", type=int, help="known from the beginning")
 parser.add_argument("--until", type=Path, required=True, help="a file that will hold the number of epochs")
 parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
