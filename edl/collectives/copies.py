@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import struct
+from collections.abc import Callable
 from pathlib import Path
 
 _HEAD = struct.Struct("<4sBB10xHHIQQQIHHHHHH")  # of an ELF file of 64 bits
@@ -14,13 +15,13 @@ _PART = struct.Struct("<IIQQQQQQ")
 _IS_LOADED = 1
 
 
-def private_copy(path: str) -> str:
-    """The name of a copy that lives in memory, as long as this process does. Raises OSError.
+def private_copy(path: str, change: Callable[[bytes], bytes] = lambda contents: contents) -> str:
+    """The name of a copy that lives in memory, as long as this process does. Raises OSError, and what `change` does.
 
     Another file, as the loader knows a hard link for what it is. It stays open: the loader also knows libraries by
     their names, and a number that is free again would name another.
     """
-    contents = _loaded_part(Path(path))
+    contents = change(_loaded_part(Path(path)))
     descriptor = os.memfd_create(f"edl-{Path(path).name}")
     os.truncate(descriptor, len(contents))
     with os.fdopen(descriptor, "wb", closefd=False) as copy:

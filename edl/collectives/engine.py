@@ -28,12 +28,13 @@ class RingEngine:
         self.place: Place | None = None  # in the ring that stands here
         self.broken = False  # a collective of that ring has failed
         self._needs_elastic = needs_elastic
-        self._guard = library.guard
+        self._native = library.native.calls
+        self._guard = library.native.guard
         self._forming: Forming | None = None
         self._busy = threading.Lock()
         self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._timeout_s = LEAVE_TIMEOUT_S
-        self._tell_of_hosts(library.native)
+        self._tell_of_hosts(self._native)
 
     @property
     def held(self) -> bool:
@@ -77,7 +78,7 @@ class RingEngine:
     def _form(self, place: Place, timeout_s: float, wanted: Callable[[], bool]) -> None:
         if self.held:
             raise RingBroken("Horovod still holds on to a ring that did not form")
-        if self.library.native.horovod_is_initialized():  # by the script's own hvd.init()
+        if self._native.horovod_is_initialized():  # by the script's own hvd.init()
             self.library.shut_down()
         self.broken, self._timeout_s = False, timeout_s
         with self._guard.environment(variables(place, timeout_s, keep_elastic=self._needs_elastic)):
@@ -86,7 +87,7 @@ class RingEngine:
                     raise RingBroken("the ring did not form: it was given up before")
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
-                self._forming = Forming(self.library.native, self._guard, place.generation)
+                self._forming = Forming(self._native, self._guard, place.generation)
             self._forming.wait(timeout_s)
         self.place = place
         self._guard.set_standing(True)

@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from edl.collectives.engine import RingEngine
+from edl.collectives.face import Face
 from edl.collectives.guard import plain
-from edl.collectives.libraries import Face
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
@@ -51,8 +51,7 @@ class HorovodRing:
         """`module` is Horovod's, `tensors` moves bytes with it, `failed` knows what its broken collectives raise."""
         self._face = Face(module)
         elastic = self._face.needs_elastic
-        libraries = [one for one in (self._face.first, self._face.second()) if one is not None]
-        self._engines = [RingEngine(library, needs_elastic=elastic) for library in libraries]
+        self._engines = [RingEngine(library, needs_elastic=elastic) for library in self._face.libraries]
         self._engine = self._engines[0]  # of the moment
         self._spare = self._engines[1] if len(self._engines) > 1 else None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted

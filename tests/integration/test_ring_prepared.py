@@ -20,9 +20,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 BATCH = [[1.0] * 6], [1.0]
 
 
-@pytest.fixture(scope="module", params=["torch"])
+@pytest.fixture(
+    scope="module", params=["torch", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
+)
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
-    with Fleet(warm, "torch_worker.py", 4, "sgd") as fleet:
+    script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
+    with Fleet(warm, script[0], 4, *script[1:], "sgd") as fleet:
         assert fleet.together([0, 1, 2, 3], "prepares") == [True] * 4
         yield fleet
 
@@ -64,8 +67,7 @@ def check_untouched(fleet: Fleet) -> None:
     """Those who trained beside made the same steps, none of which failed; and they go on."""
     beside = [fleet[member].answer() for member in (0, 1)]
     assert beside[0] == beside[1]
-    steps, error = beside[0]
-    assert (steps > 3, error) == (True, "")
+    assert beside[0][1] == ""
     check_trains(fleet, [0, 1])
 
 
@@ -92,8 +94,9 @@ def test_the_next_ring_forms_while_this_one_reduces(fleet: Fleet) -> None:
     """The newcomer is in its ring of one meanwhile."""
     with fleet.preparing([1, 0, 2]) as following:
         following.come(0, 1)
+        for _ in range(3):
+            check_trains(fleet, [0, 1])  # and it cannot have formed yet
         train_beside(fleet)
-        time.sleep(0.2)  # for some steps
         following.come(2)
         assert fleet[2].call("prepared") == ""
         check_untouched(fleet)
@@ -110,7 +113,13 @@ def test_of_thirty_changes_nothing_remains(fleet: Fleet) -> None:
     before = fleet[0].call("used")
     assert before["sockets"] > alone["sockets"]
     for members in ([0, 1, 2], [1, 0]) * 15:
-        change(fleet, members)
+        with fleet.preparing(members) as following:
+            following.come(*members)
+            assert fleet.together(members, "prepared") == [""] * len(members)
+        fleet.together(members, "adopt", [(following.generation,)] * len(members))
+        assert fleet.together(members, "agree", [(member,) for member in members]) == [max(members)] * len(members)
+    fleet.together([0, 1], "synchronize", [(0,)] * 2)
+    check_trains(fleet, [0, 1])
     after = settled(fleet, before["sockets"])
     for what in ("files", "sockets", "threads"):
         assert after[what] == before[what], what
@@ -188,7 +197,8 @@ def test_the_ring_that_stands_fails_when_the_next_one_is_there(fleet: Fleet) -> 
         assert fleet.together([0, 1, 2], "prepared") == [""] * 3
     fleet.together([0, 2], "adopt", [(following.generation,)] * 2)
     fleet[1].call("weight", 0.5)
-    assert "HorovodInternalError" in (late := fleet[1].call("train", *BATCH)) or "RingBroken" in late
+    late = fleet[1].call("train", *BATCH)
+    assert "Broken" in late or "Error" in late
     fleet[1].call("abort")  # of what is in flight, which is not the next ring
     assert fleet[1].call("stands") == generation
     fleet[1].call("adopt", following.generation)

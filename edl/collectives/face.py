@@ -1,0 +1,68 @@
+"""Horovod's Python part for one framework, which calls one native library at a time: that of the moment.
+
+Owns: whether there are two that take turns, and whose turn it is. Does not own: how they do that in one framework
+(`edl.collectives.pairs`), nor rings (`edl.collectives.engine`).
+"""
+
+from __future__ import annotations
+
+import atexit
+import importlib
+import logging
+from collections.abc import Sequence
+from functools import cache
+from typing import Any
+
+from edl.collectives.guard import Guard
+from edl.collectives.libraries import Library, Native, nothing
+from edl.collectives.pairs import PAIRS
+
+logger = logging.getLogger("edl")
+
+OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # nobody knows what two of those do to each other
+
+
+class Face:
+    """`libraries`: one, or two that take turns; the first one's turn comes first."""
+
+    def __init__(self, module: str) -> None:
+        """Raises ImportError: `module` is `horovod.torch`, say, and must be there."""
+        self._horovod: Any = importlib.import_module(module)
+        self._basics: Any = importlib.import_module(f"{module}.mpi_ops")._basics
+        self.libraries = _libraries(module)
+        self._basics.MPI_LIB_CTYPES = self.libraries[0].native.calls
+
+    @property
+    def needs_elastic(self) -> bool:
+        """Builds for NCCL do while they form: it lets NCCL's collectives be aborted."""
+        return bool(self._basics.nccl_built())
+
+    def call(self, library: Library) -> None:
+        """From now on: this one, in which a ring stands. Whoever asks for a size or enqueues a tensor finds it."""
+        self._basics.MPI_LIB_CTYPES = library.native.calls
+        library.take_turn()
+        self._horovod.init()  # its native part is done by now; this is the rest of it, in Python
+        atexit.unregister(self._basics.shutdown)  # each init() registers it once more; ours is in place already
+
+
+@cache  # a framework is bound to them, once per process
+def _libraries(module: str) -> Sequence[Library]:
+    operations: Any = importlib.import_module(f"{module}.mpi_ops")
+    calls = operations._basics.MPI_LIB_CTYPES
+    native = Native(calls._name, calls, Guard(calls._name))
+    try:
+        _check(operations._basics, native)
+        return PAIRS[module](operations, native)
+    except (OSError, ImportError) as error:
+        logger.debug("no ring is formed beside one that stands: %s", error)
+    forget = getattr(getattr(operations, "mpi_lib", None), "horovod_torch_reset", nothing)
+    return [Library(native, nothing, forget)]
+
+
+def _check(basics: Any, native: Native) -> None:
+    """Raises ImportError where there cannot be two."""
+    found = [way for way in OTHER_WAYS if getattr(basics, f"{way}_built")()]
+    if found:
+        raise ImportError(f"Horovod was built with {', '.join(found)}")
+    if not native.guard.whole:
+        raise ImportError("there is no guard around Horovod, or it does not know this one")

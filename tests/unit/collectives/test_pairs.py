@@ -1,0 +1,83 @@
+"""Whether there are two copies of Horovod's library: without Horovod, and without a library."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.collectives import face, pairs
+from edl.collectives.face import OTHER_WAYS, Face
+from edl.collectives.pairs import COPIES, HOROVODS
+
+NAMES = [b"HorovodAllreduce", b"HorovodSize"]
+LIBRARY = b"\0HorovodAllreduce\0HorovodAllreduceOp\0_ZN7HorovodAllreduceE\0HorovodSize\0the HorovodSize of it\0"
+
+
+def test_operations_of_a_copy_have_names_of_their_own() -> None:
+    for prefix in COPIES:
+        contents = LIBRARY + b"HorovodAllreduce\0"
+        renamed = pairs._renaming(NAMES, prefix)(contents)
+        new = prefix.encode()
+        assert renamed == contents.replace(b"\0HorovodAllreduce\0", b"\0" + new + b"Allreduce\0").replace(
+            b"\0HorovodSize\0", b"\0" + new + b"Size\0"
+        )
+
+
+@pytest.mark.parametrize(
+    "contents",
+    [
+        b"\0HorovodAllreduce\0",  # the other one may be anywhere
+        LIBRARY + b"the tail of it is HorovodSize\0",  # which the compiler may have taken for the name itself
+        LIBRARY + b"XHorovodSize\0",
+    ],
+)
+def test_a_library_whose_names_are_elsewhere_is_not_copied(contents: bytes) -> None:
+    with pytest.raises(ImportError, match="not where they are expected"):
+        pairs._renaming(NAMES, COPIES[0])(contents)
+
+
+def test_names_stay_as_long_as_they_are() -> None:
+    assert {len(prefix) for prefix in COPIES} == {len(HOROVODS)}
+    assert not any(prefix.startswith(HOROVODS) for prefix in COPIES)
+
+
+@pytest.fixture
+def horovod(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
+    """A Horovod of nothing but its basics."""
+    calls = SimpleNamespace(_name="no library")
+    basics = SimpleNamespace(MPI_LIB_CTYPES=calls, **{f"{way}_built": lambda: False for way in OTHER_WAYS})
+    name = f"horovod_of_{request.node.name}"
+    for module, content in ((name, {}), (f"{name}.mpi_ops", {"_basics": basics})):
+        made = ModuleType(module)
+        vars(made).update(content)
+        monkeypatch.setitem(sys.modules, module, made)
+    guard = SimpleNamespace(whole=True)
+    monkeypatch.setattr(face, "Guard", lambda path: guard)
+    monkeypatch.setattr(face, "PAIRS", {name: lambda operations, native: [native, native]})
+    return SimpleNamespace(name=name, basics=basics, guard=guard)
+
+
+def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.MonkeyPatch, horovod: Any) -> None:
+    pair = [SimpleNamespace(native=SimpleNamespace(calls=calls)) for calls in ("first", "second")]
+    monkeypatch.setattr(face, "PAIRS", {horovod.name: lambda operations, native: pair})
+    assert Face(horovod.name).libraries == pair
+    assert horovod.basics.MPI_LIB_CTYPES == "first"
+
+
+def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
+    horovod.basics.nccl_built = lambda: True
+    with caplog.at_level(logging.DEBUG, "edl"):
+        (library,) = Face(horovod.name).libraries
+    assert library.native.path == "no library"
+    assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
+
+
+def test_there_is_one_where_nobody_guards_it(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
+    horovod.guard.whole = False
+    with caplog.at_level(logging.DEBUG, "edl"):
+        assert len(Face(horovod.name).libraries) == 1
+    assert "no guard around Horovod" in caplog.text
