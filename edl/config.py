@@ -209,6 +209,15 @@ TABLE: tuple[Setting, ...] = (
         "--batch-policy fixes (default: off)",
     ),
     Setting(
+        "ring",
+        _one_of("horovod", "torch"),
+        ("EDL_RING",),
+        ("--ring",),
+        "horovod|torch",
+        "what PyTorch's gradients are averaged by: Horovod, or torch's own process groups, which need no build of "
+        "Horovod; TensorFlow's always by Horovod (default: horovod)",
+    ),
+    Setting(
         "check_weights",
         _whole_number(0),
         ("EDL_CHECK_WEIGHTS",),
@@ -325,6 +334,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     autoscale: str = ""  # empty: only people change the size
     autoscale_every: int = 10
     stragglers: str = "off"
+    ring: str = "horovod"
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"

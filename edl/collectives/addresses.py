@@ -26,29 +26,32 @@ def split(row: bytes, rank: int, size: int) -> list[bytes]:
     if not others or not row or len(row) % others:
         raise ValueError(f"{len(row)} bytes are not the addresses of {others} pairs")
     width = len(row) // others
-    parcels = [_trimmed(row[begin : begin + width]) for begin in range(0, len(row), width)]
+    parcels = [trimmed(row[begin : begin + width]) for begin in range(0, len(row), width)]
     return [*parcels[:rank], b"", *parcels[rank:]]
 
 
 def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:
     """A row of `sender` as `rank` wants it: it looks at its own address there, and at how long all are together."""
-    address = _whole(parcel)
+    address = whole(parcel)
     place = rank if rank < sender else rank - 1
     return b"".join((bytes(place * len(address)), address, bytes((size - 2 - place) * len(address))))
 
 
-def _trimmed(address: bytes) -> bytes:
-    used = _USED.get(_family(address))
+def trimmed(address: bytes) -> bytes:
+    """Of an address what a reader looks at."""
+    used = _USED.get(family(address))
     if len(address) != WIDTH or used is None or address[STORAGE_BYTES:] != UNNUMBERED:
         return address  # not as we know it: it travels as it is
     return address[:used]
 
 
-def _whole(parcel: bytes) -> bytes:
-    if len(parcel) != _USED.get(_family(parcel)):
+def whole(parcel: bytes) -> bytes:
+    """The address again, as gloo wants it."""
+    if len(parcel) != _USED.get(family(parcel)):
         return parcel
     return parcel.ljust(STORAGE_BYTES, b"\0") + UNNUMBERED
 
 
-def _family(address: bytes) -> int:
+def family(address: bytes) -> int:
+    """Whether it is one of IPv4 or IPv6."""
     return int.from_bytes(address[:FAMILY_BYTES], "little")  # of x86 and ARM; elsewhere it is none that we know

@@ -10,17 +10,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from enum import StrEnum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
-from edl.collectives.addresses import laid_out, split
+from edl.collectives import addresses, torch_addresses
 from edl.errors import ConfigError
 
 HEAD_BYTES = 8192
 RANK_AND_SIZE = "rank_and_size"
+TORCH = "torch"  # the mesh of `edl.torch.groups`; all others are Horovod's
 SCOPES = 12  # the three meshes of init(), of all ranks and of the process set of all, and room to spare
 
 _MEMBER = re.compile(r"[A-Za-z0-9._-]{1,200}")  # goes into a URL as it is
-_MESH = re.compile(r"global(_process_set_hash_[0-9a-f]{1,16})?")
+_MESH = re.compile(rf"global(_process_set_hash_[0-9a-f]{{1,16}})?|{TORCH}")
 _TRIVIAL = re.compile(r"(local_[A-Za-z0-9._-]{1,200}?|cross_0)(_process_set_hash_[0-9a-f]{1,16})?")
 _REQUEST_LINE = re.compile(rb"(GET|PUT|DELETE) /([!-.0-~]{1,100})/([!-.0-~]{1,300})/([!-.0-~]{1,300}) HTTP/1\.[01]")
 _KEY = re.compile(r"(rank_)?(0|[1-9][0-9]{0,5})")
@@ -57,12 +58,23 @@ class BoardRequest(NamedTuple):
     body: bytes
 
 
+class Rows(Protocol):
+    """The form of what the members of a mesh write."""
+
+    def split(self, row: bytes, rank: int, size: int) -> list[bytes]:
+        """What goes to each."""
+
+    def laid_out(self, parcel: bytes, sender: int, rank: int, size: int) -> bytes:
+        """The row as its reader wants it."""
+
+
 class _Scope:
     """One mesh."""
 
-    def __init__(self, rank: int, size: int) -> None:
+    def __init__(self, rank: int, size: int, rows: Rows) -> None:
         self.rank = rank
         self.size = size
+        self.rows = rows
         self.written: dict[str, bytes] = {}  # by this member
         self.parcels: dict[int, bytes] = {}  # from the others
         self.finished = False
@@ -100,7 +112,7 @@ class Board:
         if key in mesh.written:
             return mesh.written[key]
         parcel = mesh.parcels.get(rank) if key == str(rank) else None
-        return None if parcel is None else laid_out(parcel, rank, mesh.rank, mesh.size)
+        return None if parcel is None else mesh.rows.laid_out(parcel, rank, mesh.rank, mesh.size)
 
     def put(self, scope: str, key: str, value: bytes) -> None:
         """Once for each key: what was read by others cannot become something else. The same again does no harm."""
@@ -121,7 +133,7 @@ class Board:
         if mesh is None or row is None or mesh.size == 1:
             return None
         try:
-            return split(row, mesh.rank, mesh.size)
+            return mesh.rows.split(row, mesh.rank, mesh.size)
         except ValueError as error:
             raise RequestRefused(Refusal.MALFORMED) from error
 
@@ -151,7 +163,8 @@ class Board:
         if len(self._scopes) >= SCOPES:
             raise RequestRefused(Refusal.FULL)
         size = self._size_of(scope)
-        mesh = self._scopes[scope] = _Scope(self._rank if size > 1 else 0, size)
+        rows: Rows = torch_addresses if scope == TORCH else addresses
+        mesh = self._scopes[scope] = _Scope(self._rank if size > 1 else 0, size, rows)
         return mesh
 
     def _size_of(self, scope: str) -> int:

@@ -22,26 +22,13 @@ import contextlib
 import sys
 import threading
 from collections.abc import Callable, Iterator
-from typing import Protocol
 
 from edl.collectives.engine import RingEngine
 from edl.collectives.face import Face
 from edl.collectives.guard import plain
+from edl.collectives.words import Bytes, Words
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
-
-HEADER_BYTES = 4096  # a broadcast up to this size, less the length itself, needs one message instead of two
-LENGTH_BYTES = 8
-
-
-class Bytes(Protocol):
-    """Bytes and numbers as tensors of one framework. Both methods raise what the framework raises."""
-
-    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        """All members pass payloads of the same length; all get that of `root`."""
-
-    def largest(self, values: list[int], name: str) -> list[int]:
-        """The largest of all members' values in each place: signed, of 64 bits."""
 
 
 class HorovodRing:
@@ -55,7 +42,7 @@ class HorovodRing:
         self._engine = self._engines[0]  # of the moment
         self._spare = self._engines[1] if len(self._engines) > 1 else None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
-        self._tensors = tensors
+        self._words = Words(tensors)
         self._failed = failed
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
         atexit.register(self._end)
@@ -120,36 +107,16 @@ class HorovodRing:
     # --------------------------------------------------------------------------------------------- bytes inside it
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
-        place = self._seat()
-        sending = place.rank == root
-        if sending and payload is None:
-            raise ValueError("the root of a broadcast must pass a payload")
-        if place.size == 1:
-            return payload or b""
-        head = _pack(payload) if sending and payload is not None else bytes(HEADER_BYTES)
         with self.failing():
-            head = self._tensors.broadcast(head, root, "edl.broadcast.head")
-            length = int.from_bytes(head[:LENGTH_BYTES], "little")
-            if length <= HEADER_BYTES - LENGTH_BYTES:
-                return head[LENGTH_BYTES : LENGTH_BYTES + length]
-            whole = payload if sending and payload is not None else bytes(length)
-            return self._tensors.broadcast(whole, root, "edl.broadcast.body")
+            return self._words.broadcast(self._seat(), payload, root)
 
     def agree(self, value: int) -> int:
-        if not 0 <= value < 2**53:
-            raise ValueError(f"a value to agree on must be in 0..2**53-1, not {value}")
-        if self._seat().size == 1:
-            return value
         with self.failing():
-            return self._tensors.largest([value], "edl.agree")[0]
+            return self._words.agree(self._seat(), value)
 
     def same(self, value: int) -> bool:
-        if self._seat().size == 1:
-            return True
-        signed = value - 2**64 if value >= 2**63 else value
         with self.failing():
-            most, least = self._tensors.largest([signed, ~signed], "edl.same")
-        return most == ~least
+            return self._words.same(self._seat(), value)
 
     def abort(self, given_up: range | None = None) -> None:
         for engine in self._engines:  # what is prepared has nothing in flight
@@ -179,11 +146,6 @@ class HorovodRing:
 
     def _generation(self) -> int:
         return self.place.generation if self.place else 0
-
-
-def _pack(payload: bytes) -> bytes:
-    head = len(payload).to_bytes(LENGTH_BYTES, "little") + payload[: HEADER_BYTES - LENGTH_BYTES]
-    return head.ljust(HEADER_BYTES, b"\0")
 
 
 def _let_go(engine: RingEngine, generations: range | None = None) -> None:

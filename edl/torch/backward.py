@@ -6,8 +6,9 @@ PyTorch runs callbacks at the end of a backward pass, as DistributedDataParallel
 a checkpointed part that is `use_reentrant` calls backward anew. More gradients may come after the end of the inner one,
 so the callback is handed on to the outer one.
 
-All optimizers that a pass reaches are waited for together. Workers whose passes reach them in another order would
-otherwise wait for each other: one for the first optimizer's missing parameters, one for the second's.
+All optimizers that a pass reaches are waited for together, in the order of their wrapping. Workers whose passes reach
+them in another order would otherwise wait for each other: one for the first optimizer's missing parameters, one for the
+second's.
 """
 
 from __future__ import annotations
@@ -25,6 +26,7 @@ class Reduction(Protocol):
     """The gradients of one optimizer."""
 
     begun: bool
+    number: int
 
     def begin(self) -> None:
         """Unless it is under way."""
@@ -70,7 +72,7 @@ class Backward:
         if around is not None:
             _before_next(around, self._await_end)
             return
-        reached, self._reached = self._reached, {}
+        reached, self._reached = sorted(self._reached, key=lambda one: one.number), {}
         finish([one for one in reached if one.begun])  # not what an earlier pass has left, which an exception ended
 
 

@@ -25,7 +25,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 AnyState = TypeVar("AnyState", bound=State)
 
-_run = Run(trainer, framework.ring, framework.updates)
+_run = Run(trainer, framework, framework.updates)
 
 
 def run(func: Callable[Concatenate[AnyState, P], R]) -> Callable[Concatenate[AnyState, P], R]:

@@ -7,17 +7,16 @@ Owns: what the script has wrapped, and torch's ring. Does not own: the steps (`e
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
-import horovod.torch as hvd
 import numpy as np
 import torch
 from torch.nn.parameter import is_lazy
 
 from edl.collectives.environment import prepare_environment
-from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Weight
 from edl.core.worker.digest import Fingerprint, leaves
 from edl.errors import UsageError
@@ -27,25 +26,10 @@ from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
 from edl.torch.rest import Rest, statistics
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
+from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
+from edl.trainer.arrays import Arrays
 from edl.trainer.framework import StepPort
-
-
-class TorchBytes:
-    """`edl.collectives.horovod.Bytes` with torch's tensors."""
-
-    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
-        tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        hvd.broadcast_(tensor, root, name=name)
-        return tensor.numpy().tobytes()
-
-    def largest(self, values: list[int], name: str) -> list[int]:
-        found: list[int] = hvd.allreduce_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name).tolist()
-        return found
-
-
-def _failed(error: BaseException) -> bool:
-    return isinstance(error, hvd.HorovodInternalError)
 
 
 class TorchFramework:
@@ -53,8 +37,8 @@ class TorchFramework:
 
     def __init__(self) -> None:
         prepare_environment()
-        self.ring = HorovodRing("horovod.torch", TorchBytes(), _failed)
         self.sort = TorchTensors()
+        self.sorts = (self.sort, Arrays())  # of values that have contents
         self._share = Weight()
         self._backward = Backward()
         self._rate = 1.0
@@ -62,6 +46,15 @@ class TorchFramework:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
         self._kept: list[Rest] = []
+
+    @functools.cached_property
+    def ring(self) -> TensorRing:
+        """Chosen when first needed: by then a script, or what has forked it, has said which. Raises ConfigError."""
+        return chosen()
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether a collective of the ring that failed has raised this."""
+        return self.ring.is_failure(error)
 
     def wrap(
         self,
@@ -78,7 +71,7 @@ class TorchFramework:
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, passes)
-        reducer.rate = self._rate
+        reducer.number, reducer.rate = len(self._reducers), self._rate
         attach(optimizer, reducer)
         self._reducers.append(reducer)
         self.track(optimizer)
@@ -101,7 +94,7 @@ class TorchFramework:
         place = self.ring.place
         receive = place is not None and place.rank != root
         with torch.no_grad():
-            return broadcast_tensors([_tensor(one) for one in contents], root, receive)
+            return broadcast_tensors(self.ring, [_tensor(one) for one in contents], root, receive)
 
     def copied(self, contents: Sequence[Any]) -> Sequence[torch.Tensor]:
         return [_tensor(one).detach().clone() for one in contents]

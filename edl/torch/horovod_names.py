@@ -1,16 +1,18 @@
 """What scripts written for Horovod call by `hvd.`, besides the names that are edl's own: `import edl.torch as hvd`.
 
-Owns: which of Horovod's names are passed on, and those that mean something else here. Does not own: Horovod.
+Owns: which of Horovod's names there are, and those that mean something else here. Does not own: what stands for them
+where the ring is Horovod's, its own, or torch's (`edl.torch.group_names`).
 """
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
-import horovod.torch as hvd
 import torch
 
+from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.torch.process import framework, trainer
 
@@ -40,14 +42,14 @@ REFUSED = {
 def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     optimizer: AnyOptimizer,
     named_parameters: Iterable[tuple[str, torch.Tensor]] | None = None,
-    compression: Any = hvd.Compression.none,
+    compression: Any = None,
     backward_passes_per_step: int = 1,
-    op: Any = hvd.Average,
+    op: Any = None,
     gradient_predivide_factor: float = 1.0,  # noqa: ARG001 - the same result, by another order of divisions
     num_groups: int = 0,  # noqa: ARG001 - Horovod fuses by itself
     groups: Any = None,  # noqa: ARG001 - the same
     sparse_as_dense: bool = False,  # noqa: ARG001 - sparse gradients are gathered: the same result
-    process_set: Any = hvd.global_process_set,
+    process_set: Any = None,
 ) -> AnyOptimizer:
     """`edl.torch.Optimizer` by Horovod's name and arguments. Returns the same object.
 
@@ -55,10 +57,13 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     averaged over the workers, weighted by the samples of the mini-batch. With more than one, the average is there
     after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they call `backward()`.
     """
+    names = _names()
+    everybody = (None, getattr(names, "global_process_set", None))
     remedies = {
-        "compression": compression is not hvd.Compression.none and "gradients travel as they are: leave it away",
-        "op": op != hvd.Average and "gradients are averaged: leave it away",
-        "process_set": process_set is not hvd.global_process_set and REFUSED["ProcessSet"],
+        "compression": compression not in {None, names.Compression.none}
+        and "gradients travel as they are: leave it away",
+        "op": op not in {None, names.Average} and "gradients are averaged: leave it away",
+        "process_set": process_set not in everybody and REFUSED["ProcessSet"],
     }
     for name, remedy in remedies.items():
         if remedy:
@@ -77,4 +82,13 @@ def lookup(face: str, name: str) -> Any:
         raise UsageError(f"{face}.{name}: {REFUSED[name]}")
     if name not in COLLECTIVES and name not in OTHERS:
         raise AttributeError(f"module {face!r} has no attribute {name!r}")
-    return getattr(hvd, name)
+    names = _names()
+    if remedy := getattr(names, "REFUSED", {}).get(name):
+        raise UsageError(f"{face}.{name} with --ring torch: {remedy}")
+    return getattr(names, name)
+
+
+def _names() -> Any:
+    """Those of this process's ring."""
+    uses_horovod = isinstance(framework.ring, HorovodRing)
+    return importlib.import_module("horovod.torch" if uses_horovod else "edl.torch.group_names")

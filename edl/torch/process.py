@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from edl.torch.framework import TorchFramework
+from edl.torch.tensor_ring import HOROVOD, TORCH
 from edl.trainer.trainer import Trainer
 
 framework = TorchFramework()
-trainer = Trainer(framework)
+trainer = Trainer(framework, (HOROVOD, TORCH))

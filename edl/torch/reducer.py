@@ -4,11 +4,11 @@ Owns: the collectives of a backward pass, from the first gradient to the last. D
 (`edl.torch.backward`), applying the update (`edl.torch.optimizer`), nor what a failure leads to
 (`edl.trainer.trainer`).
 
-What Horovod's own optimizer does is done here with the same calls, so a step costs the same. What differs: backward
-returns with averaged gradients, as with DistributedDataParallel, so that a script may look at them and clip them (not
-where Horovod's `backward_passes_per_step` is more than 1: there `synchronize()` or `step()` does); a ring of one needs
-no collective, a worker's share of the samples counts, and a failed collective voids the mini-batch
-(I8) instead of raising in the middle of backward.
+How gradients travel is the ring's matter (`edl.torch.tensor_ring.Averaging`): by name, as with Horovod's own optimizer,
+or in buckets, as with DistributedDataParallel. Whichever it is, backward returns with averaged gradients, so that a
+script may look at them and clip them (not where Horovod's `backward_passes_per_step` is more than 1: there
+`synchronize()` or `step()` does); a ring of one needs no collective, a worker's share of the samples counts, and a
+failed collective voids the mini-batch (I8) instead of raising in the middle of backward.
 
 Gradients may be averaged again once more has been added to them: shares sum up to one, so what was averaged before
 stays what it was.
@@ -22,15 +22,13 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch.nn.parameter import is_lazy
 
-from edl.collectives.guard import plain
-from edl.collectives.horovod import HorovodRing
 from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
 from edl.torch.backward import Backward, finish, task_id
+from edl.torch.tensor_ring import TensorRing
 from edl.trainer.framework import StepPort
 
 
@@ -40,7 +38,7 @@ class Reducer:
     def __init__(
         self,
         trainer: StepPort,
-        ring: HorovodRing,
+        ring: TensorRing,
         share: Weight,
         backward: Backward,
         names: dict[torch.Tensor, str],
@@ -48,11 +46,12 @@ class Reducer:
     ) -> None:
         self._trainer = trainer
         self._ring = ring
+        self._averaging = ring.averaging()
         self._share = share
         self._backward = backward
         self._names: dict[torch.Tensor, str] = {}
         self._lazy: dict[torch.Tensor, str] = {}  # without a hook yet
-        self._handles: dict[torch.Tensor, Callable[[], None]] = {}
+        self._sent: set[torch.Tensor] = set()  # whose gradients are on their way
         self._task = -1  # the backward pass whose end is waited for
         self.begun = False  # a reduction
         self._reducing = False  # it needs collectives, and none has failed yet
@@ -65,6 +64,7 @@ class Reducer:
         self._passed: Counter[torch.Tensor] = Counter()
         self._applied = 0.0  # the weight in the newest update
         self.updates = 0  # made since the script began, or left out as no worker had samples
+        self.number = 0  # of its optimizer: workers wrap theirs in the same order
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
         for parameter, name in names.items():
             self.add(parameter, name)
@@ -117,8 +117,8 @@ class Reducer:
             return loss
         try:
             share = loss.detach() * self._factor if self._factor else torch.zeros_like(loss)
-            return hvd.allreduce(share, name="edl.loss", op=hvd.Average)
-        except hvd.HorovodInternalError as error:
+            return self._ring.mean(share, "edl.loss")
+        except RingBroken as error:
             self._fail(error)
             return loss
 
@@ -127,7 +127,7 @@ class Reducer:
         arrive first, as they do on all other ranks.
         """
         self._hook_lazy()
-        if self._handles:
+        if self._sent:
             finish([self])
         self._averaged, self._number = False, 0
         self._clear()
@@ -152,28 +152,27 @@ class Reducer:
         size = self._ring.size
         self._reducing = size > 1 and not self._trainer.voided
         self._factor = self._share.factor(size)
+        if self._reducing:
+            self._averaging.expect([parameter for parameter in self._names if parameter.requires_grad])
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have
         from before, or with zeros.
         """
-        if len(self._handles) == len(self._names):
-            return
-        for parameter, name in self._names.items():
-            if parameter.requires_grad and parameter not in self._handles:
-                if parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
-                if self._reducing:
-                    self._reduce(parameter, name)
+        if len(self._sent) < len(self._names):
+            for parameter, name in self._names.items():
+                if parameter.requires_grad and parameter not in self._sent:
+                    if parameter.grad is None:
+                        parameter.grad = torch.zeros_like(parameter)
+                    if self._reducing:
+                        self._reduce(parameter, name)
+        if self._reducing:
+            self._try(self._averaging.flush)
 
     def wait(self) -> None:
         """Until all gradients are averaged."""
         began = time.perf_counter_ns()
-        try:
-            for wait in self._handles.values():
-                wait()
-        except hvd.HorovodInternalError as error:
-            self._fail(error)
+        self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)
         if self._trainer.voided:
             self._blank()
@@ -181,7 +180,8 @@ class Reducer:
         self._clear()
 
     def _clear(self) -> None:
-        self._handles.clear()
+        self._sent.clear()
+        self._averaging.drop()
         self._passed.clear()
         self.begun, self._task = False, -1
 
@@ -195,7 +195,7 @@ class Reducer:
                 self._reach()
             if not self._reducing:
                 return
-            if parameter in self._handles:  # its gradient is on its way, and was just added to
+            if parameter in self._sent:  # its gradient is on its way, and was just added to
                 raise UsageError(
                     f"edl.Optimizer: {name} got a gradient twice in one backward(): as a parameter does that several "
                     "checkpointed parts share; use torch.utils.checkpoint.checkpoint(..., use_reentrant=False)"
@@ -239,42 +239,14 @@ class Reducer:
             gradient = gradient.detach()
         if self._number > 1:  # so that a worker which calls backward() less often than others is never mistaken
             name = f"{name}#{self._number}"
+        self._sent.add(parameter)
+        self._try(lambda: self._averaging.begin(parameter, gradient, name, self._factor))
+
+    def _try(self, act: Callable[[], None]) -> None:
         try:
-            self._handles[parameter] = self._begin_reducing(parameter, gradient, name)
-        except hvd.HorovodInternalError as error:  # enqueued into a ring that is broken by now
+            act()
+        except RingBroken as error:
             self._fail(error)
-
-    def _begin_reducing(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Callable[[], None]:
-        if gradient.is_sparse:
-            return self._reduce_sparse(parameter, gradient, name)
-        if self._factor != 1.0:
-            _scale(gradient, self._factor)
-        # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
-        # Horovod's prescale_factor: that one has to be the same on all ranks.
-        if gradient.is_contiguous():
-            handle = hvd.allreduce_async_(gradient, name=name, op=hvd.Average)
-            return lambda: hvd.synchronize(handle)
-        return self._reduce_copy(gradient, name)
-
-    def _reduce_copy(self, gradient: torch.Tensor, name: str) -> Callable[[], None]:
-        """Horovod wants contiguous memory; channels_last gradients, for one, are not."""
-        copy = gradient.contiguous()
-        handle = hvd.allreduce_async_(copy, name=name, op=hvd.Average)
-
-        def wait() -> None:
-            hvd.synchronize(handle)
-            gradient.copy_(copy)
-
-        return wait
-
-    def _reduce_sparse(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str) -> Callable[[], None]:
-        """All ranks' rows, side by side. The share is applied to the values."""
-        gathering: Any = hvd.sparse_allreduce_async(gradient.mul(self._factor).coalesce(), name=name, op=hvd.Average)
-
-        def wait() -> None:
-            parameter.grad = gathering()
-
-        return wait
 
     def _blank(self) -> None:
         """What a failed collective has left may be anything, and a script that looks at norms must not stumble. Anew,
@@ -287,11 +259,4 @@ class Reducer:
     def _fail(self, error: BaseException) -> None:
         self._reducing = False
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
-        self._trainer.void(RingBroken(f"the gradients were not averaged: {plain(str(error))}"))
-
-
-def _scale(gradient: torch.Tensor, factor: float) -> None:
-    if factor == 0.0:
-        gradient.zero_()  # a worker without samples computed on something else, perhaps nan
-    else:
-        gradient.mul_(factor)
+        self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))

@@ -11,12 +11,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, Protocol
 
-import horovod.torch as hvd
 import msgspec
 import torch
 
-from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
+from edl.torch.tensor_ring import TensorRing
 from edl.torch.tensors import TorchTensors, form
 from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Dictionary, Elements, Form, Node, Scalar
@@ -41,7 +40,7 @@ class Holder(Protocol):
         """In the order of their wrapping."""
 
 
-def synchronize(holder: Holder, ring: Ring, root: int) -> int:
+def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
     """Carries out `Framework.synchronize`."""
     place = ring.place
     if place is None:
@@ -57,11 +56,11 @@ def synchronize(holder: Holder, ring: Ring, root: int) -> int:
         else:
             head = ring.broadcast(None, root)
             _Adoption(f"the model of rank {place.rank} is not that of rank {root}", contents).adopt(holder, named, head)
-        return len(head) + broadcast_tensors(contents, root, receive=place.rank != root)
+        return len(head) + broadcast_tensors(ring, contents, root, receive=place.rank != root)
 
 
 def synchronize_rest(
-    optimizers: list[torch.optim.Optimizer], buffers: list[torch.Tensor], ring: Ring, root: int
+    optimizers: list[torch.optim.Optimizer], buffers: list[torch.Tensor], ring: TensorRing, root: int
 ) -> None:
     """Carries out `Framework.synchronize_rest`."""
     place = ring.place
@@ -79,7 +78,7 @@ def synchronize_rest(
             for optimizer, hyper in zip(optimizers, msgspec.msgpack.decode(head, type=list[Node]), strict=True):
                 adoption.adopt_hyper_parameters(optimizer, hyper)
     with torch.no_grad():
-        broadcast_tensors(contents, root, receive=place.rank != root)
+        broadcast_tensors(ring, contents, root, receive=place.rank != root)
 
 
 # ---------------------------------------------------------------------------------------------------- description
@@ -196,10 +195,10 @@ def _device(candidates: Iterable[Any]) -> torch.device:
 # ------------------------------------------------------------------------------------------------------- contents
 
 
-def broadcast_tensors(tensors: list[torch.Tensor], root: int, receive: bool) -> int:
+def broadcast_tensors(ring: TensorRing, tensors: list[torch.Tensor], root: int, receive: bool) -> int:
     """The contents of `tensors` of rank `root`, everywhere; returns the bytes moved.
 
-    Horovod fuses no broadcasts, so small tensors are packed here; large ones go in place, all at once.
+    No ring fuses broadcasts, so small tensors are packed here; large ones go in place, all at once.
     """
     finishing: list[Callable[[], None]] = []
     small: dict[torch.device, list[torch.Tensor]] = {}
@@ -209,37 +208,39 @@ def broadcast_tensors(tensors: list[torch.Tensor], root: int, receive: bool) -> 
             size = tensor.numel() * tensor.element_size()
             moved += size
             if size >= LARGE_BYTES:
-                finishing.append(_send_alone(tensor, root, f"edl.state.{number}", receive))
+                finishing.append(_send_alone(ring, tensor, root, f"edl.state.{number}", receive))
             elif size:
                 small.setdefault(tensor.device, []).append(tensor)
         for number, together in enumerate(small.values()):
-            finishing.append(_send_packed(together, root, f"edl.state.small.{number}", receive))
+            finishing.append(_send_packed(ring, together, root, f"edl.state.small.{number}", receive))
         for finish in finishing:
             finish()
-    except hvd.HorovodInternalError as error:
+    except RingBroken as error:
         raise RingBroken(f"the state of rank {root} did not arrive: {error}") from error
     return moved
 
 
-def _send_alone(tensor: torch.Tensor, root: int, name: str, receive: bool) -> Callable[[], None]:
+def _send_alone(ring: TensorRing, tensor: torch.Tensor, root: int, name: str, receive: bool) -> Callable[[], None]:
     sent = tensor.detach().contiguous()  # the tensor itself, unless its layout is unusual
-    handle = hvd.broadcast_async_(_as_bytes(sent), root, name=name)
+    wait = ring.broadcast_begun(_as_bytes(sent), root, name)
 
     def finish() -> None:
-        hvd.synchronize(handle)
+        wait()
         if receive and sent.data_ptr() != tensor.data_ptr():
             tensor.detach().copy_(sent)
 
     return finish
 
 
-def _send_packed(tensors: list[torch.Tensor], root: int, name: str, receive: bool) -> Callable[[], None]:
+def _send_packed(
+    ring: TensorRing, tensors: list[torch.Tensor], root: int, name: str, receive: bool
+) -> Callable[[], None]:
     pieces = [_as_bytes(tensor.detach().contiguous()) for tensor in tensors]
     packed = torch.cat(pieces)
-    handle = hvd.broadcast_async_(packed, root, name=name)
+    wait = ring.broadcast_begun(packed, root, name)
 
     def finish() -> None:
-        hvd.synchronize(handle)
+        wait()
         if receive:
             for tensor, piece in zip(tensors, torch.split(packed, [len(piece) for piece in pieces]), strict=True):
                 tensor.detach().copy_(piece.clone().view(tensor.dtype).view(tensor.shape))

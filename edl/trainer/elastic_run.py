@@ -16,7 +16,6 @@ import functools
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, Protocol, TypeVar
 
-from edl.collectives.ring import Ring
 from edl.errors import RingBroken, UsageError
 from edl.trainer.extras import Extras
 
@@ -29,8 +28,8 @@ class Changed(BaseException):
     """Ends a call of the training function, which another follows. Not an Exception, so that no script swallows it."""
 
 
-class FailingRing(Ring, Protocol):
-    """A ring that knows what its broken collectives raise."""
+class Failing(Protocol):
+    """What knows what a ring's broken collectives raise."""
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether the framework raised this because a collective failed."""
@@ -74,7 +73,7 @@ class SeatPort(Protocol):
 class Run:
     """The training functions of this process, and where their mini-batches end."""
 
-    def __init__(self, trainer: SeatPort, ring: FailingRing, updates: Callable[[], object]) -> None:
+    def __init__(self, trainer: SeatPort, ring: Failing, updates: Callable[[], object]) -> None:
         """`updates()` differs from what it was when an optimizer has updated the model; None where it is not known."""
         self._trainer = trainer
         self._ring = ring

@@ -34,7 +34,12 @@ def is_due(environ: Mapping[str, str]) -> bool:
 def split() -> None:
     """Returns in the copy, with what it must know of its job in the environment. Raises UsageError, ConfigError."""
     surroundings.of(os.environ)
-    Settings.from_given({}, os.environ)  # what is wrong is said here, before there are two processes
+    settings = Settings.from_given({}, os.environ)  # what is wrong is said here, before there are two processes
+    if settings.ring != "horovod":
+        raise ConfigError(
+            f"EDL_RING={settings.ring}: under horovodrun the ring is Horovod's; unset it, or start the workers by "
+            f"`edl run --ring {settings.ring}`"
+        )
     _check()
     for stream in (sys.stdout, sys.stderr):
         stream.flush()

@@ -14,7 +14,7 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sized
+from collections.abc import Callable, Collection, Iterator, Sized
 from functools import partial
 from typing import Any, TypeVar
 
@@ -30,7 +30,7 @@ from edl.core.worker.inputs import (
     ScriptFailed,
     StatesEqual,
 )
-from edl.errors import JobFailed, RingBroken, UsageError
+from edl.errors import ConfigError, JobFailed, RingBroken, UsageError
 from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
@@ -64,8 +64,10 @@ COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would co
 class Trainer:
     """The process's one seat in its job. All methods belong to the thread that called `init`, unless they say else."""
 
-    def __init__(self, framework: Framework) -> None:
+    def __init__(self, framework: Framework, rings: Collection[str] = ("horovod",)) -> None:
+        """`rings`: what `--ring` may say for this framework."""
         self._framework = framework
+        self._rings = rings
         self._settings: Settings | None = None
         self._feed = SharedLeases()
         self._extras = Extras(framework.sort)
@@ -105,7 +107,7 @@ class Trainer:
             given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
             os.environ.update({name: value for name, value in given.items() if value is not None})
             splitting.split()
-        self._settings = joined(
+        settings = joined(
             os.environ,
             job=job,
             coordinator=coordinator,
@@ -113,6 +115,11 @@ class Trainer:
             max_workers=max_workers,
             batch_size=batch_size,
         )
+        if settings.ring not in self._rings:
+            raise ConfigError(
+                f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
+            )
+        self._settings = settings
         self._thread = threading.get_ident()
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"

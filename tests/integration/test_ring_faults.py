@@ -1,4 +1,4 @@
-"""A ring of real Horovod in which a member freezes, dies or never comes: the others get on."""
+"""A ring, of Horovod or of torch's groups, in which a member freezes, dies or never comes: the others get on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pace import patient
 
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
-from fleet import Fleet, WorkerFailed
+from fleet import Fleet, WorkerFailed, by
 from warm_python import WarmPython
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -21,11 +21,11 @@ BATCH = [[1.0] * 6], [1.0]
 
 
 @pytest.fixture(
-    scope="module", params=["torch", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
+    scope="module",
+    params=["torch", "groups", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"],
 )
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
-    script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
-    with Fleet(warm, script[0], 4, *script[1:], "clipped" if request.param == "torch" else "sgd") as fleet:
+    with by(request.param, warm, 4, "clipped" if request.param in {"torch", "groups"} else "sgd") as fleet:
         fleet.together([0, 1], "train", [BATCH] * 2)
         yield fleet
 
@@ -107,7 +107,7 @@ def test_a_broken_ring_refuses_until_it_is_formed_anew(fleet: Fleet) -> None:
     check_goes_on(fleet)
 
 
-@pytest.mark.parametrize("fleet", ["torch"], indirect=True)
+@pytest.mark.parametrize("fleet", ["torch", "groups"], indirect=True)
 def test_nobody_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
     """gloo forgets who waits for the message in whose middle a connection ends; without our guard 1 of 7 hangs here."""
     for _ in range(12):

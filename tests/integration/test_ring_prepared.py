@@ -1,4 +1,4 @@
-"""The next ring of real Horovod forms beside the one that stands, and is adopted, given up, or fails: all get on."""
+"""The next ring, of Horovod or of torch's groups, forms beside the one that stands, and is adopted, given up, or fails: all get on."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from pace import patient
 
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
-from fleet import Fleet, WorkerFailed
+from fleet import Fleet, WorkerFailed, by
 from warm_python import WarmPython
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 BATCH = [[1.0] * 6], [1.0]
 
 
-@pytest.fixture(
-    scope="module", params=["torch", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
-)
+WAYS = ["torch", "groups", "eager", "fit", pytest.param("function", marks=pytest.mark.soak), "graph"]
+
+
+@pytest.fixture(scope="module", params=WAYS)
 def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
-    script = ["torch_worker.py"] if request.param == "torch" else ["tensorflow_worker.py", request.param]
-    with Fleet(warm, script[0], 4, *script[1:], "sgd") as fleet:
+    with by(request.param, warm, 4, "sgd") as fleet:
         assert fleet.together([0, 1, 2, 3], "prepares") == [True] * 4
         yield fleet
 

@@ -1,4 +1,4 @@
-"""PyTorch in changing rings of real Horovod: equal weights, and those of a single worker on the same batches."""
+"""PyTorch in changing rings, of Horovod and of torch's groups: equal weights, and those of a single worker."""
 
 from __future__ import annotations
 
@@ -18,18 +18,22 @@ from warm_python import WarmPython
 pytestmark = pytest.mark.integration
 
 
+RINGS = ["horovod", "torch"]
+
+
 @pytest.fixture(params=["sgd", pytest.param("adam", marks=pytest.mark.soak), "adamw", "clipped", "lbfgs"])
 def kind(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
 @pytest.fixture
-def fleet(warm: WarmPython, kind: str) -> Iterator[Fleet]:
-    with Fleet(warm, "torch_worker.py", 4, kind) as fleet:
+def fleet(warm: WarmPython, kind: str, ring: str) -> Iterator[Fleet]:
+    with Fleet(warm, "torch_worker.py", 4, kind, ring=ring) as fleet:
         yield fleet
 
 
 @pytest.mark.timeout(900)
+@pytest.mark.parametrize("ring", RINGS)
 def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str) -> None:
     source = random.Random(7)
     check_changing_rings(fleet, source)
@@ -38,14 +42,15 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
     a_step_without_samples_changes_nothing(fleet, [ALONE])
     if kind == "sgd":
         gradients_are_averaged_when_backward_returns(fleet, source)
-    horovod_knows_of_hosts(fleet)
+    scripts_learn_of_hosts(fleet)
 
 
 @pytest.mark.timeout(120)
-def test_workers_may_differ_in_their_passes_of_backward(warm: WarmPython) -> None:
+@pytest.mark.parametrize("ring", RINGS)
+def test_workers_may_differ_in_their_passes_of_backward(warm: WarmPython, ring: str) -> None:
     """With `backward_passes_per_step=2`, and a script that reports its loss before the update."""
     source = random.Random(8)
-    with Fleet(warm, "torch_worker.py", 3, "passes") as fleet:
+    with Fleet(warm, "torch_worker.py", 3, "passes", ring=ring) as fleet:
         fleet.form([0, 1, 2])
         fleet.together([0, 1, 2], "synchronize", [(0,)] * 3)
         fleet.form([2])
@@ -94,8 +99,8 @@ def gradients_are_averaged_when_backward_returns(fleet: Fleet, source: random.Ra
         check_equal(fleet, [0, 1])
 
 
-def horovod_knows_of_hosts(fleet: Fleet) -> None:
-    """What scripts ask Horovod itself, though each worker passes for a host of its own while the ring forms."""
+def scripts_learn_of_hosts(fleet: Fleet) -> None:
+    """What they ask by Horovod's names, for which each worker passes for a host of its own while the ring forms."""
     names = ("local_rank", "local_size", "cross_rank", "cross_size")
     seats = [(0, 2, 0, 2), (1, 2, 0, 1), (0, 1, 1, 2)]
     fleet.form([2, 0, 1], hosts=[dict(zip(names, seat, strict=True)) for seat in seats])

@@ -42,6 +42,7 @@ def test_two_spellings_that_differ_are_refused():
     ("environ", "keywords", "words"),
     [
         ({"EDL_NP": "0"}, {}, "EDL_NP=0: must be a whole number of at least 1"),
+        ({"EDL_RING": "nccl"}, {}, "EDL_RING=nccl: must be horovod or torch"),
         ({"EDL_NP": "two"}, {}, "EDL_NP=two: must be a whole number"),
         ({}, {"batch_size": -1}, "batch_size=-1: must be a whole number of at least 1"),
         ({}, {"batch_size": 6.5}, "batch_size=6.5: must be a whole number"),
@@ -84,7 +85,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
         "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
         "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60,
-        "check_weights": 50, "on_divergence": "heal",
+        "check_weights": 50, "on_divergence": "heal", "ring": "torch",
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
         "policy_file": tmp_path / "policy.py", "driver_slot": "localhost:1",
     }  # fmt: skip

@@ -31,7 +31,7 @@ class WorkerFailed(Exception):
 class Worker:
     """One worker process, forked from one that has imported its framework."""
 
-    def __init__(self, warm: WarmPython, script: str, name: str, *arguments: str) -> None:
+    def __init__(self, warm: WarmPython, script: str, name: str, *arguments: str, ring: str) -> None:
         self.name = name
         self.pid = 0
         quiet = {
@@ -44,7 +44,7 @@ class Worker:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
-            env=os.environ | quiet,
+            env=os.environ | quiet | {"EDL_RING": ring},
         )
 
     def wait_booted(self) -> None:
@@ -104,11 +104,11 @@ class Preparation:
 class Fleet:
     """Workers, and a loop on which they find each other. Use it as a context."""
 
-    def __init__(self, warm: WarmPython, script: str, number: int, *arguments: str) -> None:
+    def __init__(self, warm: WarmPython, script: str, number: int, *arguments: str, ring: str = "horovod") -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
         self._generation = 0
-        self.workers = [Worker(warm, script, f"w{index}", *arguments) for index in range(number)]
+        self.workers = [Worker(warm, script, f"w{index}", *arguments, ring=ring) for index in range(number)]
 
     def __enter__(self) -> Fleet:
         self._thread.start()
@@ -186,3 +186,10 @@ class Fleet:
         if failures:
             raise failures[0]
         return [answers[member] for member in members]
+
+
+def by(way: str, warm: WarmPython, number: int, kind: str) -> Fleet:
+    """Workers who train by PyTorch, in Horovod's ring (`torch`) or in its own (`groups`), or in a way of TensorFlow."""
+    if way in {"torch", "groups"}:
+        return Fleet(warm, "torch_worker.py", number, kind, ring="torch" if way == "groups" else "horovod")
+    return Fleet(warm, "tensorflow_worker.py", number, way, kind)

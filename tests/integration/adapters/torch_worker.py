@@ -1,4 +1,4 @@
-"""A torch worker for `tests/integration/test_ring_torch.py`. Arguments: worker id, kind of optimizer."""
+"""A torch worker for `tests/integration/test_ring_torch.py`. Arguments: worker id, kind of optimizer; EDL_RING."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
-import horovod.torch as hvd
 import torch
 from torch.utils.checkpoint import checkpoint
 
@@ -17,7 +16,8 @@ sys.path.insert(0, str(Path(__file__).parent))
 from seat import FakeTrainer, serve
 from torch_values import Registered
 
-from edl.torch.framework import TorchFramework
+import edl.torch as hvd
+from edl.torch.process import framework
 
 torch.set_num_threads(1)
 torch.manual_seed(int(sys.argv[1][1:]))  # each worker starts from weights of its own
@@ -50,7 +50,6 @@ class Net(torch.nn.Module):
 
 
 trainer = FakeTrainer()
-framework = TorchFramework()
 model = Net().eval()
 optimizer: Any = KINDS[sys.argv[2]](model.parameters())
 framework.wrap(trainer, optimizer, model, None, 2 if sys.argv[2] == "passes" else 1)
@@ -158,7 +157,7 @@ def disturb() -> None:
 
 
 def hosts() -> list[int]:
-    return [hvd.local_rank(), hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
+    return [framework.ring.place.local_rank, hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 
 
 commands = {

@@ -71,7 +71,7 @@ def trainer() -> FakeTrainer:
 
 @pytest.fixture
 def run(trainer: FakeTrainer) -> Run:
-    return Run(trainer, trainer, lambda: trainer.updates)  # type: ignore[arg-type]
+    return Run(trainer, trainer, lambda: trainer.updates)
 
 
 def update(trainer: FakeTrainer) -> None:

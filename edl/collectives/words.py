@@ -1,0 +1,61 @@
+"""Bytes and numbers that the members of a ring tell each other, whatever the ring is made of.
+
+Owns: what one message says. Does not own: moving it (behind `Bytes`), nor the ring.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from edl.protocol.ring import Place
+
+HEADER_BYTES = 4096  # a broadcast up to this size, less the length itself, needs one message instead of two
+LENGTH_BYTES = 8
+
+
+class Bytes(Protocol):
+    """Bytes and numbers as tensors of one framework. Both methods raise what the framework raises."""
+
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
+        """All members pass payloads of the same length; all get that of `root`."""
+
+    def largest(self, values: list[int], name: str) -> list[int]:
+        """The largest of all members' values in each place: signed, of 64 bits."""
+
+
+class Words:
+    """What `edl.collectives.ring.Ring` says of these, in the ring where `place` is."""
+
+    def __init__(self, tensors: Bytes) -> None:
+        self._tensors = tensors
+
+    def broadcast(self, place: Place, payload: bytes | None, root: int) -> bytes:
+        sending = place.rank == root
+        if sending and payload is None:
+            raise ValueError("the root of a broadcast must pass a payload")
+        if place.size == 1:
+            return payload or b""
+        head = _pack(payload) if sending and payload is not None else bytes(HEADER_BYTES)
+        head = self._tensors.broadcast(head, root, "edl.broadcast.head")
+        length = int.from_bytes(head[:LENGTH_BYTES], "little")
+        if length <= HEADER_BYTES - LENGTH_BYTES:
+            return head[LENGTH_BYTES : LENGTH_BYTES + length]
+        whole = payload if sending and payload is not None else bytes(length)
+        return self._tensors.broadcast(whole, root, "edl.broadcast.body")
+
+    def agree(self, place: Place, value: int) -> int:
+        if not 0 <= value < 2**53:
+            raise ValueError(f"a value to agree on must be in 0..2**53-1, not {value}")
+        return value if place.size == 1 else self._tensors.largest([value], "edl.agree")[0]
+
+    def same(self, place: Place, value: int) -> bool:
+        if place.size == 1:
+            return True
+        signed = value - 2**64 if value >= 2**63 else value
+        most, least = self._tensors.largest([signed, ~signed], "edl.same")
+        return most == ~least
+
+
+def _pack(payload: bytes) -> bytes:
+    head = len(payload).to_bytes(LENGTH_BYTES, "little") + payload[: HEADER_BYTES - LENGTH_BYTES]
+    return head.ljust(HEADER_BYTES, b"\0")

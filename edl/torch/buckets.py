@@ -1,0 +1,178 @@
+"""Gradients of one optimizer, averaged by a process group in a few buckets, as DistributedDataParallel does.
+
+Owns: which gradients travel together, and the operations of one reduction. Does not own: the groups
+(`edl.torch.groups`), nor when a reduction begins and ends (`edl.torch.reducer`).
+
+Operations of a group pair up by the order in which members begin them. So buckets are cut by what all members know
+alike, the parameters in their order, and begin in that order, last parameters first, as backward computes them: a
+bucket that is full early waits for those before it. Where there are several optimizers, a pass of backward may reach
+them in another order on each worker: then no bucket begins before its end.
+
+A large gradient travels where it lies. Small ones are copied together, and back.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+import torch
+
+from edl.errors import UsageError
+from edl.torch.groups import ProcessGroups
+from edl.torch.tensor_ring import scale
+
+LARGE_BYTES = 1 << 20  # of a gradient that travels alone
+FULL_BYTES = 1 << 20  # of a bucket of others
+FIRST_BYTES = 1 << 18  # of the first one, so that the group has something to do early
+
+
+class GroupSeat(Protocol):
+    """The ring."""
+
+    @property
+    def seat(self) -> ProcessGroups:
+        """Its groups now."""
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether a bucket may begin before all gradients of a pass are there."""
+
+
+class _Bucket:
+    """Its parameters, and the gradients of them that are here."""
+
+    def __init__(self, parameters: Sequence[torch.Tensor]) -> None:
+        self.parameters = parameters
+        self.here: dict[torch.Tensor, torch.Tensor] = {}
+        self.factor = 1.0
+
+    @property
+    def is_full(self) -> bool:
+        return len(self.here) == len(self.parameters)
+
+    def gradients(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """With their parameters, in the same order everywhere."""
+        return [(one, self.here[one]) for one in self.parameters if one in self.here]
+
+
+class Buckets:
+    """`edl.torch.tensor_ring.Averaging`."""
+
+    def __init__(self, ring: GroupSeat) -> None:
+        self._ring = ring
+        self._known: list[int] = []  # ids of the parameters that the buckets are for
+        self._buckets: list[_Bucket] = []
+        self._of: dict[torch.Tensor, _Bucket] = {}
+        self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
+        self._next = 0  # the bucket that begins next
+        self._waits: list[Callable[[], None]] = []
+
+    def expect(self, parameters: Sequence[torch.Tensor]) -> None:
+        known = [id(parameter) for parameter in parameters]
+        if known != self._known:
+            self._known = known
+            self._buckets = [_Bucket(some) for some in cut(parameters)]
+            self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
+
+    def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
+        bucket = self._of.get(parameter)
+        if bucket is None:
+            raise UsageError(
+                f"edl.Optimizer: {name} wants a gradient since backward() has begun; set requires_grad before it"
+            )
+        bucket.here[parameter] = gradient
+        bucket.factor = factor
+        if bucket.is_full and self._ring.overlaps:
+            while self._next < len(self._buckets) and self._buckets[self._next].is_full:
+                self._begin_next()
+
+    def flush(self) -> None:
+        while self._next < len(self._buckets):
+            self._begin_next()
+
+    def wait(self) -> None:
+        for wait in self._waits:
+            wait()
+
+    def drop(self) -> None:
+        self._next = 0
+        self._waits.clear()
+        for bucket in self._buckets:
+            bucket.here.clear()
+
+    def _begin_next(self) -> None:
+        bucket = self._buckets[self._next]
+        self._next += 1
+        seat = self._ring.seat
+        share = bucket.factor / seat.place.size  # the average of shares times size is the sum of shares
+        dense = []
+        for parameter, gradient in bucket.gradients():
+            if gradient.is_sparse:
+                self._sparse[parameter] = gradient.sparse_dim()
+            if parameter in self._sparse:
+                rows = _rows_of(gradient, self._sparse[parameter], share)
+                self._waits.append(_sparse_begun(seat, parameter, rows))
+            else:
+                dense.append(gradient)
+        if dense:
+            self._waits.append(_dense_begun(seat, dense, share))
+
+
+def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
+    """Into buckets, in the order in which they begin. Each has one type, and lies on one device."""
+    bucket: list[torch.Tensor] = []
+    room = FIRST_BYTES
+    for parameter in reversed(parameters):
+        size = parameter.numel() * parameter.element_size()
+        apart = size >= LARGE_BYTES or (bucket and _kind(bucket[0]) != _kind(parameter))
+        if bucket and (apart or room <= 0):
+            yield bucket
+            bucket, room = [], FULL_BYTES
+        bucket.append(parameter)
+        room -= size
+    if bucket:
+        yield bucket
+
+
+def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
+    return tensor.dtype, tensor.device
+
+
+def _dense_begun(seat: ProcessGroups, gradients: list[torch.Tensor], share: float) -> Callable[[], None]:
+    if len(gradients) == 1 and gradients[0].is_contiguous():
+        scale(gradients[0], share)
+        work = seat.begun(seat.gradients.allreduce(gradients))
+        return lambda: seat.wait(work)
+    # Of its own each time: what a broken ring still writes is no part of a later step.
+    together = torch.cat([gradient.reshape(-1) for gradient in gradients])
+    scale(together, share)
+    work = seat.begun(seat.gradients.allreduce([together]))
+
+    def wait() -> None:
+        seat.wait(work)
+        pieces = torch.split(together, [gradient.numel() for gradient in gradients])
+        averaged = [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
+        torch._foreach_copy_(gradients, averaged)
+
+    return wait
+
+
+def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Tensor:
+    """A worker that got no gradient has zeros for all rows, which is as good as none."""
+    rows: Any = gradient if gradient.is_sparse else gradient.to_sparse(dimensions)
+    if share:
+        return rows.mul(share).coalesce()  # type: ignore[no-any-return]
+    none, values = rows._indices()[:, :0], rows._values()[:0]
+    return torch.sparse_coo_tensor(none, values, rows.shape, check_invariants=False, is_coalesced=True)
+
+
+def _sparse_begun(seat: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+    """All ranks' rows, summed up."""
+    work = seat.begun(seat.gradients.allreduce([rows]))
+
+    def wait() -> None:
+        seat.wait(work)
+        parameter.grad = rows
+
+    return wait

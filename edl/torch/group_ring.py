@@ -1,0 +1,223 @@
+"""The ring of PyTorch without Horovod: torch's own process groups, two rings of them side by side where one is formed.
+
+Owns: which ring this process sits in, the next one, and the end of those before. Does not own: their groups
+(`edl.torch.groups`), gradients (`edl.torch.buckets`), nor who is in a ring.
+"""
+
+from __future__ import annotations
+
+import atexit
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+import torch
+from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
+
+from edl.collectives.words import Words
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+from edl.torch.group_forming import GroupForming
+from edl.torch.buckets import Buckets
+from edl.torch.group_collectives import rooted
+from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
+
+UNWANTED = "it is not wanted any more"
+END_S = 1.0  # for what is broken to end, when the process does
+JOIN_S = 0.05
+
+
+class GroupRing:
+    """`edl.collectives.ring.Ring` on process groups."""
+
+    prepares = True
+
+    def __init__(self) -> None:
+        self._turn = threading.Lock()
+        self._standing: ProcessGroups | None = None
+        self._prepared: ProcessGroups | None = None
+        self._released = 0  # up to this generation, no ring that is prepared will be adopted
+        self._attempts: list[GroupForming] = []
+        self._aside: list[tuple[threading.Thread, ProcessGroups]] = []  # which end, by themselves, what was left or given up
+        self._words = Words(_Tensors(self))
+        self._optimizers = 0
+        self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
+        atexit.register(self._end)
+
+    # ----------------------------------------------------------------------------------------- in and out of rings
+
+    @property
+    def place(self) -> Place | None:
+        return None if self._standing is None else self._standing.place
+
+    def enter(self, place: Place, timeout_s: float) -> None:
+        self.release(place.generation)
+        self.leave()
+        self._form(place, timeout_s, self._sit)
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        with self._turn:
+            released = self._released
+        if place.generation <= released:
+            raise RingBroken("the ring did not form: it was given up before")
+        self._form(place, timeout_s, self._keep)
+
+    def adopt(self, generation: int) -> None:
+        with self._turn:
+            prepared = self._prepared
+            if prepared is not None and prepared.place.generation != generation:
+                prepared = None
+        if prepared is None or not prepared.stands():
+            raise RingBroken(f"ring {generation} was not prepared, or has failed since")
+        with self._turn:
+            before, self._prepared = self._standing, None
+            self._sit(prepared)
+        self._let_go(before)
+
+    def release(self, generation: int) -> None:
+        with self._turn:
+            self._released = max(self._released, generation)
+            released = self._prepared if _is_of(self._prepared, range(generation + 1)) else None
+            if released is not None:
+                self._prepared = None
+            forming = [attempt for attempt in self._attempts if attempt.generation <= generation]
+        for attempt in forming:
+            attempt.give_up(UNWANTED)
+        self._let_go(released, UNWANTED)
+
+    def leave(self) -> None:
+        before, self._standing, self.size = self._standing, None, 0
+        self._let_go(before)
+
+    def abort(self, given_up: range | None = None) -> None:
+        with self._turn:
+            rings = [self._standing, None if given_up is None else self._prepared]  # nothing is in flight in that one
+            attempts = [one for one in self._attempts if given_up is None or one.generation in given_up]
+        for attempt in attempts:
+            attempt.give_up()
+        for ring in rings:
+            if ring is not None and _is_of(ring, given_up) and ring.place.size > 1:
+                ring.give_up("it was aborted")
+
+    def _form(self, place: Place, timeout_s: float, keep: Callable[[ProcessGroups], None]) -> None:
+        attempt = GroupForming(place, timeout_s)
+        with self._turn:
+            self._attempts.append(attempt)
+        formed: ProcessGroups | None = None
+        try:
+            formed = attempt.wait()
+        finally:
+            with self._turn:
+                self._attempts.remove(attempt)
+                self._put_aside(attempt.thread, attempt.groups)
+                if formed is not None and not attempt.given_up:
+                    keep(formed)
+        if attempt.given_up:  # a moment after it had formed
+            self._let_go(formed, attempt.given_up)
+            raise RingBroken(f"the ring did not form: {attempt.given_up}")
+
+    def _sit(self, groups: ProcessGroups) -> None:
+        self._standing, self.size = groups, groups.place.size
+
+    def _keep(self, groups: ProcessGroups) -> None:
+        before, self._prepared = self._prepared, groups
+        self._let_go(before, UNWANTED)
+
+    def _let_go(self, groups: ProcessGroups | None, reason: str = "") -> None:
+        """In a thread of its own. With a `reason`: not one member needs it."""
+        if groups is None or groups.place.size == 1:
+            return
+        if reason:
+            groups.give_up(reason)
+        closing = threading.Thread(target=groups.close, name="edl-closing", daemon=True)
+        closing.start()
+        self._put_aside(closing, groups)
+
+    def _put_aside(self, thread: threading.Thread, groups: ProcessGroups) -> None:
+        self._aside = [(one, of) for one, of in self._aside if one.is_alive()] + [(thread, groups)]
+
+    def _end(self) -> None:
+        """With the process. Whoever still needs something of us has got it then, or we have waited long enough."""
+        self.leave()
+        self.abort()
+        self.release(sys.maxsize)
+        began = time.monotonic()
+        for thread, groups in self._aside:
+            while thread.is_alive() and time.monotonic() - began < (END_S if groups.broken else CLOSE_TIMEOUT_S):
+                thread.join(JOIN_S)
+
+    # ----------------------------------------------------------------------------------------- bytes and numbers
+
+    def broadcast(self, payload: bytes | None, root: int) -> bytes:
+        return self._words.broadcast(self.seat.place, payload, root)
+
+    def agree(self, value: int) -> int:
+        return self._words.agree(self.seat.place, value)
+
+    def same(self, value: int) -> bool:
+        return self._words.same(self.seat.place, value)
+
+    @property
+    def seat(self) -> ProcessGroups:
+        """The groups of this ring. Raises RingBroken outside any."""
+        if self._standing is None:
+            raise RingBroken("this process is in no ring")
+        return self._standing
+
+    # ------------------------------------------------------------------------------------------------- tensors
+
+    @property
+    def overlaps(self) -> bool:
+        """Whether gradients of a pass of backward may be on their way before its end: with several optimizers, workers
+        might send theirs in different orders.
+        """
+        return self._optimizers == 1
+
+    def averaging(self) -> Buckets:
+        self._optimizers += 1
+        return Buckets(self)
+
+    def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
+        seat = self.seat
+        found = tensor / seat.place.size
+        seat.wait(seat.begun(seat.rest.allreduce([found])))
+        return found
+
+    def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
+        seat = self.seat
+        work = seat.begun(seat.rest.broadcast([contents], rooted(root)))
+        return lambda: seat.wait(work)
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether a collective that failed has raised this; if so, the ring counts as broken."""
+        failed = isinstance(error, RingBroken)
+        if failed and self._standing is not None and not self._standing.broken:
+            self._standing.failed(error)
+        return failed
+
+
+class _Tensors:
+    """`edl.collectives.words.Bytes` with torch's tensors."""
+
+    def __init__(self, ring: GroupRing) -> None:
+        self._ring = ring
+
+    def broadcast(self, payload: bytes, root: int, name: str) -> bytes:  # noqa: ARG002 - they pair up by their order
+        tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
+        seat = self._ring.seat
+        seat.wait(seat.begun(seat.rest.broadcast([tensor], rooted(root))))
+        return tensor.numpy().tobytes()
+
+    def largest(self, values: list[int], name: str) -> list[int]:  # noqa: ARG002
+        tensor = torch.tensor(values, dtype=torch.int64)
+        seat = self._ring.seat
+        options = AllreduceOptions()
+        options.reduceOp = ReduceOp(ReduceOp.MAX)
+        seat.wait(seat.begun(seat.rest.allreduce([tensor], options)))
+        found: list[int] = tensor.tolist()
+        return found
+
+
+def _is_of(groups: ProcessGroups | None, generations: range | None) -> bool:
+    return groups is not None and (generations is None or groups.place.generation in generations)

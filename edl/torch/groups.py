@@ -1,0 +1,206 @@
+"""torch's process groups of one ring: formed, used, cut and closed.
+
+Two groups, of the same members at the same addresses. Operations of a group pair up by the order in which its members
+begin them. So gradients have one of their own: a worker that averages them in `step()` does so after the script's own
+collectives, one that does in `backward()` before them.
+
+gloo connects all pairs while a group is made, and its first operation shows that all do listen. Then no step waits for
+a connection, nor for a member that froze meanwhile.
+
+Owns: the groups, and which connections are theirs. Does not own: the ring that a process sits in
+(`edl.torch.group_ring`), nor what goes through it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import Any
+
+import torch
+from torch._C._distributed_c10d import ProcessGroupGloo, Store
+
+from edl.collectives import sockets
+from edl.collectives.asking import Asking
+from edl.collectives.board import TORCH
+from edl.collectives.guard import plain
+from edl.collectives.torch_addresses import listening
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+from edl.torch.store import DaemonStore, PeerStore
+
+THREADS = 2  # of a group: so many operations are under way at once
+BACKSTOP = 2  # an operation may take so many times what a ring may take to form: who is stuck is for the leader to say
+ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
+CLOSE_TIMEOUT_S = 10.0  # for a healthy ring's members to come to its end
+BRIEFLY = timedelta(milliseconds=20)  # most operations take less
+LOOK_S = 0.25  # how often connections are looked at while one takes longer
+
+
+class ProcessGroups:
+    """Of one ring. A ring of one has none. `give_up` belongs to any thread."""
+
+    def __init__(self, place: Place, timeout_s: float) -> None:
+        self.place = place
+        self.broken = ""  # why
+        self.gradients: Any = None
+        self.rest: Any = None
+        self._timeout_s = timeout_s
+        self._asking = None if place.size == 1 else Asking(place.rendezvous, TORCH, timeout_s)
+        self._turn = threading.Lock()
+        self._ours: set[sockets.Listening] = set()
+        self._theirs: set[sockets.Listening] = set()
+        self._stores: list[Store] = []  # torch keeps only its half of each
+        self._under_way: set[Any] = set()  # operations that were not waited for yet, or in vain
+        self._connections = 0  # once they all stand
+        self._waiting: set[threading.Event] = set()  # of those who wait for long
+
+    def form(self) -> None:
+        """Raises RingBroken."""
+        if self._asking is None:
+            return
+        with self.failing():
+            options = self._options()
+            self.rest = self._group(DaemonStore(self._asking, self.place.rank, self._hear), options)
+            self.gradients = self._group(PeerStore(self.of_all), options)
+            self.wait(self.begun(self.gradients.allreduce([torch.zeros(1)])))
+            self._connections = 2 * (self.place.size - 1)
+            for group in (self.rest, self.gradients):
+                group._set_default_timeout(timedelta(seconds=BACKSTOP * self._timeout_s))
+            sockets.seal(self._ours)  # all members are there
+            self._asking.finish(self.place.rank)
+
+    def give_up(self, reason: str) -> None:
+        """Whatever it is that members wait for in it fails, from now on."""
+        with self._turn:
+            self.broken = self.broken or reason
+            waiting = list(self._waiting)
+        for news in waiting:
+            news.set()
+        if self._asking is not None:
+            self._asking.give_up(reason)
+        self._cut()
+
+    def close(self) -> None:
+        """Waits for the others of a healthy ring to come here too: until then one may still need what we have sent it.
+        Raises nothing. Of a broken one it waits, here and not in gloo, for what gloo has forgotten: a thread that is in
+        gloo when the interpreter ends takes the process with it.
+        """
+        if self.rest is not None and not self.broken:
+            rescue = threading.Timer(CLOSE_TIMEOUT_S, self.give_up, ["it was left"])
+            rescue.daemon = True
+            rescue.start()
+            with contextlib.suppress(RingBroken), self.failing():
+                self.wait(self.begun(self.rest.barrier()))
+            rescue.cancel()
+        self._cut()  # a result that somebody holds, or a child of ours, would keep them open
+        while not all(work.is_completed() for work in self._under_way):
+            time.sleep(LOOK_S)
+        self._under_way.clear()
+        self.gradients = self.rest = None
+
+    def of_all(self, mine: bytes) -> list[bytes]:
+        """Each member's bytes, by rank; few. Raises RingBroken."""
+        size = self.place.size
+        room = ROW_BYTES + 8 * size
+        if len(mine) > room - 8:
+            raise ValueError(f"{len(mine)} bytes are more than a member has room for")
+        own = torch.zeros(room, dtype=torch.uint8)
+        own[: 8 + len(mine)] = torch.frombuffer(bytearray(len(mine).to_bytes(8, "little") + mine), dtype=torch.uint8)
+        rows = [torch.empty(room, dtype=torch.uint8) for _ in range(size)]
+        self.wait(self.begun(self.rest.allgather([rows], [own])))
+        found = [row.numpy().tobytes() for row in rows]
+        return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
+
+    def stands(self) -> bool:
+        """Nobody has left it or given it up yet, as far as is known here."""
+        ours, theirs = self._ends()
+        return not self.broken and sockets.living(ours, theirs) >= self._connections
+
+    def begun(self, work: Any) -> Any:
+        """An operation that is to be waited for: itself."""
+        self._under_way.add(work)
+        return work
+
+    def wait(self, work: Any) -> None:
+        """Until an operation is through. Raises RingBroken."""
+        try:
+            work.wait(BRIEFLY)
+        except RuntimeError as error:
+            if work.is_completed():
+                raise self.failed(error) from error
+            if not self._is_through(work):
+                raise self._broken() from None
+            with self.failing():
+                work.wait()
+        self._under_way.discard(work)
+
+    def _is_through(self, work: Any) -> bool:
+        """False: the ring is broken. The operation may be left alone then, until gloo's own time-out: gloo forgets who
+        waits for a message in whose middle a connection ends (torch 2.13; gloo/transport/tcp/pair.cc).
+        """
+        news, through = threading.Event(), threading.Event()
+
+        def ended(_: Any) -> None:
+            through.set()
+            news.set()
+
+        work.get_future().then(ended)
+        with self._turn:
+            self._waiting.add(news)
+        while not (self.broken or news.wait(LOOK_S)):
+            if not self.stands():
+                self.give_up("a connection was closed by a peer")
+        with self._turn:
+            self._waiting.discard(news)
+        return through.is_set()
+
+    def failed(self, error: BaseException) -> RingBroken:
+        """What to raise for it; whoever of the others waits for us learns of it at once."""
+        self.give_up(plain(str(error)).partition("\n")[0].partition(". ")[0])
+        return self._broken()
+
+    def _broken(self) -> RingBroken:
+        return RingBroken(f"a collective of generation {self.place.generation} failed: {self.broken}")
+
+    @contextlib.contextmanager
+    def failing(self) -> Iterator[None]:
+        """Inside, what torch raises becomes RingBroken."""
+        try:
+            yield
+        except RuntimeError as error:
+            raise self.failed(error) from error
+
+    def _cut(self) -> None:
+        """All connections of this ring, and no others. gloo's own `abort()` frees nobody (torch 2.13)."""
+        ours, theirs = self._ends()
+        if ours:
+            sockets.cut(ours, theirs)
+
+    def _ends(self) -> tuple[set[sockets.Listening], set[sockets.Listening]]:
+        """Where we listen, and where the others do."""
+        with self._turn:
+            return set(self._ours), set(self._theirs)
+
+    def _hear(self, rank: int, row: bytes) -> None:
+        """Where a member listens. Raises RingBroken."""
+        try:
+            found = listening(row)
+        except ValueError as error:
+            raise RingBroken(f"rank {rank} listens where torch here does not know of: {error}") from error
+        with self._turn:
+            (self._ours if rank == self.place.rank else self._theirs).add(found)
+
+    def _group(self, store: Store, options: Any) -> Any:
+        self._stores.append(store)
+        return ProcessGroupGloo(store, self.place.rank, self.place.size, options)
+
+    def _options(self) -> Any:
+        options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+        options._devices = [ProcessGroupGloo.create_device(hostname=self.place.address, lazy_init=False)]
+        options._timeout = timedelta(seconds=self._timeout_s)
+        options._threads = THREADS
+        return options

@@ -1,0 +1,74 @@
+"""The port of a ring as the adapter of PyTorch sees it: bytes and numbers like any ring's, and tensors.
+
+Owns: that port, and which ring stands behind it in this process. Does not own: the rings (`edl.torch.horovod_ring`,
+`edl.torch.group_ring`), of which only the one that is chosen is imported.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+import torch
+
+from edl.collectives.ring import Ring
+from edl.config import Settings
+
+HOROVOD, TORCH = "horovod", "torch"
+
+
+class Averaging(Protocol):
+    """The gradients of one optimizer, on their way through the ring. One reduction after the other."""
+
+    def expect(self, parameters: Sequence[torch.Tensor]) -> None:
+        """A reduction begins: a gradient of each of these will come to `begin`, in any order."""
+
+    def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
+        """This one is there: average it in place, times `factor`. Raises RingBroken."""
+
+    def flush(self) -> None:
+        """All are there. Raises RingBroken."""
+
+    def wait(self) -> None:
+        """Until all are averaged. Raises RingBroken."""
+
+    def drop(self) -> None:
+        """Whatever is under way is not waited for."""
+
+
+class TensorRing(Ring, Protocol):
+    """What `edl.torch` asks of its ring."""
+
+    size: int  # 0 outside any
+
+    def is_failure(self, error: BaseException) -> bool:
+        """Whether a collective that failed has raised this; if so, the ring counts as broken."""
+
+    def averaging(self) -> Averaging:
+        """For one more optimizer: all workers wrap theirs in the same order."""
+
+    def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:
+        """Of all members' tensors. Raises RingBroken."""
+
+    def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:
+        """Fill `contents`, bytes, with those of `root`; what is returned waits for that. Both raise RingBroken."""
+
+
+def chosen() -> TensorRing:
+    """The ring of this process's settings. Raises ConfigError."""
+    if Settings.from_given({}, os.environ).ring == TORCH:
+        from edl.torch.group_ring import GroupRing
+
+        return GroupRing()
+    from edl.torch.horovod_ring import TorchHorovodRing
+
+    return TorchHorovodRing()
+
+
+def scale(gradient: torch.Tensor, factor: float) -> None:
+    """In place."""
+    if factor == 0.0:
+        gradient.zero_()  # a worker without samples computed on something else, perhaps nan
+    elif factor != 1.0:
+        gradient.mul_(factor)

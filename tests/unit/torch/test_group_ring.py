@@ -1,0 +1,271 @@
+"""Rings of torch's process groups: several members in one process, as nothing of such a ring is global to it."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pytest
+import torch
+
+from edl.collectives import sockets
+from edl.errors import RingBroken
+from edl.protocol.ring import Place, solo
+from edl.testing.gathering import Gathering
+from edl.torch.group_ring import GroupRing
+
+SIZE = 3
+
+
+class Gatherings:
+    """Where members find each other, on a loop of its own."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever)
+        self._thread.start()
+        self._open: list[Gathering] = []
+
+    def places(self, generation: int, size: int = SIZE) -> list[Place]:
+        gathering = Gathering([f"w{rank}" for rank in range(size)], generation)
+        self._open.append(gathering)
+        return self._run(gathering.open)
+
+    def close(self) -> None:
+        for gathering in self._open:
+            self._run(gathering.stop)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def _run(self, act: Callable[[], Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(act(), self._loop).result()
+
+
+@pytest.fixture
+def gatherings() -> Iterator[Gatherings]:
+    gatherings = Gatherings()
+    yield gatherings
+    gatherings.close()
+
+
+class Members:
+    """Each acts on a thread of its own."""
+
+    def __init__(self, gatherings: Gatherings) -> None:
+        self.gatherings = gatherings
+        self.rings = [GroupRing() for _ in range(SIZE)]
+
+    def all(self, act: Callable[[GroupRing, int], Any], rings: Sequence[GroupRing] = ()) -> list[Any]:
+        """What came of it for each, or what it raised."""
+        with ThreadPoolExecutor(SIZE) as pool:
+            under_way = [pool.submit(act, ring, rank) for rank, ring in enumerate(rings or self.rings)]
+            return [one.exception(30) or one.result() for one in under_way]
+
+    def enter(self, generation: int) -> None:
+        places = self.gatherings.places(generation)
+        assert self.all(lambda ring, rank: ring.enter(places[rank], 20.0)) == [None] * SIZE
+
+    def prepare(self, generation: int) -> None:
+        places = self.gatherings.places(generation)
+        assert self.all(lambda ring, rank: ring.prepare(places[rank], 20.0)) == [None] * SIZE
+
+    def agree(self) -> list[Any]:
+        return self.all(lambda ring, rank: ring.agree(rank))
+
+
+@pytest.fixture
+def members(gatherings: Gatherings) -> Iterator[Members]:
+    members = Members(gatherings)
+    yield members
+    for ring in members.rings:
+        ring.abort()
+        ring.leave()
+
+
+def test_bytes_and_numbers(members: Members) -> None:
+    members.enter(1)
+    assert members.agree() == [2] * SIZE
+    assert members.all(lambda ring, rank: ring.same(2**64 - 1)) == [True] * SIZE
+    assert members.all(lambda ring, rank: ring.same(min(rank, 1))) == [False] * SIZE
+    for payload in (b"", b"a few", b"many" * 5000):
+        found = members.all(lambda ring, rank, sent=payload: ring.broadcast(sent if rank == 1 else None, 1))
+        assert found == [payload] * SIZE
+    assert [ring.place.generation for ring in members.rings] == [1] * SIZE
+
+
+def test_a_ring_of_one_needs_nobody() -> None:
+    ring = GroupRing()
+    ring.enter(solo("w0"), 1.0)
+    assert (ring.agree(3), ring.same(3), ring.broadcast(b"x", 0), ring.size) == (3, True, b"x", 1)
+    ring.leave()
+    assert (ring.place, ring.size) == (None, 0)
+    with pytest.raises(RingBroken, match="in no ring"):
+        ring.agree(1)
+
+
+def test_the_next_ring_is_prepared_while_this_one_works(members: Members) -> None:
+    members.enter(1)
+    places = members.gatherings.places(2)
+    assert all(ring.prepares for ring in members.rings)
+    preparing = [
+        threading.Thread(target=ring.prepare, args=(place, 20.0))
+        for ring, place in zip(members.rings, places, strict=True)
+    ]
+    preparing[0].start()
+    assert members.agree() == [2] * SIZE  # one of three has begun
+    for thread in preparing[1:]:
+        thread.start()
+    for thread in preparing:
+        thread.join()
+    assert members.agree() == [2] * SIZE
+    for ring in members.rings:
+        assert ring.place.generation == 1
+        ring.adopt(2)
+        assert ring.place.generation == 2
+    assert members.agree() == [2] * SIZE
+
+
+def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
+    """Each is through with its last collective at another time."""
+    tensors = [torch.ones(2_000_000) for _ in range(SIZE)]
+    for generation in range(1, 6):
+        members.enter(generation)
+
+        def reduce_and_leave(ring: GroupRing, rank: int) -> None:
+            seat = ring.seat
+            seat.wait(seat.begun(seat.gradients.allreduce([tensors[rank].fill_(rank + 1.0)])))
+            ring.leave()
+
+        assert members.all(reduce_and_leave) == [None] * SIZE
+        assert all(tensor.eq(6).all() for tensor in tensors)
+
+
+def test_what_was_prepared_can_be_dropped_or_replaced(members: Members) -> None:
+    members.enter(1)
+    members.prepare(2)
+    for ring in members.rings:
+        ring.release(2)
+        ring.release(2)
+        with pytest.raises(RingBroken, match="ring 2 was not prepared, or has failed since"):
+            ring.adopt(2)
+    members.prepare(3)
+    members.prepare(4)
+    for ring in members.rings:
+        with pytest.raises(RingBroken, match="ring 3 was not prepared, or has failed since"):
+            ring.adopt(3)
+        ring.adopt(4)
+    assert members.agree() == [2] * SIZE
+
+
+def test_preparing_is_given_up(members: Members) -> None:
+    """By `release` or by an abort of that generation: nobody waits for a member that does not come."""
+    members.enter(1)
+    for generation, end in ((2, lambda ring: ring.release(2)), (4, lambda ring: ring.abort(range(3, 5)))):
+        places = members.gatherings.places(generation)
+
+        def prepare(ring: GroupRing, rank: int, places: list[Place] = places) -> None:
+            ring.prepare(places[rank], 60.0)
+
+        timers = [threading.Timer(0.2, end, [ring]) for ring in members.rings[:2]]
+        for timer in timers:
+            timer.start()
+        errors = members.all(prepare, members.rings[:2])
+        assert all("the ring did not form: it " in str(error) for error in errors), errors
+        assert members.agree() == [2] * SIZE
+
+
+def test_a_prepared_ring_that_was_aborted_is_not_adopted(members: Members) -> None:
+    members.enter(1)
+    members.prepare(2)
+    members.rings[0].abort(range(2, 3))
+    for ring in members.rings:  # the others see it at their connections
+        with pytest.raises(RingBroken, match="ring 2 was not prepared, or has failed since"):
+            ring.adopt(2)
+    assert members.agree() == [2] * SIZE
+
+
+def test_an_abort_frees_all_that_wait_in_that_ring_and_in_no_other(members: Members) -> None:
+    members.enter(5)
+    first = members.rings[0]
+    first.abort(range(1, 5))  # late, of rings before
+    assert members.agree() == [2] * SIZE
+    timer = threading.Timer(0.2, first.abort, [range(1, 6)])
+    timer.start()
+    errors = members.all(lambda ring, rank: ring.agree(rank), members.rings[1:])  # without the first one
+    assert all(isinstance(error, RingBroken) for error in errors), errors
+    assert all(ring.is_failure(error) for ring, error in zip(members.rings[1:], errors, strict=True))
+    members.enter(6)
+    assert members.agree() == [2] * SIZE
+
+
+def test_members_that_are_not_told_learn_of_the_end_from_their_connections(members: Members) -> None:
+    """gloo forgets who waits for a message in whose middle a connection ends: about one in six here."""
+    tensors = [torch.ones(4_000_000) for _ in range(2)]
+    for generation in range(1, 9):
+        places = members.gatherings.places(generation, 2)
+        rings = members.rings[:2]
+        members.all(lambda ring, rank, at=places: ring.enter(at[rank], 20.0), rings)
+
+        def pump(ring: GroupRing, rank: int) -> None:
+            while True:
+                ring.seat.wait(ring.seat.begun(ring.seat.gradients.allreduce([tensors[rank]])))
+
+        timer = threading.Timer(0.05, rings[0].abort)
+        timer.start()
+        errors = members.all(pump, rings)
+        assert all(isinstance(error, RingBroken) for error in errors), errors
+
+
+def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
+    members.enter(1)
+    (ours,) = members.rings[0].seat._ours
+    with pytest.raises(TimeoutError):
+        socket.create_connection(ours, timeout=0.2)
+    assert members.agree() == [2] * SIZE
+
+
+def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
+    members.enter(1)
+    seat = members.rings[0].seat
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
+        accepted, _ = server.accept()
+        with accepted:
+            assert sockets.living(seat._ours, seat._theirs) >= 2 * (SIZE - 1)
+            seat.give_up("a test")
+            assert sockets.living(seat._ours, seat._theirs) == 0
+            mine.sendall(b"x")
+            assert accepted.recv(1) == b"x"
+
+
+ENDING = """
+import threading, torch
+from edl.protocol.ring import Place
+from edl.torch.group_ring import GroupRing
+from test_group_ring import Gatherings
+gatherings = Gatherings()
+rings = [GroupRing() for _ in range(2)]
+for generation in range(1, 7):
+    places = gatherings.places(generation, 2)
+    entering = [threading.Thread(target=ring.enter, args=(place, 20.0)) for ring, place in zip(rings, places)]
+    [thread.start() for thread in entering], [thread.join() for thread in entering]
+    seats = [ring.seat for ring in rings]
+    works = [seat.begun(seat.gradients.allreduce([torch.ones(4_000_000)])) for seat in seats]
+    rings[0].abort()
+    [ring.leave() for ring in rings]
+places = gatherings.places(9, 3)
+threading.Thread(target=rings[0].enter, args=(places[0], 20.0), daemon=True).start()
+gatherings.close()
+"""
+
+
+def test_a_process_ends_well_whatever_its_rings_were_at() -> None:
+    """In the middle of an operation that gloo has forgotten, or of forming."""
+    done = subprocess.run([sys.executable, "-c", ENDING], cwd=__file__.rpartition("/")[0], check=False)
+    assert done.returncode == 0
