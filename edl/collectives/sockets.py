@@ -31,12 +31,12 @@ def cut(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
 
     What listens stays: gloo's loop ends the process when that fails.
     """
-    found = 0
-    for connection in _connections(ours, theirs):
-        with contextlib.suppress(OSError):  # the other side was first
-            connection.shutdown(socket.SHUT_RDWR)
-            found += 1
-    return found
+    return _shut_down(ours, theirs, socket.SHUT_RDWR)
+
+
+def end(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
+    """Say on all of them that nothing more will come from here, behind what did. From any thread. Returns how many."""
+    return _shut_down(ours, theirs, socket.SHUT_WR)
 
 
 def living(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
@@ -56,6 +56,15 @@ def seal(ours: Collection[Listening]) -> int:
     for one in _sockets():
         if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] in ours:
             one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, drop)
+            found += 1
+    return found
+
+
+def _shut_down(ours: Collection[Listening], theirs: Collection[Listening], way: int) -> int:
+    found = 0
+    for connection in _connections(ours, theirs):
+        with contextlib.suppress(OSError):  # the other side was first
+            connection.shutdown(way)
             found += 1
     return found
 

@@ -76,7 +76,9 @@ class Handle:
         return self._found
 
 
-def reduce(seat: ProcessGroups, tensor: torch.Tensor, into: torch.Tensor, op: Op, before: float, after: float) -> Handle:
+def reduce(
+    seat: ProcessGroups, tensor: torch.Tensor, into: torch.Tensor, op: Op, before: float, after: float
+) -> Handle:
     """All members' tensors, times `before`, by `op`, times `after`, are to be in `into`, which may be the same."""
     if tensor.dtype not in SUMMED:
         raise UsageError(f"a tensor of {tensor.dtype} cannot be reduced: cast it, say to torch.float32")
@@ -141,6 +143,8 @@ def all_to_all(seat: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] 
 
 def row_counts(seat: ProcessGroups, own: int) -> list[int]:
     """How many rows each member has."""
+    if seat.place.size == 1:
+        return [own]
     counts = [torch.empty(1, dtype=torch.int64) for _ in range(seat.place.size)]
     seat.wait(seat.begun(seat.rest.allgather([counts], [torch.tensor([own])])))
     return [int(count) for count in counts]

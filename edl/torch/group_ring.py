@@ -18,9 +18,9 @@ from torch._C._distributed_c10d import AllreduceOptions, ReduceOp
 from edl.collectives.words import Words
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
-from edl.torch.group_forming import GroupForming
 from edl.torch.buckets import Buckets
 from edl.torch.group_collectives import rooted
+from edl.torch.group_forming import GroupForming
 from edl.torch.groups import CLOSE_TIMEOUT_S, ProcessGroups
 
 UNWANTED = "it is not wanted any more"
@@ -39,7 +39,9 @@ class GroupRing:
         self._prepared: ProcessGroups | None = None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
         self._attempts: list[GroupForming] = []
-        self._aside: list[tuple[threading.Thread, ProcessGroups]] = []  # which end, by themselves, what was left or given up
+        self._aside: list[
+            tuple[threading.Thread, ProcessGroups]
+        ] = []  # which end, by themselves, what was left or given up
         self._words = Words(_Tensors(self))
         self._optimizers = 0
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
@@ -181,11 +183,14 @@ class GroupRing:
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
         seat = self.seat
         found = tensor / seat.place.size
-        seat.wait(seat.begun(seat.rest.allreduce([found])))
+        if seat.place.size > 1:
+            seat.wait(seat.begun(seat.rest.allreduce([found])))
         return found
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
         seat = self.seat
+        if seat.place.size == 1:
+            return lambda: None
         work = seat.begun(seat.rest.broadcast([contents], rooted(root)))
         return lambda: seat.wait(work)
 

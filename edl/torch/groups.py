@@ -35,7 +35,8 @@ from edl.torch.store import DaemonStore, PeerStore
 THREADS = 2  # of a group: so many operations are under way at once
 BACKSTOP = 2  # an operation may take so many times what a ring may take to form: who is stuck is for the leader to say
 ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
-CLOSE_TIMEOUT_S = 10.0  # for a healthy ring's members to come to its end
+CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do within milliseconds
+CLOSED_S = 0.01  # how often that is looked at
 BRIEFLY = timedelta(milliseconds=20)  # most operations take less
 LOOK_S = 0.25  # how often connections are looked at while one takes longer
 
@@ -85,17 +86,20 @@ class ProcessGroups:
         self._cut()
 
     def close(self) -> None:
-        """Waits for the others of a healthy ring to come here too: until then one may still need what we have sent it.
-        Raises nothing. Of a broken one it waits, here and not in gloo, for what gloo has forgotten: a thread that is in
-        gloo when the interpreter ends takes the process with it.
+        """Raises nothing.
+
+        Of a healthy ring the others may still need what we have sent. So they are told that nothing follows it, and
+        close their ends once they have read that; whoever begins another operation with us fails at once.
+
+        Of a broken one it is waited here, and not in gloo, for what gloo has forgotten: a thread that is in gloo when
+        the interpreter ends takes the process with it.
         """
-        if self.rest is not None and not self.broken:
-            rescue = threading.Timer(CLOSE_TIMEOUT_S, self.give_up, ["it was left"])
-            rescue.daemon = True
-            rescue.start()
-            with contextlib.suppress(RingBroken), self.failing():
-                self.wait(self.begun(self.rest.barrier()))
-            rescue.cancel()
+        ours, theirs = self._ends()
+        if not self.broken:
+            sockets.end(ours, theirs)
+        deadline = time.monotonic() + CLOSE_TIMEOUT_S
+        while not self.broken and sockets.living(ours, theirs) and time.monotonic() < deadline:
+            time.sleep(CLOSED_S)
         self._cut()  # a result that somebody holds, or a child of ours, would keep them open
         while not all(work.is_completed() for work in self._under_way):
             time.sleep(LOOK_S)
@@ -129,10 +133,8 @@ class ProcessGroups:
         """Until an operation is through. Raises RingBroken."""
         try:
             work.wait(BRIEFLY)
-        except RuntimeError as error:
-            if work.is_completed():
-                raise self.failed(error) from error
-            if not self._is_through(work):
+        except RuntimeError:  # it has failed, or takes longer
+            if not (work.is_completed() or self._is_through(work)):
                 raise self._broken() from None
             with self.failing():
                 work.wait()

@@ -46,6 +46,29 @@ print(json.dumps({
     "optimizers": [parameters(ours.DistributedOptimizer), parameters(theirs.DistributedOptimizer)],
 }))
 """
+WITHOUT_HOROVOD = """
+import os, sys
+os.environ["EDL_RING"] = "torch"
+sys.modules["horovod"] = None
+import torch, edl.torch as hvd
+from edl.errors import UsageError
+from edl.protocol.ring import solo
+from edl.torch.horovod_names import COLLECTIVES, OTHERS
+from edl.torch.process import framework, trainer
+framework.ring.enter(solo("w0"), 1.0)
+model = torch.nn.Linear(2, 1)
+framework.wrap(trainer, torch.optim.SGD(model.parameters(), lr=0.1), model, None)
+assert hvd.allreduce(torch.ones(2)).tolist() == [1.0, 1.0]
+def there(name):
+    try:
+        return getattr(hvd, name) is not None
+    except UsageError as error:
+        assert "--ring torch" in str(error), error
+        return False
+assert {name for name in (*COLLECTIVES, *OTHERS) if not there(name)} == {"Adasum", "SyncBatchNorm"}
+assert not any(name.startswith("horovod.") for name in sys.modules)
+print("{}")
+"""
 CONTRACT = {
     "init", "shutdown", "Optimizer", "register", "elastic_shard_generator", "notify_batch_end", "rank", "size",
     "local_rank", "step", "epoch", "generation", "rehearsing", "on_resize", "Leaving", "errors",
@@ -88,8 +111,13 @@ def test_signatures_are_the_same(faces: dict[str, Any]) -> None:
 
 
 def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
-    assert faces["edl.torch"]["modules"] == ["torch", "horovod.torch"]
+    assert faces["edl.torch"]["modules"] == ["torch"]  # and Horovod once the ring is chosen
     assert faces["edl.tensorflow"]["modules"] == ["tensorflow", "keras", "horovod.tensorflow"]
+
+
+def test_with_a_ring_of_torch_there_need_be_no_horovod() -> None:
+    """Nor does a name of Horovod's bring it in."""
+    looked(WITHOUT_HOROVOD)
 
 
 def test_the_names_of_horovods_elastic_scripts_are_there() -> None:

@@ -81,9 +81,19 @@ def check(edl: Any, job: Job) -> None:
     job.expect_exactly_once()
 
 
-@pytest.mark.parametrize("way", [pytest.param("groups", marks=pytest.mark.soak), "amp", "horovod"])
-def test_torch(edl: Any, tmp_path: Any, way: str) -> None:
-    job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", way], **LIMITS)
+@pytest.mark.parametrize(
+    ("way", "ring"),
+    [
+        pytest.param("groups", "horovod", marks=pytest.mark.soak),
+        ("amp", "horovod"),
+        ("horovod", "horovod"),
+        pytest.param("groups", "torch", marks=pytest.mark.soak),
+        pytest.param("amp", "torch", marks=pytest.mark.soak),
+        ("horovod", "torch"),
+    ],
+)
+def test_torch(edl: Any, tmp_path: Any, way: str, ring: str) -> None:
+    job = Job(edl, tmp_path / "out", 2, script=["torch_paths.py", "--way", way], EDL_RING=ring, **LIMITS)
     check(edl, job)
 
 

@@ -46,6 +46,20 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
 
 
 @pytest.mark.timeout(120)
+def test_horovods_names_mean_the_same_in_both_rings(warm: WarmPython) -> None:
+    with (
+        Fleet(warm, "torch_worker.py", 3, "plain") as known,
+        Fleet(warm, "torch_worker.py", 3, "plain", ring="torch") as own,
+    ):
+        for members in ([2], [0, 1, 2]):
+            for fleet in (known, own):
+                fleet.form(members)
+            expected = known.together(members, "collectives")
+            found = own.together(members, "collectives")
+            assert found == expected
+
+
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("ring", RINGS)
 def test_workers_may_differ_in_their_passes_of_backward(warm: WarmPython, ring: str) -> None:
     """With `backward_passes_per_step=2`, and a script that reports its loss before the update."""

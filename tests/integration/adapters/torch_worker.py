@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 sys.path.insert(0, str(Path(__file__).parent))
 
+import torch_collectives
 from seat import FakeTrainer, serve
 from torch_values import Registered
 
@@ -160,8 +161,14 @@ def hosts() -> list[int]:
     return [framework.ring.place.local_rank, hvd.local_size(), hvd.cross_rank(), hvd.cross_size()]
 
 
+def collectives() -> list[list[str]]:
+    place = framework.ring.place
+    return torch_collectives.all_of_them(place.rank, place.size)
+
+
 commands = {
     "train": train,
+    "collectives": collectives,
     "gradient": gradient,
     "backward": backward,
     "parts": parts,

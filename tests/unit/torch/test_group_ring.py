@@ -7,6 +7,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -68,9 +69,9 @@ class Members:
             under_way = [pool.submit(act, ring, rank) for rank, ring in enumerate(rings or self.rings)]
             return [one.exception(30) or one.result() for one in under_way]
 
-    def enter(self, generation: int) -> None:
-        places = self.gatherings.places(generation)
-        assert self.all(lambda ring, rank: ring.enter(places[rank], 20.0)) == [None] * SIZE
+    def enter(self, generation: int, size: int = SIZE) -> None:
+        places = self.gatherings.places(generation, size)
+        assert self.all(lambda ring, rank: ring.enter(places[rank], 20.0), self.rings[:size]) == [None] * size
 
     def prepare(self, generation: int) -> None:
         places = self.gatherings.places(generation)
@@ -94,9 +95,13 @@ def test_bytes_and_numbers(members: Members) -> None:
     assert members.agree() == [2] * SIZE
     assert members.all(lambda ring, rank: ring.same(2**64 - 1)) == [True] * SIZE
     assert members.all(lambda ring, rank: ring.same(min(rank, 1))) == [False] * SIZE
+    payload = b""
+
+    def told(ring: GroupRing, rank: int) -> bytes:
+        return ring.broadcast(payload if rank == 1 else None, 1)
+
     for payload in (b"", b"a few", b"many" * 5000):
-        found = members.all(lambda ring, rank, sent=payload: ring.broadcast(sent if rank == 1 else None, 1))
-        assert found == [payload] * SIZE
+        assert members.all(told) == [payload] * SIZE
     assert [ring.place.generation for ring in members.rings] == [1] * SIZE
 
 
@@ -135,7 +140,7 @@ def test_the_next_ring_is_prepared_while_this_one_works(members: Members) -> Non
 def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
     """Each is through with its last collective at another time."""
     tensors = [torch.ones(2_000_000) for _ in range(SIZE)]
-    for generation in range(1, 6):
+    for generation in range(1, 7):
         members.enter(generation)
 
         def reduce_and_leave(ring: GroupRing, rank: int) -> None:
@@ -145,6 +150,16 @@ def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
 
         assert members.all(reduce_and_leave) == [None] * SIZE
         assert all(tensor.eq(6).all() for tensor in tensors)
+
+
+def test_who_goes_on_in_a_ring_that_others_have_left_learns_of_it_at_once(members: Members) -> None:
+    members.enter(1)
+    for ring in members.rings[1:]:
+        ring.leave()
+    began = time.monotonic()
+    with pytest.raises(RingBroken, match="collective of generation 1 failed"):
+        members.rings[0].agree(1)
+    assert time.monotonic() - began < 5
 
 
 def test_what_was_prepared_can_be_dropped_or_replaced(members: Members) -> None:
@@ -209,9 +224,8 @@ def test_members_that_are_not_told_learn_of_the_end_from_their_connections(membe
     """gloo forgets who waits for a message in whose middle a connection ends: about one in six here."""
     tensors = [torch.ones(4_000_000) for _ in range(2)]
     for generation in range(1, 9):
-        places = members.gatherings.places(generation, 2)
         rings = members.rings[:2]
-        members.all(lambda ring, rank, at=places: ring.enter(at[rank], 20.0), rings)
+        members.enter(generation, 2)
 
         def pump(ring: GroupRing, rank: int) -> None:
             while True:
