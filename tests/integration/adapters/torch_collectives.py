@@ -34,7 +34,9 @@ def reductions(rank: int, size: int) -> list[Any]:
         hvd.allreduce(torch.tensor(float(rank))),
         *hvd.grouped_allreduce([own, own * 2]),
         *hvd.synchronize(hvd.grouped_allreduce_async_([own.clone(), own * 3], op=hvd.Sum)),
-        hvd.sparse_allreduce_async(torch.sparse_coo_tensor([[rank, 3]], [1.0, rank], (4,)), "s", hvd.Sum)().to_dense(),
+        hvd.sparse_allreduce_async(
+            torch.sparse_coo_tensor(torch.tensor([[rank, 3]]), torch.tensor([1.0, rank]), (4,)), "s", hvd.Sum
+        )().to_dense(),
     ]
 
 
