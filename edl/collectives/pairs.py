@@ -89,12 +89,12 @@ def _renaming(names: Sequence[bytes], prefix: str) -> Callable[[bytes], bytes]:
     name that it knows already, so that none may be left.
     """
     rest = b"|".join(re.escape(name.removeprefix(HOROVODS.encode())) for name in names)
-    whole = re.compile(rb"(?<=\0)" + HOROVODS.encode() + rb"(" + rest + rb")(?=\0)")
+    whole = re.compile(rb"\0" + HOROVODS.encode() + rb"(" + rest + rb")(?=\0)")  # a fixed beginning is found quickly
     anywhere = re.compile(HOROVODS.encode() + rb"(" + rest + rb")\0")
 
     def rename(contents: bytes) -> bytes:
-        found = {match[0] for match in whole.finditer(contents)}
-        renamed = whole.sub(prefix.encode() + rb"\1", contents)
+        found = {match[0][1:] for match in whole.finditer(contents)}
+        renamed = whole.sub(rb"\0" + prefix.encode() + rb"\1", contents)
         if len(prefix) != len(HOROVODS) or found != set(names) or anywhere.search(renamed):
             raise ImportError("the names of Horovod's operations are not where they are expected")
         return renamed

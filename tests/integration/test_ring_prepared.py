@@ -240,3 +240,12 @@ def test_a_member_is_killed_while_the_next_ring_forms(fleet: Fleet) -> None:
     with pytest.raises(WorkerFailed, match=r"RingBroken"):
         fleet[0].call("adopt", following.generation)
     change(fleet, [1, 0])
+
+
+def test_a_process_ends_while_the_next_ring_forms(fleet: Fleet) -> None:
+    """None of Horovod's threads is in its way."""
+    with fleet.preparing([2, 0], 60.0) as following:
+        following.come(2)
+        began = time.monotonic()
+        assert fleet[2].finish() == 0
+    assert time.monotonic() - began < patient(20)

@@ -77,6 +77,12 @@ class Worker:
     def signal(self, number: signal.Signals) -> None:
         os.kill(self.pid, number)
 
+    def finish(self) -> int:
+        """Its input ends, and so does its script. How it did."""
+        assert self.process.stdin is not None
+        self.process.stdin.close()
+        return self.process.wait()
+
     def end(self) -> None:
         self.process.kill()
         self.process.wait()

@@ -58,7 +58,8 @@ class Next:
         self._outcome = ""
 
     def prepare(self, place: dict[str, Any], timeout_s: float) -> None:
-        self._thread = threading.Thread(target=self._prepare, args=(msgspec.convert(place, Place), timeout_s))
+        arguments = msgspec.convert(place, Place), timeout_s
+        self._thread = threading.Thread(target=self._prepare, args=arguments, daemon=True)
         self._thread.start()
 
     @property
