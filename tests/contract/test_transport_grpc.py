@@ -16,6 +16,7 @@ import msgspec
 import pytest
 
 from edl.errors import ConfigError
+from edl.transport import rpc
 from edl.transport.envelope import MAX_BYTES
 from edl.transport.errors import DeadlineExceeded, Unreachable
 from edl.transport.refusals import Refusals
@@ -236,10 +237,16 @@ async def test_calls_of_methods_that_do_not_exist_are_counted() -> None:
     await server.stop()
 
 
-async def test_who_connects_and_says_nothing_is_cut_off(server: str) -> None:
-    host, _, port = server.rpartition(":")
-    reader, writer = await asyncio.open_connection(host, int(port))
-    async with asyncio.timeout(15):
-        while await reader.read(1024):  # gRPC introduces itself
-            pass
-    writer.close()
+async def test_who_connects_and_says_nothing_is_cut_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    sooner = {**dict(rpc._SERVER_OPTIONS), "grpc.server_handshake_timeout_ms": 300}
+    assert sooner.keys() == dict(rpc._SERVER_OPTIONS).keys()  # a real server has a limit too, of ten seconds
+    monkeypatch.setattr(rpc, "_SERVER_OPTIONS", list(sooner.items()))
+    server = make_server()
+    reader, writer = await asyncio.open_connection("127.0.0.1", await server.start("127.0.0.1"))
+    try:
+        async with asyncio.timeout(9):
+            while await reader.read(1024):  # gRPC introduces itself
+                pass
+    finally:
+        writer.close()
+        await server.stop()

@@ -60,7 +60,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
 
 def test_a_straggler_is_replaced(edl, tmp_path):
     slow = ("--slow-slot", "1", "--slow-s", "0.1")
-    policy = ("--stragglers", "replace", "--autoscale-every", "5")
+    policy = ("--stragglers", "replace", "--autoscale-every", "2")
     command = [*edl.warm.command(SCRIPT), *slow]
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
     edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
@@ -97,7 +97,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
         "--stragglers",
         "tell",
         "--autoscale-every",
-        "5",
+        "2",
         *edl.warm.command(job),
         way,
         "--slow-slot",
@@ -114,7 +114,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
 
 
 def test_a_straggler_takes_fewer_samples(edl, tmp_path):
-    policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "5", "--audit", "audit")
+    policy = ("--stragglers", "share", "--batch-policy", "fixed-global", "--autoscale-every", "2", "--audit", "audit")
     command = [*edl.warm.command(SCRIPT), "--batch", "24", "--sample-s", "0.004", "--slow-slot", "1"]
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
 
@@ -165,7 +165,7 @@ def test_a_policy_of_ones_own(edl, tmp_path):
         "        if view.size == 2: raise RuntimeError('two are too many for me')\n"
         "        return Decision(2, f'the loss is {loss:.2f}', numbers={'loss': loss})\n"
     )
-    flags = ("--autoscale", f"policy={policy}:Mine,cooldown=1", "--autoscale-every", "3")
+    flags = ("--autoscale", f"policy={policy}:Mine,cooldown=1", "--autoscale-every", "1")
     command = [*edl.warm.command(SCRIPT), "--step-s", "{}"]
     launcher = edl.start("run", "-np", "1", "--max-np", "3", "--job", "g", *flags, *command)
     edl.wait(lambda: len(decisions(edl)) == 2, "it has raised", timeout_s=120)

@@ -52,9 +52,9 @@ def final_steps(job: Job) -> set[int]:
     [pytest.param((), id="loop"), pytest.param(("--loaders", "1"), id="loader", marks=pytest.mark.soak)],
 )
 def test_the_batch_of_all_stays_what_it_is(edl: Any, tmp_path: Any, reading: tuple[str, ...]) -> None:
-    script = ["torch_elastic.py", "--batch", str(BATCH), *reading]
+    script = ["torch_elastic.py", "--batch", str(BATCH), "--step-time", "0.06", *reading]
     policy = {"EDL_MAX_RESTARTS": "0", "EDL_BATCH_POLICY": "fixed-global"}
-    job = Job(edl, tmp_path / "out", 2, epochs=100, script=script, **policy)
+    job = Job(edl, tmp_path / "out", 2, epochs=50, script=script, **policy)
     status = job.wait_size(2)
     changes = []
     for size in (4, 3):
@@ -107,13 +107,14 @@ def test_a_maximum_and_a_function(edl: Any, tmp_path: Any, rule: str, sizes: tup
 
 
 @pytest.mark.parametrize(
-    ("way", "epochs"), [(["torch_elastic.py", "--batch", "6"], 40), (["tensorflow_elastic.py", "--way", "graph"], 100)]
+    ("way", "epochs"), [(["torch_elastic.py", "--batch", "6"], 20), (["tensorflow_elastic.py", "--way", "graph"], 50)]
 )
 def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(
     edl: Any, tmp_path: Any, way: list[str], epochs: int
 ) -> None:
     """Without any policy, and also where the script cuts batches itself."""
-    job = Job(edl, tmp_path / "out", 1, epochs=epochs, script=way, EDL_SESSION_TIMEOUT="30")  # leases of 75 s
+    script = [*way, "--step-time", "0.06"]
+    job = Job(edl, tmp_path / "out", 1, epochs=epochs, script=script, EDL_SESSION_TIMEOUT="30")  # leases of 75 s
     job.wait_size(1)
     job.wait_steps(10)
     assert edl("scale", "s", "2", "--wait", timeout_s=90).returncode == 0
@@ -123,7 +124,7 @@ def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(
     job.expect_exactly_once()
     job.expect_equal_models()
     found, short = batches(job), final_steps(job)
-    assert change["after_step"] - began(job)[-1] < 60  # of 50 ms
+    assert change["after_step"] - began(job)[-1] < 60  # of 80 ms
     after = {size for step, size in found.items() if step > change["after_step"] and step not in short}
     assert after == {change["batch"]}
     assert change["batch"] == 2 * max(size for step, size in found.items() if step <= began(job)[-1])

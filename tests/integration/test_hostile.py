@@ -15,11 +15,11 @@ ROOT = Path(__file__).parents[2]
 
 
 def test_what_a_stranger_sends_is_refused_and_counted_and_the_job_goes_on(edl):
-    benchmark = [sys.executable, "-m", "benchmarks.hostile", "--inputs", "3000", "--switches", "1", "--json"]
+    benchmark = [sys.executable, "-m", "benchmarks.hostile", "--inputs", "1200", "--switches", "1", "--json"]
     done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
-    assert result["inputs"] >= 3000
+    assert result["inputs"] >= 1200
     assert {"unauthentic", "version", "job", "term", "recipient", "replayed", "unknown_method"} <= set(
         result["counted"]
     )

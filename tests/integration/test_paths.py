@@ -86,6 +86,7 @@ def check(edl: Any, job: Job) -> None:
     [
         pytest.param("groups", "horovod", marks=pytest.mark.soak),
         ("amp", "horovod"),
+        pytest.param("compiled", "horovod", marks=pytest.mark.soak),
         ("horovod", "horovod"),
         pytest.param("groups", "torch", marks=pytest.mark.soak),
         pytest.param("amp", "torch", marks=pytest.mark.soak),

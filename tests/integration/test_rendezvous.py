@@ -6,15 +6,16 @@ import asyncio
 import importlib.util
 import json
 import os
-import sys
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 from pace import patient
+from warm_python import WarmPython
 
 from edl.collectives.rendezvous import HOROVODS_PORT
 from edl.protocol.ring import Place
@@ -29,7 +30,6 @@ pytestmark = [
 
 MEMBER = """
 import json, os, sys, time
-sys.modules["tensorflow"] = None  # horovod.torch imports it when it can, and that takes seconds
 import torch, horovod.torch as hvd
 torch.set_num_threads(1)
 hvd.init()
@@ -61,13 +61,11 @@ class Member:
         self._process = process
 
     @classmethod
-    async def start(cls, name: str) -> Member:
+    async def start(cls, name: str, command: Sequence[str]) -> Member:
         horovod = {**FLAT, "CONTROLLER": "gloo", "CPU_OPERATIONS": "gloo", "GLOO_IFACE": "lo", "HOSTNAME": name}
         settings = {**horovod, "CYCLE_TIME": "1", "ELASTIC": "1", "GLOO_TIMEOUT_SECONDS": "5"}
         process = await asyncio.create_subprocess_exec(
-            sys.executable,
-            "-c",
-            MEMBER,
+            *command,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             env={**os.environ, **{f"HOROVOD_{key}": value for key, value in settings.items()}},
@@ -98,8 +96,11 @@ class Member:
 
 
 @pytest.fixture
-async def members() -> AsyncIterator[list[Member]]:
-    members = [await Member.start(f"host.example-job-w{number}") for number in range(3)]
+async def members(warm: WarmPython, tmp_path: Path) -> AsyncIterator[list[Member]]:
+    script = tmp_path / "member.py"
+    script.write_text(MEMBER)
+    command = warm.command(script, "torch")
+    members = [await Member.start(f"host.example-job-w{number}", command) for number in range(3)]
     assert [(await member.told())["size"] for member in members] == [1, 1, 1]
     yield members
     for member in members:

@@ -198,14 +198,21 @@ class TestInterrupt:
         self.end(edl, launcher)
 
     @pytest.mark.parametrize(
-        "moment", ["record.json", "secret", "zookeeper/lock", "zookeeper/zoo.cfg", "zookeeper/data/version-2"]
+        "moment",
+        [
+            "record.json",
+            pytest.param("secret", marks=pytest.mark.soak),
+            "zookeeper/lock",
+            pytest.param("zookeeper/zoo.cfg", marks=pytest.mark.soak),
+            "zookeeper/data/version-2",
+        ],
     )
     def test_at_any_moment_of_the_start(self, edl, moment):
         launcher = edl.start("run", "-np", "3", "--job", "x", *SLEEP)
         edl.wait((edl.home / "jobs" / "x" / moment).exists, moment)
         assert self.end(edl, launcher, signal.SIGINT) < 10
 
-    @pytest.mark.parametrize("started", [1, 2, 3, 4])
+    @pytest.mark.parametrize("started", [1, *(pytest.param(n, marks=pytest.mark.soak) for n in (2, 3, 4))])
     def test_between_two_workers(self, edl, started):
         launcher = edl.start("run", "-np", "5", "--job", "x", *SLEEP)
         edl.wait_process("time.sleep", started)
@@ -232,7 +239,10 @@ class TestKilledLauncher:
         assert (status["state"], status["reason"]) == ("failed", "edl run was killed")
         assert edl("run", "--job", "x", "true").returncode == 0, "the name is free again"
 
-    @pytest.mark.parametrize("moment", ["record.json", "zookeeper/zoo.cfg", "zookeeper/data/version-2"])
+    @pytest.mark.parametrize(
+        "moment",
+        ["record.json", pytest.param("zookeeper/zoo.cfg", marks=pytest.mark.soak), "zookeeper/data/version-2"],
+    )
     def test_during_the_start(self, edl, moment):
         launcher = edl.start("run", "-np", "2", "--job", "x", *SLEEP)
         edl.wait((edl.home / "jobs" / "x" / moment).exists, moment)

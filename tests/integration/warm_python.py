@@ -1,8 +1,9 @@
 """A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
 
 Owns: one zygote for each framework (warm/zygote.py), started when it is first asked for, ended with the tests. What a
-boot is, is tested by jobs that are started cold: the first of test_run_job.py, an example of each framework, the README
-of test_listings.py, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all boot.
+boot is, is tested by jobs that are started cold: the first of test_run_job.py, an example of TensorFlow, a worker
+that the README starts by hand, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all
+boot.
 """
 
 from __future__ import annotations

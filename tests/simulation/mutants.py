@@ -11,7 +11,8 @@ import pytest
 
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, UsageError
-from edl.testing import Fault, Moment, SimJob, Violation
+from edl.protocol.data import DataSpec
+from edl.testing import Fault, Moment, Planned, SimJob, Violation
 from edl.testing.worker import SimWorker
 
 Patch = pytest.MonkeyPatch
@@ -37,6 +38,13 @@ def _first_complaint(play: Play, seeds: int) -> str:
         except (InvalidTransition, UsageError):  # a machine noticed before the checks did
             continue
     return ""
+
+
+def full(seed: int) -> SimJob:
+    """It has as many workers as it may have, and one more comes."""
+    job = SimJob(DataSpec(total=400, epochs=1, batch=2), seed=seed, workers=2, maximum=2)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
 
 
 class Prompt(SimJob):

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import msgspec
 import pytest
-from mutants import Mutant, Patch, Play, expect_noticed
+from mutants import Mutant, Patch, Play, expect_noticed, full
 
 from edl.core.data import ledger, rebatch
 from edl.core.data import ledger_versions as ledgers
@@ -302,7 +302,7 @@ def newcomer_fails(seed: int) -> NewcomerFails:
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.CUT_OFF])
 def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault: Fault) -> None:
-    for seed in range(20):
+    for seed in range(8):
         job = newcomer_fails(seed)
         job.fault = fault
         job.run()
@@ -313,7 +313,16 @@ def other_jobs(seed: int) -> SimJob:
     return scenario(SEEDS + seed)
 
 
-RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across within a minute
+def hangs_on_its_way(seed: int) -> SimJob:
+    """Somebody hangs as it enters the ring with a newcomer."""
+    job = SimJob(LONG, seed=seed, workers=3)
+    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.STALL, Moment.ENTERING, 4)])
+    return job
+
+
+RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
+    admits_more_than_the_maximum: full,
+    never_notices_a_broken_ring: hangs_on_its_way,
     never_asks_who_is_behind: leaver_dies,
     follows_the_lowest_step: leaver_dies,
     forgets_superseded_plans: survivor_dies,

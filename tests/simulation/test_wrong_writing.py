@@ -8,7 +8,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
-from mutants import Mutant, Patch, Play, Prompt, expect_noticed
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed, full
 
 from edl.core.job import report, writing
 from edl.core.job.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
@@ -177,13 +177,6 @@ def lost_answers(seed: int) -> SimJob:
 
 def prompt(seed: int) -> SimJob:
     job = Prompt(DataSpec(total=1200, epochs=1, batch=2), seed=seed, workers=2, lease_s=0.6)
-    job.plan([Planned(Fault.JOIN, 0.05)])
-    return job
-
-
-def full(seed: int) -> SimJob:
-    """It has as many workers as it may have, and one more comes."""
-    job = SimJob(DataSpec(total=400, epochs=1, batch=2), seed=seed, workers=2, maximum=2)
     job.plan([Planned(Fault.JOIN, 0.05)])
     return job
 

@@ -1,7 +1,7 @@
 """Ways of training with PyTorch, by workers that come and go."""
 
 import os
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import path
@@ -113,10 +113,15 @@ def tried(model: Words, multipliers: tuple[float, ...]) -> list[float]:
     return losses
 
 
-def amp() -> list[Any]:
-    """Mixed precision with scaled losses, sparse gradients, a loader with a process, a compiled model, a tuned rate."""
+def compiled() -> list[Any]:
+    """As `amp`, with a compiled model."""
+    return amp(lambda model: torch.compile(model, backend="aot_eager"))
+
+
+def amp(prepared: Callable[[Words], Any] = lambda model: model) -> list[Any]:
+    """Mixed precision with scaled losses, sparse gradients, a loader with a process, a tuned rate."""
     model = Words()
-    compiled = torch.compile(model, backend="aot_eager")
+    forward = prepared(model)
     optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.05), model=model)
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     extra = edl.register(batches=0, scaler=scaler)
@@ -128,7 +133,7 @@ def amp() -> list[Any]:
         for numbers, rows, wanted in loader:
             optimizer.zero_grad()
             with torch.autocast("cpu", torch.bfloat16):
-                loss = functional.mse_loss(compiled(numbers, rows).float(), wanted)
+                loss = functional.mse_loss(forward(numbers, rows).float(), wanted)
             scaler.scale(loss).backward()
             scaler.unscale_(optimizer)
             torch.nn.utils.clip_grad_norm_(model.last.parameters(), 1.0)
@@ -207,5 +212,5 @@ def horovod() -> list[Any]:
     return [state.epoch, state.losses, path.digest(tensors(model, optimizer))]
 
 
-state = {"groups": groups, "amp": amp, "horovod": horovod}[options.way]()
+state = {"groups": groups, "amp": amp, "compiled": compiled, "horovod": horovod}[options.way]()
 path.finish(options.out, {"state": state, "batches": 0, "rank": edl.rank(), "step": edl.step()})
