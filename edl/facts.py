@@ -177,7 +177,7 @@ class SwitchScheduled(Fact, frozen=True, kw_only=True):
 
 
 class SwitchPutOff(Fact, frozen=True, kw_only=True):
-    """The word of a switch came too late for all, or members do not reach each other; it is planned anew."""
+    """The word of a switch came too late for all, or its members come to no ring beside training; planned anew."""
 
     kind = Kind.SWITCH_PUT_OFF
     next_generation: int

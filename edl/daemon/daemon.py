@@ -250,8 +250,8 @@ class Daemon:
             self._greeted.set()
             self._send(say.Introduced())
         self._observer.hear(message)
-        if isinstance(message, say.Entered | say.Broke) and self._introductions is not None:
-            self._introductions.end(message.generation)
+        if self._introductions is not None:
+            self._introductions.end(_through_with(message))
         if self._membership is not None:
             if isinstance(message, say.Entered):
                 self._page.attention_step = self._membership.attention_step()
@@ -292,11 +292,8 @@ class Daemon:
         if self._mustering is not None:
             self._mustering.follow(orders)
             self._observer.met = self._mustering.met
-        if orders.assignment is not None:
-            here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
-            place = msgspec.structs.replace(orders.assignment.place, **here)
-            orders = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
-        self._send(say.Commanded(orders))
+        here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
+        self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
         self._page.attention_step = attention_step(self._observer.generation, orders)
 
@@ -350,6 +347,28 @@ class Daemon:
         if self._office is None:
             raise Refused(Reason.TERM)
         return await self._office.answer(call)
+
+
+def _through_with(message: say.FromTrainer) -> int:
+    """The generation up to which the trainer needs no more addresses. While others may, what is prepared stays open."""
+    match message:
+        case say.Entered(generation) | say.Broke(generation):
+            return generation
+        case say.Prepared(generation, failure) if failure:
+            return generation
+        case _:  # about other things than rings
+            return 0
+
+
+def located(orders: Orders, here: dict[str, str]) -> Orders:
+    """The same, with what this worker's trainer must know of its host to form a ring."""
+    if orders.assignment is not None:
+        place = msgspec.structs.replace(orders.assignment.place, **here)
+        return msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
+    if orders.summons is not None and orders.summons.place is not None:
+        place = msgspec.structs.replace(orders.summons.place, **here)
+        return msgspec.structs.replace(orders, summons=msgspec.structs.replace(orders.summons, place=place))
+    return orders
 
 
 def main() -> int:

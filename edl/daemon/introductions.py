@@ -19,9 +19,9 @@ from typing import Any
 from edl.collectives.rendezvous import Rendezvous
 from edl.core.switch.exchange import Errand, Exchange
 from edl.errors import PeerError
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Orders
 from edl.protocol.messages import Addresses, AskAddresses
-from edl.protocol.ring import Place
+from edl.protocol.ring import Peer, Place
 from edl.transport.errors import Reason, Refused
 from edl.transport.port import Caller
 from edl.transport.refusals import Refusals
@@ -47,17 +47,20 @@ class Introductions:
         self._closing: set[asyncio.Task[None]] = set()
 
     def follow(self, orders: Orders) -> str:
-        """Be ready for the ring that `orders` tell of, if it is new. Returns where our trainer finds the others."""
-        assignment = orders.assignment
-        generation = 0 if assignment is None else assignment.place.generation
+        """Be ready for the ring that `orders` tell of, if it is new. Returns where our trainer finds the others.
+
+        It is the planned one, or one that is prepared for a plan, while another stands: there is one at a time.
+        """
+        place, peers = _next_ring(orders)
+        generation = 0 if place is None else place.generation
         if self._open is not None and self._open.generation != generation:
             self.end(self._open.generation)
-        if assignment is None or generation <= self._over:
+        if place is None or generation <= self._over:
             return ""
         if self._open is None:
-            self._open = Introduction(assignment.place, self)
+            self._open = Introduction(place, self)
             self._tell()
-        self._open.hear_of(assignment)
+        self._open.hear_of(peers)
         return self._open.rendezvous
 
     def end(self, generation: int) -> None:
@@ -133,6 +136,13 @@ class Introductions:
         self._news = asyncio.Event()
 
 
+def _next_ring(orders: Orders) -> tuple[Place | None, Sequence[Peer]]:
+    """What our trainer is to form, if anything, and whom we ask for that."""
+    if orders.assignment is not None:
+        return orders.assignment.place, orders.assignment.peers
+    return (None, ()) if orders.summons is None else (orders.summons.place, orders.summons.peers)
+
+
 class Introduction:
     """One ring's."""
 
@@ -149,9 +159,9 @@ class Introduction:
         )
         self.rendezvous = self._server.open()
 
-    def hear_of(self, assignment: Assignment) -> None:
+    def hear_of(self, peers: Sequence[Peer]) -> None:
         """Which peer to ask: a daemon that was started anew listens elsewhere."""
-        self._peers = {peer.rank: peer.address for peer in assignment.peers}
+        self._peers = {peer.rank: peer.address for peer in peers}
         self._ours.keep_to(self._peers.values())
 
     async def close(self) -> None:

@@ -42,7 +42,7 @@ class Neighbours:
     def follow(self, orders: Orders) -> None:
         """Answer to the roll that `orders` tell of, and ask the others, if that is news."""
         called = orders.summons
-        if called is None or called == self._called or self._over:
+        if called is None or self._knows(called) or self._over:
             if called is None:
                 self._stop_asking()
             return
@@ -56,6 +56,10 @@ class Neighbours:
         self._news = asyncio.Event()
         if not self._waits_for:
             self._tell()
+
+    def _knows(self, called: Summons) -> bool:
+        """It is no other call for us if its ring is to be formed by now."""
+        return (called.number, called.peers) == (self._called.number, self._called.peers)
 
     def give_up(self) -> None:
         """Our trainer is gone: it comes to no ring."""

@@ -85,6 +85,8 @@ class Observer:
             marked=account.marked,
             diverged=account.diverged,
             booted=account.booted,
+            prepares=account.prepares,
+            prepared=account.prepared,
             met=self.met,
             at=now,
         )

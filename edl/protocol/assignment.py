@@ -20,13 +20,15 @@ class Assignment(msgspec.Struct, frozen=True):
     peers: tuple[Peer, ...] = ()  # those that this worker's daemon asks for the addresses of the others
     checking: Checking = Checking()  # the same for all of them, or they would wait for each other
     follows: int = 0  # the generation in force: rings that were planned between that one and this come to nothing
+    prepared: bool = False  # its ring stands already, at all members, beside the one that trains
 
 
 class Summons(msgspec.Struct, frozen=True):
-    """A worker is called to the next ring, which is planned once all have found each other."""
+    """A worker is called to the next ring, which is planned once all have found each other, and it stands."""
 
     number: int  # of the call
-    peers: tuple[Peer, ...]  # those that this worker's daemon asks whether they are there
+    peers: tuple[Peer, ...]  # those that this worker's daemon asks whether they are there, and for addresses
+    place: Place | None = None  # once all have met: in the ring that is formed beside the one that trains
 
 
 class Share(msgspec.Struct, frozen=True):

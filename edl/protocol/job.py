@@ -73,13 +73,18 @@ class Plan(msgspec.Struct, frozen=True):
     roster: tuple[str, ...]
     after_step: int | None
     ledger: LedgerSnapshot | None  # data as of `after_step`; None when that step is not known beforehand
+    prepared: bool = False  # its ring stands at all members, beside the present one
 
 
 class Muster(msgspec.Struct, frozen=True):
-    """The workers of a next generation: they are called, and it is planned once all have found each other."""
+    """The workers of a next generation: they are called, find each other, and form its ring beside the present one.
+
+    Then it is planned. `generation`: of that ring, from when all have met; 0 before, and where they form it in line.
+    """
 
     number: int  # of the calls of a job, from 1
     roster: tuple[str, ...]
+    generation: int = 0
 
 
 class Limits(msgspec.Struct, frozen=True):
@@ -169,7 +174,7 @@ class Record(msgspec.Struct, frozen=True):
     arrivals: int  # workers that ever registered
     ledger: LedgerSnapshot | None
     plan: Plan | None
-    planned: int  # number of the newest plan; never used twice
+    planned: int  # number of the newest plan, or of the newest ring that was prepared for one; never used twice
     superseded: tuple[Plan, ...]  # plans since this generation; some survivors may have trained by their leases
     started: float
     gone: tuple[Gone, ...] = ()  # the last ones: they may not know yet, and an id is never used twice

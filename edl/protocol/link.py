@@ -14,6 +14,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
     """The trainer presents itself."""
 
     member: bool = False  # it has had orders, by a daemon before this one
+    prepares: bool = False  # it can form a ring beside the one that it sits in
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -45,6 +46,13 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
     generation: int
     step: int
     reason: str
+
+
+class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
+    """The ring of `generation` stands beside the one that the trainer sits in; or why it does not."""
+
+    generation: int
+    failure: str = ""
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):
@@ -85,8 +93,8 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-Notes = Opened | Missed | Marked | Diverged | Figures
-FromTrainer = Hello | RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
+Notes = Hello | Opened | Prepared | Missed | Marked | Diverged | Figures
+FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

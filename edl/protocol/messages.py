@@ -66,6 +66,8 @@ class Observation(msgspec.Struct, frozen=True):
     diverged: Divergence | None = None  # the newest that its ring has found
     met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks of those it has not met there yet
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
+    prepares: bool = False  # it can form a ring beside the one that it sits in
+    prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 

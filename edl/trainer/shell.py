@@ -20,6 +20,7 @@ import msgspec
 
 from edl.core.worker.inputs import (
     AbortRings,
+    AdoptRing,
     Agree,
     AwaitOrders,
     BatchEnded,
@@ -37,9 +38,11 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
+    PrepareRing,
     ReadOrders,
     RecordRing,
     RecordStep,
+    ReleaseRing,
     RingFailed,
     RingFormed,
     ScriptFailed,
@@ -65,9 +68,12 @@ from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.kept import Kept
 from edl.trainer.link import DaemonLink
+from edl.trainer.preparer import Preparer
 from edl.transport.page import Page
 
 logger = logging.getLogger("edl")
+
+Aside = TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | TrainStandIns  # of no answer
 
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
@@ -86,6 +92,7 @@ class WorkerShell:
         self._feed = feed
         self._extras = extras
         self._kept = Kept(framework, extras)
+        self._preparer = Preparer(framework.ring, self.hear)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
@@ -162,7 +169,7 @@ class WorkerShell:
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes. Any thread."""
         with self._turn:
-            return [say.Hello(self.link.had_orders), *self.machine.story()]
+            return [say.Hello(self.link.had_orders, self._framework.ring.prepares), *self.machine.story()]
 
     # --------------------------------------------------------------------------------------------------- weights
 
@@ -207,7 +214,7 @@ class WorkerShell:
                 return OrdersRead(self._orders)
             case AwaitOrders():
                 return OrdersRead(self._await_orders())
-            case EnterRing():
+            case EnterRing() | AdoptRing():
                 return self._enter(command)
             case Agree(number):
                 return self._agree(number)
@@ -221,7 +228,7 @@ class WorkerShell:
                 self._do(command)
         return None
 
-    def _do(self, command: TellDaemon | BootAlone | LeaveRing | AbortRings | TrainStandIns) -> None:
+    def _do(self, command: Aside) -> None:
         match command:
             case TellDaemon(said):
                 self._tell(said)
@@ -232,6 +239,10 @@ class WorkerShell:
                 self._framework.ring.leave()
             case AbortRings(generations):
                 self._framework.ring.abort(generations)
+            case PrepareRing(place):
+                self._preparer.begin(place, self.step_timeout_s)
+            case ReleaseRing(generation):
+                self._preparer.release(generation)
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
 
@@ -243,21 +254,34 @@ class WorkerShell:
             self._patient_until = time.monotonic() + PATIENCE_S
         return orders
 
-    def _enter(self, command: EnterRing) -> Input:
-        """Leave this ring, and form the assigned one."""
-        ring, now = self._framework.ring, time.monotonic()
+    def _enter(self, command: EnterRing | AdoptRing) -> Input:
+        """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
+        now = time.monotonic()
         self._moments = [self._moments[0] if self._moments else now, now]
+        try:
+            if isinstance(command, AdoptRing):
+                self._adopt(command.assignment.place.generation)
+            else:
+                self._form(command)
+        except RingBroken as error:
+            return RingFailed(str(error))
+        self._moments.append(time.monotonic())
+        return RingFormed()
+
+    def _adopt(self, generation: int) -> None:
+        self._framework.discard()
+        self._moments.append(time.monotonic())
+        self._framework.ring.adopt(generation)
+
+    def _form(self, command: EnterRing) -> None:
+        ring = self._framework.ring
         if command.cut:
             ring.abort()
         ring.leave()
         self._framework.discard()
         self._moments.append(time.monotonic())
-        try:
-            ring.enter(command.assignment.place, self.step_timeout_s)
-        except RingBroken as error:
-            return RingFailed(str(error))
-        self._moments.append(time.monotonic())
-        return RingFormed()
+        self._preparer.wait_over(self.step_timeout_s)
+        ring.enter(command.assignment.place, self.step_timeout_s)
 
     def _agree(self, number: int) -> Input:
         """Each number is an all-reduce of its own."""

@@ -14,6 +14,7 @@ from edl.core.worker.inputs import AwaitOrders, CopyRest, SetWeight
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER, Enter, next_move
 from edl.core.worker.states import TrainerState
+from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
@@ -25,10 +26,10 @@ LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a ne
 SHARED = DataSpec(total=6000, epochs=1, batch=12)
 
 
-def replace(patch: Patch, name: str, change: Callable[..., Any]) -> None:
-    """A method of the machine, by one that is given the right one first."""
-    right = getattr(WorkerMachine, name)
-    patch.setattr(WorkerMachine, name, lambda self, *given, **how: change(right, self, *given, **how))
+def replace(patch: Patch, name: str, change: Callable[..., Any], of: type = WorkerMachine) -> None:
+    """A method of the machine, or of a part of it, by one that is given the right one first."""
+    right = getattr(of, name)
+    patch.setattr(of, name, lambda self, *given, **how: change(right, self, *given, **how))
 
 
 def forgets_that_a_copy_broke_off(patch: Patch) -> None:
@@ -70,9 +71,10 @@ def keeps_its_own_step(patch: Patch) -> None:
 
 def tells_the_leases_of_its_ring_though_they_did_not_hold(patch: Patch) -> None:
     def sits(right, self, entering):
-        before, self._leases_of = self._leases_of, entering.assignment.place.generation
+        before, self.supply.leases_of = self.supply.leases_of, entering.assignment.place.generation
         commands = right(self, entering)
-        self._leases_of = before if not self.leases.covers(self.count.step + 1) else self._leases_of
+        if not self.leases.covers(self.count.step + 1):
+            self.supply.leases_of = before
         return commands
 
     replace(patch, "_sit", sits)
@@ -115,24 +117,24 @@ def tells_nobody_how_far_it_has_read(patch: Patch) -> None:
         right(self)
         return []
 
-    replace(patch, "_heed_mark", heeds)
+    replace(patch, "heed_mark", heeds, Supply)
 
 
 def weighs_evenly(patch: Patch) -> None:
     def covers(right, self, step):
         right(self, step)
-        return [SetWeight(1, 1 / self.size)]
+        return [SetWeight(1, 1 / 3)]
 
-    replace(patch, "_cover", covers)
+    replace(patch, "cover", covers, Supply)
 
 
 def weighs_only_once_in_a_ring(patch: Patch) -> None:
     def covers(right, self, step):
         commands = right(self, step)
-        self.unusual.even_until = NEVER
+        self._unusual.even_until = NEVER
         return commands
 
-    replace(patch, "_cover", covers)
+    replace(patch, "cover", covers, Supply)
 
 
 def keeps_the_even_weight_of_a_ring_that_begins(patch: Patch) -> None:

@@ -75,9 +75,7 @@ class JobMachine:
         self._driver = HorovodrunDriver(self._working, self._sizing)
         self._leasing = Leasing(self._working, lead_times)
         self._fitness = Fitness(self._working, lead_times, deadlines)
-        self._switching = Switching(
-            self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines.boot_s
-        )
+        self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)

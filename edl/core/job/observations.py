@@ -64,6 +64,8 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.diverged != last.diverged
         or heard.driver != last.driver
         or heard.met != last.met
+        or heard.prepares != last.prepares
+        or heard.prepared != last.prepared
     )
 
 
@@ -199,6 +201,20 @@ class Observations:
         """The newest call to a next ring that `worker` has heard of, and the ranks of those it has not met there."""
         observed = self._newest.get(worker)
         return (0,) if observed is None else observed.observation.met
+
+    def prepares(self, worker: str) -> bool:
+        """`worker` can form a ring beside the one that it sits in, as far as is known."""
+        observed = self._newest.get(worker)
+        return observed is not None and observed.observation.prepares
+
+    def prepared(self, worker: str, generation: int) -> str | None:
+        """Why the ring of `generation` does not stand at `worker`, beside its own; empty where it does.
+
+        None: that is not known yet.
+        """
+        observed = self._newest.get(worker)
+        number, failure = (0, "") if observed is None else observed.observation.prepared
+        return failure if number == generation else None
 
     @property
     def broken(self) -> Collection[str]:

@@ -99,7 +99,7 @@ class OrderBook:
         plan = self.record.plan
         if plan is None or worker not in self._seats:
             return None
-        place = self._place(worker, plan)
+        place = _place(worker, self._seats[worker], plan.generation, len(plan.roster))
         return Assignment(
             place=place,
             after_step=plan.after_step,
@@ -107,6 +107,7 @@ class OrderBook:
             peers=self._peers(place.rank, plan.roster),
             checking=self.record.job_policy.checking,
             follows=self.record.generation,
+            prepared=plan.prepared,
         )
 
     def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:
@@ -117,21 +118,11 @@ class OrderBook:
 
     def _summons(self, worker: str) -> Summons | None:
         """By those that it is to ask in the switch: so it is known that it can, and their daemons are connected."""
-        muster, rank = self.record.muster, self._called.get(worker)
-        return None if muster is None or rank is None else Summons(muster.number, self._peers(rank, muster.roster))
-
-    def _place(self, worker: str, plan: Plan) -> Place:
-        seat = self._seats[worker]
-        return Place(
-            generation=plan.generation,
-            rank=seat.rank,
-            size=len(plan.roster),
-            worker=worker,
-            local_rank=seat.local_rank,
-            local_size=seat.local_size,
-            cross_rank=seat.cross_rank,
-            cross_size=seat.cross_size,
-        )
+        muster, seat = self.record.muster, self._called.get(worker)
+        if muster is None or seat is None:
+            return None
+        place = _place(worker, seat, muster.generation, len(muster.roster)) if muster.generation else None
+        return Summons(muster.number, self._peers(seat.rank, muster.roster), place)
 
     @cached_property
     def _newcomers(self) -> int:
@@ -143,10 +134,9 @@ class OrderBook:
         return seatings(self.record.plan.roster if self.record.plan else (), self._members)
 
     @cached_property
-    def _called(self) -> dict[str, int]:
-        """The rank of each that is called."""
-        roster = self.record.muster.roster if self.record.muster else ()
-        return {worker: rank for rank, worker in enumerate(roster)}
+    def _called(self) -> dict[str, Seating]:
+        """Of each that is called."""
+        return seatings(self.record.muster.roster if self.record.muster else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan
@@ -169,6 +159,19 @@ class OrderBook:
 def newcomers(record: Record, plan: Plan) -> int:
     """Members of the plan that have not the state of the others. The first generation starts from its rank 0's."""
     return 0 if record.generation == 0 else len(set(plan.roster) - set(record.roster))
+
+
+def _place(worker: str, seat: Seating, generation: int, size: int) -> Place:
+    return Place(
+        generation=generation,
+        rank=seat.rank,
+        size=size,
+        worker=worker,
+        local_rank=seat.local_rank,
+        local_size=seat.local_size,
+        cross_rank=seat.cross_rank,
+        cross_size=seat.cross_size,
+    )
 
 
 class _Data:

@@ -76,6 +76,10 @@ class Fitness:
         for worker in left_behind(now):
             self._part_with(worker)
 
+    def hear_of(self, unprepared: unfit.Evidence) -> None:
+        """A ring did not come to stand beside the one that trains: a newcomer may say that it cannot form any."""
+        self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared))
+
     def refusal(self, identity: Identity) -> str:
         """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""
         here = [one for one in self._working.record.trials.unfit if (one.host, one.address) == host_of(identity)]

@@ -1,9 +1,10 @@
 """Whether the members of a next ring can find each other, before any leaves the present one for it (I14).
 
-A planned switch has two phases. First its members are *called*: the daemon of each asks those of the others that it
-will ask for their addresses in the switch, and says which have answered. Training goes on beside that. Once all have
-answered all, the plan is made, and its step announced (`edl.core.switch.switching`). Newcomers that stay away, or that
-others do not reach, are left out for a while; for a member that trains, a switch waits.
+A planned switch has four phases: called, met, prepared, announced. First its members are *called*: the daemon of each
+asks those of the others that it will ask for their addresses in the switch, and says which have answered. Training goes
+on beside that. Once all have answered all, their ring is *prepared* (`edl.core.switch.preparing`), the plan is made,
+and its step announced (`edl.core.switch.switching`). Newcomers that stay away, or that others do not reach, are left
+out for a while; for a member that trains, a switch waits.
 
 Owns: the roll on record, and which members are left out. Does not own: whether a generation is needed, and of whom
 (`edl.core.switch.planning`), nor how daemons ask (`edl.daemon.mustering`).
@@ -11,8 +12,11 @@ Owns: the roll on record, and which members are left out. Does not own: whether 
 
 from __future__ import annotations
 
+import msgspec
+
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
+from edl.core.switch.preparing import Preparing
 from edl.facts import SwitchPutOff
 from edl.protocol.job import Muster
 
@@ -20,44 +24,70 @@ from edl.protocol.job import Muster
 class Mustering:
     """Of one leader. Its times and the workers it leaves out are its own: another one begins to wait anew."""
 
-    def __init__(self, working: WorkingState, lead_times: LeadTimes) -> None:
+    def __init__(self, working: WorkingState, lead_times: LeadTimes, preparing: Preparing) -> None:
         self._working = working
         self._lead_times = lead_times
+        self._preparing = preparing
         self._since = (0, 0.0)  # the newest roll that this leader knows of, and since when
         self._again_at: dict[str, float] = {}  # newcomers that are left out until then
         self._told: set[str] = set()  # of the members: those of which there is an event
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Newcomers that could not be found of late."""
-        return frozenset(worker for worker, at in self._again_at.items() if self._working.now < at)
+        """Newcomers that could not be found of late, or with which no ring could be prepared."""
+        unmet = {worker for worker, at in self._again_at.items() if self._working.now < at}
+        return self._preparing.left_out | unmet
 
     def is_due(self) -> bool:
         """Time alone may decide something."""
-        return self._working.record.muster is not None or bool(self._again_at)
+        return self._working.record.muster is not None or bool(self._again_at) or self._preparing.is_due()
+
+    @property
+    def prepared(self) -> int:
+        """The generation of the ring that the members called have prepared; 0: they form it in line."""
+        muster = self._working.record.muster
+        return 0 if muster is None else muster.generation
 
     def stands(self, roster: tuple[str, ...]) -> bool:
-        """All of `roster` have found each other. If they were not called yet, they are."""
-        working, muster = self._working, self._working.record.muster
-        if len(roster) == 1:
-            return True
+        """All of `roster` have found each other, and prepared their ring. If they were not called yet, they are."""
+        muster = self._working.record.muster
         if muster is None or muster.roster != roster:
-            self._call(roster)
-            return False
-        away = [worker for worker in roster if working.seen.met(worker) != (muster.number,)]
-        if away and working.now >= self._bound(muster):
-            self._leave_out(muster)
-        return not away
+            return self._call(roster)
+        if muster.generation:
+            return self._preparing.stands(muster)
+        return self._have_met(muster) and not self._prepare(muster)
 
     def drop(self) -> None:
-        """No generation follows, or another than was meant."""
-        if self._working.record.muster is not None:
-            self._working.change(muster=None, pressing=False)
+        """No generation follows, or another than was meant. A ring that is prepared is let go of at once."""
+        muster = self._working.record.muster
+        if muster is not None:
+            self._working.change(muster=None, pressing=muster.generation > 0)
 
-    def _call(self, roster: tuple[str, ...]) -> None:
+    def _call(self, roster: tuple[str, ...]) -> bool:
+        """True: nobody is to be met, and nothing to be prepared."""
+        self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
+        if len(roster) == 1 and not self._preparing.can(roster):
+            self.drop()
+            return True
         number = self._working.record.musters + 1
         self._working.change(muster=Muster(number, roster), musters=number)
-        self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
+        return False
+
+    def _prepare(self, muster: Muster) -> bool:
+        """False: they form their ring in line."""
+        if not self._preparing.can(muster.roster):
+            return False
+        generation = self._working.record.planned + 1  # no other ring ever had it (I10)
+        muster = msgspec.structs.replace(muster, generation=generation)
+        self._working.change(muster=muster, planned=generation)
+        return True
+
+    def _have_met(self, muster: Muster) -> bool:
+        working = self._working
+        met = all(working.seen.met(worker) == (muster.number,) for worker in muster.roster)
+        if not met and working.now >= self._bound(muster):
+            self._leave_out(muster)
+        return met
 
     def _bound(self, muster: Muster) -> float:
         if self._since[0] != muster.number:

@@ -15,7 +15,7 @@ from msgspec import UNSET
 from edl import facts
 from edl.core.data import rebatch
 from edl.core.data.leasing import Crossing, Leasing
-from edl.core.job.deadlines import END_OF_TIME
+from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.durations import since_ms
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause
@@ -35,11 +35,12 @@ from edl.core.switch.planning import (
     fails_unexplained,
     missing,
 )
+from edl.core.switch.preparing import Preparing
 from edl.protocol.job import OVER, JobState, Plan, WorkerState
 
 
 class Switching:
-    """The plan of the next generation. `boot_s`: how long others are waited for where too few are left."""
+    """The plan of the next generation. Where too few are left, others are waited for as long as a boot may take."""
 
     def __init__(
         self,
@@ -48,15 +49,15 @@ class Switching:
         leasing: Leasing,
         fitness: Fitness,
         lead_times: LeadTimes,
-        boot_s: float,
+        deadlines: Deadlines,
     ) -> None:
         self._working = working
         self._sizing = sizing
         self._leasing = leasing
         self._fitness = fitness
         self._lead_times = lead_times
-        self._boot_s = boot_s
-        self._mustering = Mustering(working, lead_times)
+        self._boot_s = deadlines.boot_s
+        self._mustering = Mustering(working, lead_times, Preparing(working, fitness, lead_times, deadlines))
         self.shortage = ""  # why the next generation waits for workers to come
         self._short_at = 0.0  # since when
         self.wake_at = END_OF_TIME  # something is to be decided then, though nothing else happens
@@ -180,8 +181,10 @@ class Switching:
             self._plan(wanted, self._leasing.beginning(wanted.roster))
         elif not self._mustering.stands(wanted.roster):
             self._leasing.keep_mark()
+            if self._working.record.muster is None:  # it came to nothing, and others are to be called
+                self.wake_at = self._working.now
         elif (crossing := self._leasing.crossing(wanted.roster)) is not None:
-            self._plan(wanted, crossing)
+            self._plan(wanted, crossing, self._mustering.prepared)
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
@@ -225,14 +228,15 @@ class Switching:
         if working.now - self._short_at >= self._boot_s:
             working.end(JobState.FAILED, f"{reason}; no others came within {self._boot_s:g} s{working.last_loss}")
 
-    def _plan(self, wanted: Follow, crossing: Crossing) -> None:
+    def _plan(self, wanted: Follow, crossing: Crossing, prepared: int = 0) -> None:
+        """`prepared`: the number of its ring, which stands; what was prepared else is let go of."""
         working, roster = self._working, wanted.roster
-        generation = working.record.planned + 1
+        generation = prepared or working.record.planned + 1
         if working.record.plan is not None:
             self._drop(working.record.plan, roster)
         staying = [worker for worker in roster if working.state(worker) is not WorkerState.LEAVING]
         working.move_all(staying, Cause.PLANNED)
-        plan = Plan(generation, roster, crossing.after_step, crossing.ledger)
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0)
         state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
         working.change(plan=plan, planned=generation, state=state, muster=None)
         self._leasing.mark_for(crossing)

@@ -139,6 +139,18 @@ def judge(trials: Trials, evidence: Evidence) -> Judgement:
     return Judgement(trials) if blamed else _try_without(trials, evidence)
 
 
+def judge_unprepared(trials: Trials, evidence: Evidence) -> Judgement:
+    """`evidence` is of a ring that was to stand beside the one that trains: only what a newcomer says of itself counts.
+
+    The others have lost nothing by it, and a newcomer that they say to be at fault is called again later.
+    """
+    own = {one: why for one, why in evidence.said.items() if one in evidence.newcomers and is_own(why)}
+    strikes = _struck(trials.strikes, own) if own else trials.strikes
+    unfit = {strike.worker: strike.reason for strike in strikes if strike.worker in own and strike.times >= ENOUGH}
+    strikes = tuple(strike for strike in strikes if strike.worker not in unfit)
+    return Judgement(msgspec.structs.replace(trials, strikes=strikes), unfit)
+
+
 def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
     """No fault is known: the same ring once more, then without one member after another."""
     failed, tried = trials.failed + 1, trials.tried

@@ -24,6 +24,8 @@ class TrainerAccount:
         self.leaving = False
         self.reason = ""
         self.missed = 0
+        self.prepares = False
+        self.prepared = (0, "")
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
         self.booted = False
@@ -37,8 +39,6 @@ class TrainerAccount:
     def hear(self, message: say.FromTrainer) -> None:
         """Take a message of the trainer."""
         match message:
-            case say.Hello():
-                pass  # who it is, not what it does
             case say.RehearsalBegan():
                 self.phase = Phase.REHEARSING
             case say.Rehearsed():
@@ -52,12 +52,24 @@ class TrainerAccount:
                 self.leaving = True
             case say.Ended(reason):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
-            case say.Opened() | say.Missed() | say.Marked() | say.Diverged() | say.Figures():
+            case (
+                say.Hello()
+                | say.Opened()
+                | say.Prepared()
+                | say.Missed()
+                | say.Marked()
+                | say.Diverged()
+                | say.Figures()
+            ):
                 self._note(message)
 
     def _note(self, message: say.Notes) -> None:
         """What changes nothing in where the trainer sits."""
         match message:
+            case say.Hello(_, prepares):
+                self.prepares = prepares
+            case say.Prepared(generation, failure):
+                self.prepared = (generation, clipped(failure))
             case say.Opened(spec):
                 self.data = spec
             case say.Figures(values):

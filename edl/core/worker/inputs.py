@@ -52,6 +52,21 @@ class RingFailed:
 
 
 @dataclass(frozen=True, slots=True)
+class RingPrepared:
+    """The ring of `generation` stands, beside the one that this worker sits in. On the thread that has formed it."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class RingNotPrepared:
+    """It did not come to stand; the one that this worker sits in goes on. On that thread, too."""
+
+    generation: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class NumberHeard:
     """The highest of the numbers that all members have said."""
 
@@ -148,10 +163,11 @@ class ScriptEnded:
 
 FromOrders = OrdersHeard | OrdersRead | StillWaiting
 FromRing = RingFormed | RingFailed | NumberHeard | StateCopied
+FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromScript = DataWanted | RestartsExpected | LeaveWanted | ScriptFailed | ScriptEnded
-Input = FromOrders | FromRing | FromTraining | FromComparison | FromScript
+Input = FromOrders | FromRing | FromNextRing | FromTraining | FromComparison | FromScript
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
@@ -182,6 +198,30 @@ class EnterRing:
 
     assignment: Assignment
     cut: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PrepareRing:
+    """Begin to form this ring beside the one of now, on a thread of its own; comes back at once.
+
+    `RingPrepared` or `RingNotPrepared` follows, unless it is let go of before.
+    """
+
+    place: Place
+
+
+@dataclass(frozen=True, slots=True)
+class ReleaseRing:
+    """What was, or is being, prepared of this generation is never adopted: at once, on whichever thread."""
+
+    generation: int
+
+
+@dataclass(frozen=True, slots=True)
+class AdoptRing:
+    """Leave the ring of now for the one that is prepared, without waiting; answered as `EnterRing` is."""
+
+    assignment: Assignment
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,6 +329,9 @@ Command = (
     | AwaitOrders
     | BootAlone
     | EnterRing
+    | PrepareRing
+    | ReleaseRing
+    | AdoptRing
     | Agree
     | CopyState
     | CopyRest

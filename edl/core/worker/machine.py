@@ -20,6 +20,7 @@ from edl.core.worker.agreement import Beginning, begin, has_state
 from edl.core.worker.entering import Entering
 from edl.core.worker.inputs import (
     AbortRings,
+    AdoptRing,
     Agree,
     AwaitOrders,
     BatchBegins,
@@ -53,9 +54,10 @@ from edl.core.worker.inputs import (
     RestartsExpected,
     RingFailed,
     RingFormed,
+    RingNotPrepared,
+    RingPrepared,
     ScriptEnded,
     ScriptFailed,
-    SetWeight,
     StateCopied,
     StatesDiffer,
     StatesEqual,
@@ -66,7 +68,9 @@ from edl.core.worker.inputs import (
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.moves import Enter, Leave, Move, Seat, Stop, are_newer, given_up, next_move, replaced
-from edl.core.worker.states import ALONE, READY, SITTING, StateChange, TrainerState, following
+from edl.core.worker.next_ring import NextRing
+from edl.core.worker.states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
+from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
 from edl.errors import InvalidTransition, JobFailed, RingBroken
 from edl.protocol import link as say
@@ -86,7 +90,6 @@ class WorkerMachine:
     """One trainer's view of its job."""
 
     def __init__(self, leases: LeaseBuffer, count: StepCount) -> None:
-        self.leases = leases
         self.count = count
         self.state = TrainerState.COMING
         self.orders: Orders | None = None  # the newest
@@ -95,8 +98,9 @@ class WorkerMachine:
         self.entered_after = 0  # the step that this generation took over after
         self.models_may_differ = False  # the first generation has begun, and no model was sent yet
         self.void: str | None = None  # why the mini-batch in flight is void
-        self.weightless = False  # no worker has samples in the mini-batch being worked on
         self.unusual = Unusual()
+        self.supply = Supply(leases, self.unusual)
+        self.next_ring = NextRing()
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.missed = 0  # the newest generation whose switch it has missed
@@ -105,10 +109,7 @@ class WorkerMachine:
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
-        self._leases_of = 0  # the generation by whose leases the steps so far were trained
-        self._marked = (0, 0)  # as the daemon was told
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
-        self._weights = 0  # so many were set
         self._restarts = False  # a broken ring makes the script leave its iteration over the data
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._leave_wanted = False
@@ -138,6 +139,8 @@ class WorkerMachine:
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | NumberHeard() | StateCopied():
                 return self._on_ring(happened)
+            case RingPrepared() | RingNotPrepared():
+                return self.next_ring.take(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
             case DataWanted() | RestartsExpected() | LeaveWanted() | ScriptFailed() | ScriptEnded():
@@ -180,9 +183,19 @@ class WorkerMachine:
         return self.entered_after if beginning is None else beginning.step
 
     @property
+    def leases(self) -> LeaseBuffer:
+        """What it holds of the data."""
+        return self.supply.leases
+
+    @property
+    def weightless(self) -> bool:
+        """No worker has samples in the mini-batch being worked on."""
+        return self.supply.weightless
+
+    @property
     def has_share(self) -> bool:
         """The data of its ring has come."""
-        return self._leases_of == self.generation > 0
+        return self.supply.leases_of == self.generation > 0
 
     @property
     def weight_is_due(self) -> bool:
@@ -200,13 +213,14 @@ class WorkerMachine:
         if self.opened is not None:
             story.append(say.Opened(self.opened))
         if self.generation:
-            story.append(say.Entered(self.generation, self.entered_after, self._leases_of, None))
+            story.append(say.Entered(self.generation, self.entered_after, self.supply.leases_of, None))
         elif self.rehearsed:
             story.append(say.Rehearsed())
         elif self.state is TrainerState.REHEARSING:
             story.append(say.RehearsalBegan())
-        if self._marked[0]:
-            story.append(say.Marked(*self._marked))
+        if self.supply.marked[0]:
+            story.append(say.Marked(*self.supply.marked))
+        story += self.next_ring.story
         if self.missed > self.generation:
             story.append(say.Missed(self.missed))
         if self._broke is not None:
@@ -230,6 +244,8 @@ class WorkerMachine:
         if orders is not None:
             self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
             told = self._adopt(orders)  # of which the buffer drops what is old
+            if orders is self.orders and self.state not in ENDING:
+                told += self.next_ring.heed(orders)
         match happened:
             case OrdersHeard():
                 return [*told, *self._abort(happened.orders)]
@@ -240,7 +256,8 @@ class WorkerMachine:
 
     def _abort(self, orders: Orders) -> list[Command]:
         """A member is gone, or hangs: do not wait for it in a collective."""
-        rings = given_up(orders) if self.generation and orders is self.orders else range(0)
+        sits = self.generation > 0 or self._entering is not None
+        rings = given_up(orders) if sits and orders is self.orders else range(0)
         return [AbortRings(rings)] if rings else []
 
     def _look(self) -> list[Command]:
@@ -266,13 +283,13 @@ class WorkerMachine:
         self._move(StateChange.OBEYS)
         reason = move.reason if isinstance(move, Stop) else ""
         self.failure = reason or self.failure
-        return [LeaveRing(), EndScript(reason)]
+        return [*self.next_ring.release(), LeaveRing(), EndScript(reason)]
 
     def _boot(self, local_rank: int) -> list[Command]:
         """The first ring, if this trainer was needed for one that failed, does without it."""
         self._move(StateChange.BOOTS_ALONE)
         self.local_rank, self._broke = local_rank, None
-        return [BootAlone(local_rank), self._weigh(1.0)]
+        return [BootAlone(local_rank), self.supply.weigh(1.0)]
 
     def _wait_on(self, ahead: bool) -> list[Command]:
         """Is there still a job? What is worked on is not left, but for the end of it all.
@@ -323,41 +340,14 @@ class WorkerMachine:
     # -------------------------------------------------------------------------------------------------- its data
 
     def _adopt(self, orders: Orders) -> list[Command]:
-        """Take the share of this generation, if these orders have it: a pipeline may wait for it."""
-        for share in orders.shares:
-            if (share.generation, share.after_step) == (self.generation, self.entered_after):
-                self.leases.adopt(share, (orders.term, orders.version), at_work=self.count.step + 1)
-                self._leases_of = share.generation
-                return self._heed_mark()
-        return []
-
-    def _heed_mark(self) -> list[Command]:
-        """What comes beyond a mark may weigh otherwise than was thought: it is to be looked at again there."""
-        marked = self.leases.marked
-        if marked == self._marked:
-            return []
-        self._marked = marked
-        if marked[0]:
-            self.unusual.draw_nearer(marked[1])
-        return [TellDaemon(say.Marked(*marked))]
+        return self.supply.adopt(orders, self.generation, self.entered_after, self.count.step)
 
     def _go_on_with_data(self) -> list[Command]:
         self._move(StateChange.HAS_DATA)
         self.void = None
         step = self.count.step
         self.unusual.even_until = step  # so that the next step is weighed
-        return self._cover(step + 1) if self.leases.covers(step + 1) else []
-
-    def _cover(self, step: int) -> list[Command]:
-        """What all train in `step` is known: the averaged gradient is to be that of all samples."""
-        leases = self.leases
-        self.weightless = not leases.samples(step)
-        self.unusual.even_until = leases.constant_until(step)
-        return [self._weigh(leases.weight(step), stand_ins=not leases.own(step))]
-
-    def _weigh(self, weight: float, *, stand_ins: bool = False) -> SetWeight:
-        self._weights += 1
-        return SetWeight(self._weights, weight, self.weightless, stand_ins)
+        return self.supply.cover(step + 1) if self.leases.covers(step + 1) else []
 
     # -------------------------------------------------------------------------------------------------------- rings
 
@@ -366,7 +356,12 @@ class WorkerMachine:
         self._move(StateChange.ENTERS)
         how = {"has_state": self.has_state, "voided": self.void is not None, "booted": self.booted}
         self._entering = Entering(assignment, begin(assignment, self.generation, self.count.step, **how))
-        return [EnterRing(assignment, cut=self.generation in replaced(assignment))]
+        if not assignment.prepared:
+            cut = self.generation in replaced(assignment)
+            return [*self.next_ring.release(), EnterRing(assignment, cut)]
+        if self.next_ring.adopt(assignment.place.generation):
+            return [AdoptRing(assignment)]
+        return self._fail(self._entering, "what was prepared of it does not stand any more")  # the others adopt theirs
 
     def _on_ring(self, happened: FromRing) -> list[Command]:
         entering = self._entering
@@ -422,13 +417,13 @@ class WorkerMachine:
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and place.size > 1
-        self.weightless = False
+        self.supply.weightless = False
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size)
-        sat: list[Command] = [self._weigh(1.0 / place.size), RecordRing(place, beginning.step)]
+        sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
         self.leases.forget_before(beginning.step + 1)
-        sat.append(TellDaemon(say.Entered(place.generation, beginning.step, self._leases_of, None)))
+        sat.append(TellDaemon(say.Entered(place.generation, beginning.step, self.supply.leases_of, None)))
         return [*sat, *self._go_on()]
 
     def _go_on(self) -> list[Command]:
@@ -458,7 +453,7 @@ class WorkerMachine:
                 return []
             case StepCovered(step, generation):
                 # What a pipeline's thread finds for a ring that is left meanwhile says nothing of the next one.
-                return self._cover(step) if generation == self.generation and step > self.count.step else []
+                return self.supply.cover(step) if generation == self.generation and step > self.count.step else []
             case BatchBegins():
                 return self._begin_equal()
             case BatchVoid(reason):
@@ -519,7 +514,7 @@ class WorkerMachine:
             case ScriptEnded():
                 self._move(StateChange.ENDED)
                 self._ended = say.Ended(self.failure)
-                return [TellDaemon(self._ended)]
+                return [*self.next_ring.release(), TellDaemon(self._ended)]
 
     def _open(self, spec: DataSpec) -> list[Command]:
         """From here on steps may be uneven. Another worker may have opened first: then our share is here already."""

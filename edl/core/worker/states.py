@@ -96,6 +96,7 @@ TRANSITIONS: Final[dict[tuple[TrainerState, StateChange], TrainerState]] = {
 
 ALONE: Final = frozenset({_S.BOOTING, _S.REHEARSING})  # in a ring of one
 SITTING: Final = frozenset({_S.AWAITING_SHARE, _S.TRAINING, _S.BETWEEN})  # in a ring of the job
+ENDING: Final = frozenset({_S.LEAVING, _S.OVER})  # its script comes to an end: it goes to no other ring
 READY: Final = frozenset({_S.COMING, _S.WAITING, _S.AWAITING_SHARE})  # it could enter a ring, and not train on
 
 

@@ -6,11 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 
+import msgspec
 import pytest
 
 from edl.core.switch.exchange import TRADE
 from edl.daemon import introductions as module
 from edl.daemon.introductions import Introduction
+from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.messages import AskAddresses
 from edl.protocol.ring import Place
 from edl.testing.gathering import JOB, Gathering, orders
@@ -232,4 +234,21 @@ async def test_nothing_is_left_behind() -> None:
         for daemon in gathering.daemons:
             daemon.give_up()
     assert asyncio.all_tasks() == before
+    await gathering.stop()
+
+
+async def test_a_ring_that_is_prepared_is_the_one_that_is_planned_then() -> None:
+    """Its addresses come beside a ring that trains. It stays open until it is adopted, or comes to nothing."""
+    gathering = Gathering(["w0", "w1"], generation=1)
+    place, _ = await gathering.open()
+    daemon, quiet = gathering.daemons[0], orders(None, 2)
+    daemon.end(1)
+    place = msgspec.structs.replace(place, generation=2, rendezvous="")
+    assert daemon.follow(msgspec.structs.replace(quiet, summons=Summons(1, ()))) == "", "its members have yet to meet"
+    called = msgspec.structs.replace(quiet, summons=Summons(1, (), place))
+    found = daemon.follow(called)
+    assert found
+    assert daemon.follow(called) == daemon.follow(orders(Assignment(place, 9, 1, prepared=True))) == found
+    assert daemon.follow(msgspec.structs.replace(quiet, summons=Summons(2, ()))) == ""
+    assert daemon.follow(called) == "", "no address of one attempt comes to another (I10)"
     await gathering.stop()

@@ -13,8 +13,8 @@ import pytest
 from edl.core.worker.inputs import OrdersRead, SetWeight
 from edl.core.worker.states import TrainerState
 from edl.errors import RingBroken
-from edl.protocol.assignment import Assignment, Orders, Verdict
-from edl.protocol.link import Broke, Entered
+from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.link import Broke, Entered, Prepared
 from edl.protocol.ring import Place
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
@@ -41,12 +41,40 @@ class Members:
 
 
 class FakeRing:
+    prepares = True
+
     def __init__(self, members: Members, rank: int) -> None:
         self.members, self.rank = members, rank
         self.place: Place | None = None
+        self.beside: dict[int, Place] = {}  # that stand beside the present one
+        self.may_form = threading.Event()  # else it waits for the others
+        self.may_form.set()
+        self.given_up: set[int] = set()
+        self.forming = 0
 
     def enter(self, place: Place, timeout_s: float) -> None:
+        assert not self.forming, "two rings form at once"
         self.place = place
+
+    def prepare(self, place: Place, timeout_s: float) -> None:
+        assert not self.forming, "two rings form at once"
+        self.forming = place.generation
+        try:
+            while not self.may_form.wait(0.001):
+                if place.generation in self.given_up:
+                    raise RingBroken("it was given up")
+            self.beside[place.generation] = place
+        finally:
+            self.forming = 0
+
+    def adopt(self, generation: int) -> None:
+        if generation not in self.beside:
+            raise RingBroken("it was not prepared")
+        self.place = self.beside.pop(generation)
+
+    def release(self, generation: int) -> None:
+        self.given_up.add(generation)
+        self.beside.pop(generation, None)
 
     def leave(self) -> None: ...
     def abort(self, given_up: range | None = None) -> None: ...
@@ -179,7 +207,7 @@ class WhileAnotherRingIsEntered(SharedLeases):
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
     shell = seated(Members(1), 0, 70, 3)
     leases = shell._feed = WhileAnotherRingIsEntered()
-    leases.shell, shell.machine.leases = shell, leases
+    leases.shell, shell.machine.supply.leases = shell, leases
     shell.weigh(shell.while_waiting)
     assert shell.machine.generation == 4
     assert shell._framework.weight == 1 / 2  # type: ignore[attr-defined]
@@ -216,3 +244,76 @@ def test_the_daemons_word_cuts_a_collective_in_which_the_training_thread_waits()
     shell.take_news(newer)
     training.join(PATIENCE_S)
     assert cut.is_set() and not training.is_alive()
+
+
+def called_to(generation: int, version: int) -> Orders:
+    place = Place(generation, 0, 1, "w")
+    return Orders(1, version, Verdict.STAY, "", 0, 0, 0, False, None, (), summons=Summons(version, (), place))
+
+
+def trains(shell: WorkerShell) -> FakeRing:
+    shell.machine.state, shell.step_timeout_s = TrainerState.TRAINING, PATIENCE_S
+    return shell._framework.ring  # type: ignore[return-value]
+
+
+def hears_of_ring(shell: WorkerShell, generation: int, version: int) -> None:
+    shell.take_news(called_to(generation, version))
+
+
+def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    hears_of_ring(shell, 4, version=2)
+    shell._preparer.wait_over(PATIENCE_S)
+    assert shell.link.sent[-1] == Prepared(4)  # type: ignore[attr-defined]
+    assert (ring.place, list(ring.beside)) == (None, [4])
+    shell.machine.state = TrainerState.BETWEEN
+    planned = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), 70, 0, prepared=True)), version=3)
+    shell.take_news(planned)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(planned))
+    assert ring.place == Place(4, 0, 1, "w")
+    assert (ring.beside, ring.given_up) == ({}, set())
+    entered = next(word for word in shell.link.sent if isinstance(word, Entered))  # type: ignore[attr-defined]
+    assert entered.pause is not None
+    assert entered.pause.total >= entered.pause.enter >= 0
+
+
+def test_a_death_ends_what_is_being_prepared_before_another_ring_is_formed() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    hears_of_ring(shell, 4, version=2)
+    shell.machine.state = TrainerState.BETWEEN
+    forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 1, "w"), None, 0)), version=3)
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(forced))
+    assert ring.place == Place(5, 0, 1, "w")
+    assert not any(isinstance(word, Prepared) for word in shell.link.sent)  # type: ignore[attr-defined]
+    assert ring.beside == {}
+
+
+def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_left_over() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    for version, generation in enumerate((4, 5, 6), 2):
+        hears_of_ring(shell, generation, version)
+    ring.may_form.set()
+    shell._preparer.wait_over(PATIENCE_S)
+    assert [word for word in shell.link.sent if isinstance(word, Prepared)] == [Prepared(6)]  # type: ignore[attr-defined]
+    assert list(ring.beside) == [6]
+
+
+def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+
+    def prepare(place: Place, timeout_s: float) -> None:
+        raise RingBroken("no route to host")
+
+    ring.prepare = prepare  # type: ignore[method-assign]
+    hears_of_ring(shell, 4, version=2)
+    shell._preparer.wait_over(PATIENCE_S)
+    assert shell.link.sent[-1] == Prepared(4, "no route to host")  # type: ignore[attr-defined]
+    assert shell.machine.state is TrainerState.TRAINING

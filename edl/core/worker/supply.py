@@ -1,0 +1,57 @@
+"""What one worker has of its job's data, and what its gradients weigh for it.
+
+Owns: by the leases of which generation its steps are trained, up to which step it may read as its daemon was told, the
+number of its newest weight, and whether a mini-batch weighs anything. Does not own: the leases themselves
+(`edl.core.worker.lease_buffer`), nor where the trainer is (`edl.core.worker.machine`).
+"""
+
+from __future__ import annotations
+
+from edl.core.worker.inputs import Command, SetWeight, TellDaemon
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.unusual import Unusual
+from edl.protocol import link as say
+from edl.protocol.assignment import Orders
+
+
+class Supply:
+    """Of one worker, in the ring that it sits in."""
+
+    def __init__(self, leases: LeaseBuffer, unusual: Unusual) -> None:
+        self.leases = leases
+        self._unusual = unusual
+        self.leases_of = 0  # the generation by whose leases the steps so far were trained
+        self.marked = (0, 0)  # as the daemon was told
+        self.weightless = False  # no worker has samples in the mini-batch being worked on
+        self._weights = 0  # so many were set
+
+    def adopt(self, orders: Orders, generation: int, entered_after: int, step: int) -> list[Command]:
+        """Take the share of this generation, if these orders have it: a pipeline may wait for it."""
+        for share in orders.shares:
+            if (share.generation, share.after_step) == (generation, entered_after):
+                self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
+                self.leases_of = share.generation
+                return self.heed_mark()
+        return []
+
+    def heed_mark(self) -> list[Command]:
+        """What comes beyond a mark may weigh otherwise than was thought: it is to be looked at again there."""
+        marked = self.leases.marked
+        if marked == self.marked:
+            return []
+        self.marked = marked
+        if marked[0]:
+            self._unusual.draw_nearer(marked[1])
+        return [TellDaemon(say.Marked(*marked))]
+
+    def cover(self, step: int) -> list[Command]:
+        """What all train in `step` is known: the averaged gradient is to be that of all samples."""
+        leases = self.leases
+        self.weightless = not leases.samples(step)
+        self._unusual.even_until = leases.constant_until(step)
+        return [self.weigh(leases.weight(step), stand_ins=not leases.own(step))]
+
+    def weigh(self, weight: float, *, stand_ins: bool = False) -> SetWeight:
+        """Its share in the coming steps."""
+        self._weights += 1
+        return SetWeight(self._weights, weight, self.weightless, stand_ins)

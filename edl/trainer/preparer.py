@@ -1,0 +1,69 @@
+"""Forms the next ring in a thread of its own, beside the one in which the training thread works.
+
+Owns: that thread, and that there is one at a time. Does not own: when a ring is prepared, adopted or let go of
+(`edl.core.worker.next_ring`), nor how (`edl.collectives.ring`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+from edl.collectives.ring import Ring
+from edl.core.worker.inputs import RingNotPrepared, RingPrepared
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+
+
+class Preparer:
+    """Of one trainer. `tell` hears what became of each, on its thread."""
+
+    def __init__(self, ring: Ring, tell: Callable[[RingPrepared | RingNotPrepared], object]) -> None:
+        self._ring = ring
+        self._tell = tell
+        self._thread: threading.Thread | None = None  # the newest
+        self._released = 0  # rings up to this generation are not wanted any more
+        self._turn = threading.Lock()
+
+    def begin(self, place: Place, timeout_s: float) -> None:
+        """Any thread; comes back at once."""
+        with self._turn:
+            arguments = (place, timeout_s, self._thread)
+            self._thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
+            self._thread.start()
+
+    def release(self, generation: int) -> None:
+        """Any thread: this ring, and all before it, will never be adopted."""
+        with self._turn:
+            self._released = max(self._released, generation)
+        self._ring.release(generation)
+
+    def wait_over(self, timeout_s: float) -> None:
+        """Until none is being formed: one that was let go of ends soon. Raises RingBroken."""
+        thread = self._thread
+        if thread is not None:
+            thread.join(timeout_s)
+            if thread.is_alive():
+                raise RingBroken(f"a ring that was given up while it formed has not ended within {timeout_s:g} s")
+
+    def _prepare(self, place: Place, timeout_s: float, before: threading.Thread | None) -> None:
+        if before is not None:
+            before.join()  # it was let go of, and is bounded by its own time-out (I12)
+        if place.generation <= self._released:
+            return
+        try:
+            self._ring.prepare(place, timeout_s)
+        except RingBroken as error:
+            self._tell(RingNotPrepared(place.generation, str(error)))
+        except Exception as error:  # the leader would wait for this member's word in vain
+            self._tell(RingNotPrepared(place.generation, repr(error)))
+            raise
+        else:
+            self._tell_stands(place.generation)
+
+    def _tell_stands(self, generation: int) -> None:
+        """Unless it was let go of just before it began to form: then it is again, and for good."""
+        if generation <= self._released:
+            self._ring.release(generation)
+        else:
+            self._tell(RingPrepared(generation))

@@ -1,0 +1,201 @@
+"""No member leaves a ring that trains before the next one stands beside it, at all of its members (I14)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from machine_job import Job
+
+from edl.core.job.inputs import Reported, TimePassed
+from edl.core.job.machine import JobMachine
+from edl.facts import SwitchPutOff, WorkerUnfit
+from edl.protocol.data import DataSpec
+from edl.protocol.job import Plan, WorkerState
+from edl.protocol.messages import Phase
+
+SPEC = DataSpec(total=10_000_000, epochs=1, batch=10)
+
+
+def with_newcomers(*newcomers: str) -> Job:
+    """Two train, others come to them, and all can form a ring beside the one of now."""
+    job = Job(np=2)
+    job.prepares = True
+    for worker in ("a", "b"):
+        job.join(worker)
+    for worker in ("a", "b"):
+        job.see(worker, Phase.TRAINING, generation=1, step=3, data=SPEC)
+    for worker in newcomers:
+        job.join(worker)
+        job.see(worker, Phase.READY, data=SPEC)
+    return job
+
+
+def pass_time(job: Job, seconds: float) -> None:
+    job.now += seconds
+    job.feed(TimePassed())
+
+
+def says(job: Job, *workers: str, failure: str = "", generation: int = 0) -> None:
+    """The ring that is prepared stands at these; or they say why it does not."""
+    muster = job.machine.record.muster
+    number = generation or (muster.generation if muster else 0)
+    for worker in workers:
+        last = msgspec.structs.replace(job.last[worker], prepared=(number, failure))
+        job.last[worker] = msgspec.structs.replace(last, met=job.machine.seen.met(worker))
+        job.feed(Reported(worker, job.last[worker]))
+
+
+def prepared(job: Job) -> tuple[int, tuple[str, ...]] | None:
+    muster = job.machine.record.muster
+    return None if muster is None else (muster.generation, muster.roster)
+
+
+def plan(job: Job) -> Plan | None:
+    return job.machine.record.plan
+
+
+def test_the_step_is_announced_once_the_next_ring_stands_at_all_members() -> None:
+    job = with_newcomers("c")
+    assert prepared(job) == (2, ("a", "b", "c"))
+    place = job.orders("c").summons.place
+    assert place is not None
+    assert (place.generation, place.rank, place.size) == (2, 2, 3)
+    says(job, "a", "b")
+    assert plan(job) is None
+    says(job, "c")
+    planned = plan(job)
+    assert planned is not None
+    assert (planned.generation, planned.prepared, planned.after_step is not None) == (2, True, True)
+    assigned = job.orders("c").assignment
+    assert assigned is not None
+    assert (assigned.place, assigned.prepared) == (place, True)
+    assert job.orders("c").summons is None
+
+
+def test_where_one_of_them_forms_rings_in_line_only_all_do() -> None:
+    job = with_newcomers()
+    job.prepares = False
+    job.join("c")
+    job.see("c", Phase.READY, data=SPEC)
+    planned = plan(job)
+    assert planned is not None
+    assert (planned.generation, planned.prepared) == (2, False)
+
+
+def test_of_a_newcomer_that_dies_meanwhile_the_others_hear_no_step() -> None:
+    job = with_newcomers("c")
+    says(job, "a")
+    job.see("c", Phase.FAILED, reason="killed", data=SPEC)
+    assert (plan(job), prepared(job)) == (None, None)
+    assert job.orders("a").summons is None
+    assert "switch_put_off" not in job.kinds()
+
+
+def test_no_number_is_used_twice() -> None:
+    job = with_newcomers("c")
+    says(job, "a", "b")
+    job.join("d")
+    job.see("d", Phase.READY, data=SPEC)
+    assert prepared(job) == (3, ("a", "b", "c", "d"))
+    says(job, "a", "b", "c", generation=2)
+    assert plan(job) is None, "that was another ring"
+    says(job, "a", "b", "c", "d")
+    assert plan(job) is not None
+    assert plan(job).generation == 3
+
+
+def test_a_death_is_followed_at_once_and_what_was_prepared_is_let_go_of() -> None:
+    job = with_newcomers("c")
+    says(job, "a", "b")
+    job.see("b", Phase.FAILED, generation=1, step=3, reason="killed", data=SPEC)
+    planned = plan(job)
+    assert planned is not None
+    assert (planned.generation, planned.roster, planned.after_step, planned.prepared) == (3, ("a", "c"), None, False)
+    assert job.orders("a").summons is None
+
+
+@pytest.mark.parametrize("fails", ["says so", "says nothing"])
+def test_a_newcomer_that_cannot_is_left_out_for_a_while_and_then_called_alone(fails: str) -> None:
+    job = with_newcomers("c")
+    job.join("d")
+    job.see("d", Phase.READY, data=SPEC)
+    if fails == "says so":
+        says(job, "a", "b", "d", failure="connection reset by peer")
+        says(job, "c", failure="no route to host")
+    else:
+        says(job, "a", "b", "d")
+        pass_time(job, 200.0)
+    job.feed(TimePassed())
+    assert prepared(job) == (4, ("a", "b", "d")), "training goes on without a moment's stop"
+    [told] = [tell.fact for tell in job.told if isinstance(tell.fact, SwitchPutOff)]
+    assert ("no route" if fails == "says so" else "c says nothing") in told.reason
+    says(job, "a", "b", "d")
+    pass_time(job, job.machine.lead_times.lease_s)
+    planned = plan(job)
+    assert planned is not None
+    for step in (planned.after_step or 0, 200):
+        for worker in ("a", "b", "d"):
+            job.see(worker, Phase.TRAINING, generation=4, step=step, data=SPEC)
+    job.feed(TimePassed())
+    assert prepared(job) is not None
+    assert prepared(job)[1] == ("a", "b", "d", "c")  # type: ignore[index]
+
+
+def test_newcomers_of_whom_one_is_at_fault_are_called_one_by_one() -> None:
+    job = with_newcomers("c")
+    job.join("d")
+    job.see("d", Phase.READY, data=SPEC)
+    says(job, "a", "b", "c", "d", failure="connection reset by peer")
+    assert (plan(job), prepared(job)) == (None, None)
+    pass_time(job, job.machine.lead_times.lease_s)
+    assert prepared(job) == (4, ("a", "b", "c"))
+    says(job, "a", "b", "c", failure="connection reset by peer")
+    job.feed(TimePassed())
+    assert prepared(job) == (5, ("a", "b", "d"))
+    says(job, "a", "b", "d")
+    assert plan(job) is not None
+
+
+def test_who_says_twice_that_it_cannot_is_unfit() -> None:
+    job = with_newcomers("c")
+    for _ in range(2):
+        says(job, "a", "b", failure="connection reset by peer")
+        says(job, "c", failure="no room for another ring")
+        pass_time(job, job.machine.lead_times.lease_s)
+    [unfit] = [tell.fact for tell in job.told if isinstance(tell.fact, WorkerUnfit)]
+    assert (unfit.worker, unfit.reason) == ("c", "no room for another ring")
+
+
+def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_cannot_beside() -> None:
+    job = with_newcomers()
+    job.see("b", Phase.TRAINING, generation=1, step=4, data=SPEC, leaving=True)
+    for generation in (2, 3):
+        assert prepared(job) == (generation, ("a",)), "a ring of one has nobody to meet, and is prepared, too"
+        says(job, "a", failure="no room for another ring")
+        job.feed(TimePassed())
+    planned = plan(job)
+    assert planned is not None
+    assert (planned.generation, planned.roster, planned.prepared) == (4, ("a",), False)
+    assert planned.after_step is not None
+
+
+def test_another_leader_goes_on_with_what_is_prepared() -> None:
+    job = with_newcomers("c")
+    says(job, "a", "b", "c", generation=9)
+    heir = JobMachine(job.machine.record, job.machine.lead_times)
+    for worker in ("a", "b", "c"):
+        assert heir.record.plan is None
+        heir.handle(Reported(worker, msgspec.structs.replace(job.last[worker], prepared=(2, ""))), 50.0)
+    assert heir.record.plan is not None
+    assert (heir.record.plan.generation, heir.record.plan.prepared) == (2, True)
+
+
+def test_one_that_changes_its_mind_before_the_step_is_announced_stops_nobody() -> None:
+    job = with_newcomers("c")
+    says(job, "a", "b")
+    says(job, "a", failure="connection reset by peer")
+    says(job, "c", failure="connection reset by peer")
+    says(job, "b", failure="connection reset by peer")
+    assert (plan(job), prepared(job)) == (None, None)
+    states = {member.identity.id: member.state for member in job.machine.record.members}
+    assert states == {"a": WorkerState.TRAINING, "b": WorkerState.TRAINING, "c": WorkerState.READY}

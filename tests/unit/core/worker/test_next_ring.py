@@ -1,0 +1,151 @@
+"""A worker forms the next ring beside its own, adopts it at the switch, and keeps none that nobody wants."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from edl.core.worker.inputs import (
+    AbortRings,
+    AdoptRing,
+    Command,
+    EnterRing,
+    OrdersHeard,
+    OrdersRead,
+    PrepareRing,
+    ReleaseRing,
+    RingFormed,
+    RingNotPrepared,
+    RingPrepared,
+    ScriptEnded,
+    TellDaemon,
+)
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import TrainerState
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.ring import Place
+
+NOW = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, ())
+
+
+class Worker:
+    """One that trains in ring 1, after step 5."""
+
+    def __init__(self) -> None:
+        self.machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=5, usual_until=0))
+        self.machine.generation, self.machine.state = 1, TrainerState.TRAINING
+        self.version = 1
+
+    def hears(self, **changes: object) -> list[Command]:
+        self.version += 1
+        return self.machine.handle(OrdersHeard(msgspec.structs.replace(NOW, version=self.version, **changes)))
+
+    def prepares(self, generation: int = 2) -> list[Command]:
+        return self.hears(summons=called(generation))
+
+    def ends_step(self, assignment: Assignment) -> list[Command]:
+        self.hears(assignment=assignment)
+        self.machine.state = TrainerState.BETWEEN
+        return self.machine.handle(OrdersRead(self.machine.orders))
+
+
+def called(generation: int) -> Summons:
+    return Summons(7, (), Place(generation, 0, 2, "w"))
+
+
+def seat(generation: int, *, prepared: bool = True, after_step: int | None = 5) -> Assignment:
+    return Assignment(Place(generation, 0, 2, "w"), after_step, 0, follows=1, prepared=prepared)
+
+
+def test_it_is_begun_once_and_told_of() -> None:
+    worker = Worker()
+    assert worker.prepares() == [PrepareRing(Place(2, 0, 2, "w"))]
+    assert worker.prepares() == []
+    assert worker.machine.handle(RingPrepared(2)) == [TellDaemon(say.Prepared(2))]
+    assert say.Prepared(2) in worker.machine.story()
+    assert worker.machine.state is TrainerState.TRAINING
+
+
+def test_at_the_switch_it_is_adopted() -> None:
+    worker = Worker()
+    worker.prepares()
+    worker.machine.handle(RingPrepared(2))
+    assert worker.hears(assignment=seat(2)) == []
+    worker.machine.state = TrainerState.BETWEEN
+    assert worker.machine.handle(OrdersRead(worker.machine.orders)) == [AdoptRing(seat(2))]
+    assert worker.machine.assignment == seat(2)
+    worker.machine.handle(RingFormed())
+    assert worker.hears() == [], "nothing is left to let go of"
+
+
+def test_one_that_does_not_stand_is_not_formed_again_by_one_member_alone() -> None:
+    worker = Worker()
+    worker.prepares()
+    worker.machine.handle(RingPrepared(2))
+    worker.machine.handle(RingNotPrepared(2, "a peer is gone"))
+    commands = worker.ends_step(seat(2))
+    assert not any(isinstance(one, EnterRing | AdoptRing) for one in commands)
+    [broke] = [one.said for one in commands if isinstance(one, TellDaemon)]
+    assert isinstance(broke, say.Broke)
+    assert broke.generation == 2
+    assert worker.machine.state is TrainerState.WAITING
+
+
+@pytest.mark.parametrize("formed", [False, True])
+@pytest.mark.parametrize(
+    "then", ["called anew", "called off", "another ring is planned", "it leaves", "its script ends"]
+)
+def test_what_nobody_wants_any_more_is_let_go_of(formed: bool, then: str) -> None:
+    worker = Worker()
+    worker.prepares(3)
+    if formed:
+        worker.machine.handle(RingPrepared(3))
+    match then:
+        case "called anew":
+            commands = worker.hears(summons=Summons(8, ()))
+        case "called off":
+            commands = worker.hears()
+        case "another is planned":
+            commands = worker.hears(assignment=seat(4, prepared=False, after_step=None))
+            assert commands[1] == AbortRings(range(4))
+        case "it leaves":
+            commands = worker.hears(verdict=Verdict.LEAVE, leave_after_step=9)
+        case _:
+            commands = worker.machine.handle(ScriptEnded())
+    assert commands[0] == ReleaseRing(3)
+    assert worker.machine.handle(RingPrepared(3)) == [], "it came to stand too late"
+    assert worker.machine.next_ring.generation == 0
+
+
+def test_the_next_attempt_takes_the_place_of_the_one_before() -> None:
+    worker = Worker()
+    worker.prepares(2)
+    assert worker.prepares(3) == [ReleaseRing(2), PrepareRing(Place(3, 0, 2, "w"))]
+    assert worker.machine.handle(RingPrepared(2)) == [], "of the wrong one nothing is said"
+    assert worker.machine.handle(RingPrepared(3)) == [TellDaemon(say.Prepared(3))]
+
+
+def test_one_that_failed_is_not_tried_again_under_its_number() -> None:
+    worker = Worker()
+    worker.prepares()
+    told = TellDaemon(say.Prepared(2, "not all members came"))
+    assert worker.machine.handle(RingNotPrepared(2, "not all members came")) == [told]
+    assert worker.prepares() == []
+
+
+def test_orders_that_come_after_newer_ones_begin_nothing() -> None:
+    worker = Worker()
+    worker.prepares(3)
+    old = msgspec.structs.replace(NOW, summons=called(2))
+    assert worker.machine.handle(OrdersHeard(old)) == []
+    assert worker.machine.next_ring.generation == 3
+
+
+def test_whoever_ends_begins_nothing() -> None:
+    worker = Worker()
+    worker.machine.handle(ScriptEnded())
+    assert worker.prepares() == []
