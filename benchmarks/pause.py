@@ -4,12 +4,14 @@
                                [--state-mb 0] [--rounds 1] [--json]
 
 For each change: start that many workers, let them train, ask for the other size (`edl scale`; Horovod's host discovery
-script), wait until all survivors train at it. A survivor's pause is its longest time between two ends of steps around
-the change, less its median step; printed is the longest of all survivors, of edl's jobs with its parts:
+script), wait until all survivors train at it. A survivor's pause is its time between the ends of its last step at one
+size and its first at the other, less its median step; printed is the longest of all survivors, of edl's jobs with its
+parts:
 
     leave       the old ring
     rendezvous  until the last member of the new one has come
-    connect     from then on until the ring stands
+    connect     from then on until all sit in the ring
+    prepare     how long that one took to form beside the old one, where it did; no part of the pause
     state       agree on the newest step, and move the state to newcomers
     first step  what the first mini-batch in the new ring takes beyond the median
 
@@ -57,6 +59,7 @@ class Worker:
 
     steps: list[tuple[float, int]] = field(default_factory=list)  # when it ended, in a ring of what size
     entered: list[tuple[float, float, int]] = field(default_factory=list)  # began, ended, size
+    prepared: list[tuple[float, float, int]] = field(default_factory=list)  # the same of rings beside the present one
     broadcasts: list[float] = field(default_factory=list)
 
     @classmethod
@@ -71,9 +74,17 @@ class Worker:
                     worker.steps.append((float(numbers[0]), int(numbers[1])))
                 case "enter":
                     worker.entered.append((float(numbers[0]), float(numbers[1]), int(numbers[2])))
+                case "prepare":
+                    worker.prepared.append((float(numbers[0]), float(numbers[1]), int(numbers[2])))
                 case _:
                     worker.broadcasts.append(float(numbers[0]))
         return worker
+
+    @property
+    def changed(self) -> int:
+        """Which step was the first in a ring of the newest size."""
+        sizes = [size for _, size in self.steps]
+        return max(at for at, size in enumerate(sizes) if size != sizes[-1]) + 1
 
     @property
     def gaps(self) -> list[tuple[float, float]]:
@@ -183,6 +194,8 @@ class Run:
             "connect": 1000 * (stands - last_came),
             "state": scaled["state_ms"],
         }
+        if prepared := [ended - began for worker in workers.values() for began, ended, _ in worker.prepared[-1:]]:
+            found["prepare"] = 1000 * max(prepared)
         if broadcasts := [seconds for worker in workers.values() for seconds in worker.broadcasts]:
             found["broadcast"] = 1000 * statistics.median(broadcasts)
         return found
@@ -192,11 +205,10 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
     """Of the survivor that lost most; in milliseconds, but for the ratio `boot`."""
     found = []
     for worker in survivors:
-        gaps = worker.gaps
-        before = statistics.median(gap for end, gap in gaps if end < asked)
-        changed_at, pause = max(((end, gap) for end, gap in gaps if end > asked), key=lambda one: one[1])
-        booting = [gap for end, gap in gaps if asked < end < changed_at]
-        after = [gap for end, gap in gaps if end > changed_at]
+        before = statistics.median(gap for end, gap in worker.gaps if end < asked)
+        (changed_at, pause), *later = worker.gaps[worker.changed - 1 :]
+        booting = [gap for end, gap in worker.gaps if asked < end < changed_at]
+        after = [gap for _, gap in later]
         found.append(
             {
                 "pause": 1000 * (pause - before),
@@ -212,7 +224,7 @@ def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
     return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
 
 
-PARTS = ("leave", "rendezvous", "connect", "state", "first step", "broadcast")
+PARTS = ("leave", "rendezvous", "connect", "state", "first step", "prepare", "broadcast")
 
 
 def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, float]]) -> str:

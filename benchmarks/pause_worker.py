@@ -31,6 +31,9 @@ class Notes:
     def entered(self, began: float, size: int) -> None:
         self._file.write(f"enter {began:.6f} {time.time():.6f} {size}\n")
 
+    def prepared(self, began: float, size: int) -> None:
+        self._file.write(f"prepare {began:.6f} {time.time():.6f} {size}\n")
+
     def broadcast(self, seconds: float) -> None:
         self._file.write(f"broadcast {seconds:.6f}\n")
 
@@ -169,18 +172,27 @@ def until(folder: Path, name: str) -> int:
 
 
 def note_entering(notes: Notes) -> None:
-    """When each worker comes to the rendezvous, and when its ring stands."""
-    from edl.collectives.horovod import HorovodRing
+    """When each worker comes to its next ring, and when it sits there; and how long that took to prepare beside."""
+    from edl.core.worker.inputs import AdoptRing, EnterRing, Input
     from edl.protocol.ring import Place
+    from edl.trainer.preparer import Preparer
+    from edl.trainer.shell import WorkerShell
 
-    enter = HorovodRing.enter
+    enter, prepare = WorkerShell._enter, Preparer._form
 
-    def noted(self: HorovodRing, place: Place, timeout_s: float) -> None:
+    def noted(self: WorkerShell, command: EnterRing | AdoptRing) -> Input:
         began = time.time()
-        enter(self, place, timeout_s)
-        notes.entered(began, place.size)
+        answer = enter(self, command)
+        notes.entered(began, command.assignment.place.size)
+        return answer
 
-    HorovodRing.enter = noted  # type: ignore[method-assign]
+    def prepared(self: Preparer, place: Place, timeout_s: float) -> None:
+        began = time.time()
+        prepare(self, place, timeout_s)
+        notes.prepared(began, place.size)
+
+    WorkerShell._enter = noted  # type: ignore[method-assign]
+    Preparer._form = prepared  # type: ignore[method-assign]
 
 
 def run_stock(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:

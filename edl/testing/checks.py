@@ -120,7 +120,7 @@ class Checks:
         self.records.durable(before, record)
         if record.trials.unfit is not before.trials.unfit:
             self._only_who_is_cut_off_is_unfit(record)
-        if record.plan is not None and record.planned > before.planned:
+        if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
             self._comes_to_steps(record)
         if record.gone is not before.gone:
             self._gives_up_only_who_hangs(before, record)
@@ -129,6 +129,7 @@ class Checks:
         if record.plan is not before.plan and record.plan is not None:
             self._note_plan(before, record, record.plan)
             self._have_met(before, record, record.plan)
+            self.job.next_rings.planned(before, record, record.plan)
             self._roster(record.plan.generation, record.plan.roster)
             self._respects_limits(record, record.plan.roster)
             if record.generation:
@@ -160,8 +161,9 @@ class Checks:
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
             worker = self.job.workers[gone.worker]
-            if gone not in before.gone and "hangs" in gone.reason and worker.sits and not worker.is_odd:
-                self.violated("I12", f"{worker.id} sits in its ring, and is given up as one that hangs")
+            hangs = gone not in before.gone and "hangs" in gone.reason
+            if hangs and not worker.is_odd and (worker.sits or "beside" in gone.reason):
+                self.violated("I12", f"{worker.id} is given up as one that hangs: {gone.reason}")
 
     def _only_who_is_cut_off_is_unfit(self, record: Record) -> None:
         """Where two sound ones of the ring before are left. Of a pair it is not known, and its newcomer is doubted."""
@@ -381,6 +383,7 @@ class Checks:
 
     def over(self) -> None:
         """Nothing happens any more."""
+        self.job.next_rings.over()
         record, spec = self.job.durable, self.job.spec
         if record.state not in OVER:
             self.violated("I12", "nothing happens any more, and the job is not over")

@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Final
 
 
 class Fault(StrEnum):
@@ -41,6 +42,8 @@ class Moment(Enum):
     LEAVING = "was told to leave"
     DECIDING = "the leader has decided, and not written it"
     SWITCHING = "a switch was announced"
+    PREPARING = "begins to form its next ring, beside the one that trains"
+    PREPARED = "has formed its next ring, beside the one that trains"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +55,32 @@ class Planned:
     count: int = 1
 
 
+BESIDE: Final = (Moment.PREPARING, Moment.PREPARED)  # only where rings are prepared
+ANY: Final = tuple(moment for moment in Moment if moment not in BESIDE)
+
 # Where a fault finds its victim, if it waits for a moment at all; and how often it is drawn.
 DRAWN: tuple[tuple[Fault, int, tuple[Moment, ...]], ...] = (
     (Fault.JOIN, 6, (Moment.SWITCHING, Moment.DECIDING, Moment.READY)),
     (Fault.LEAVE, 4, (Moment.STEPPING, Moment.SWITCHING, Moment.READY, Moment.ENTERING, Moment.REHEARSING)),
-    (Fault.KILL, 4, tuple(Moment)),
-    (Fault.VANISH, 3, tuple(Moment)),
-    (Fault.STALL, 2, tuple(Moment)),
+    (Fault.KILL, 4, ANY),
+    (Fault.VANISH, 3, ANY),
+    (Fault.STALL, 2, ANY),
     (Fault.DEAFEN, 2, (Moment.STEPPING, Moment.SWITCHING, Moment.DECIDING)),
     (Fault.CHANGE_LEADER, 3, (Moment.DECIDING, Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
     (Fault.CRASH_LEADER, 3, (Moment.DECIDING,)),
     (Fault.RENEW_DAEMON, 2, (Moment.READY, Moment.ENTERING, Moment.SITTING, Moment.STEPPING, Moment.LEAVING)),
     (Fault.SCALE, 4, (Moment.SWITCHING, Moment.ENTERING, Moment.DECIDING)),
 )
+
+
+def draw_beside(source: random.Random) -> list[Planned]:
+    """Where rings are prepared: some that strike just then."""
+    kinds = (Fault.KILL, Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.CUT_OFF)
+    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.DEAFEN)
+    count = source.choice((0, 1, 1, 2, 3))
+    return [
+        Planned(source.choice((*kinds, *others)), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)
+    ]
 
 
 def draw(source: random.Random, count: int, within_s: float) -> list[Planned]:

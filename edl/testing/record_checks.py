@@ -43,7 +43,7 @@ def due(before: Record, record: Record) -> Collection[Kind]:
     found: list[Kind] = []
     if record.state in OVER and before.state not in OVER:
         found.append(Kind.JOB_FINISHED if record.state is JobState.FINISHED else Kind.JOB_FAILED)
-    elif record.plan is not None and record.planned != before.planned:
+    elif record.plan is not None and (before.plan is None or record.plan.generation != before.plan.generation):
         found.append(Kind.SWITCH_SCHEDULED)
     if record.arrivals != before.arrivals:
         found.append(Kind.WORKER_JOINING)

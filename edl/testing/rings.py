@@ -90,6 +90,20 @@ class Rings:
         else:
             self.job.after(STEP_TIMEOUT_S, self.fail, worker, place.generation, "the others did not come in time")
 
+    def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
+        """Into a ring that stands: the others come to it after the same step, and it waits for them in a collective."""
+        self._left(worker)
+        self.job.happens(Moment.ENTERING, worker)
+        place = assignment.place
+        meeting = self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
+        if worker.alive and not worker.stalled:
+            meeting.arrived[place.rank] = worker.id
+        if len(meeting.arrived) == meeting.size:
+            meeting.forming = True
+            self.job.after(0.0, self._form, meeting)
+        else:
+            self.job.after(STEP_TIMEOUT_S, self.fail, worker, place.generation, "the others did not come in time")
+
     def _later(self, worker: SimWorker, generation: int, reason: str) -> None:
         self.job.after(self._soon(), self.fail, worker, generation, reason)
 

@@ -24,6 +24,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
 from edl.core.worker.inputs import (
+    AdoptRing,
     BatchEnded,
     BatchVoid,
     BootAlone,
@@ -35,8 +36,10 @@ from edl.core.worker.inputs import (
     LeaveWanted,
     OrdersHeard,
     OrdersRead,
+    PrepareRing,
     ReadOrders,
     RecordRing,
+    ReleaseRing,
     RingFailed,
     ScriptEnded,
     ScriptFailed,
@@ -59,6 +62,7 @@ from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import TICK_S, SimLeader
 from edl.testing.musters import Musters
+from edl.testing.next_rings import NextRings
 from edl.testing.node import RecordNode
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
 from edl.testing.worker import KILLED, SimWorker
@@ -92,11 +96,15 @@ class SimJob:
         maximum: int = 0,
         lease_s: float = 0.6,
         batching: Batching | None = None,
+        prepares: float = 0.0,
     ) -> None:
+        """`prepares`: how many of its workers can form a ring beside another, of each."""
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
+        self._kinds = random.Random(f"rings {seed}")  # noqa: S311
+        self._prepares = prepares
         self.now = 0.0
         self.lead_times = LeadTimes(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
@@ -106,6 +114,7 @@ class SimJob:
         self.events = 0
         self.transcript: list[str] = []
         self.rings = Rings(self)
+        self.next_rings = NextRings(self)
         self.musters = Musters(self)
         self.checks = Checks(self)
         self.node = RecordNode(self, seed)
@@ -247,6 +256,7 @@ class SimJob:
     def _die(self, worker: SimWorker) -> None:
         worker.alive = False
         self.rings.missed(worker)
+        self.next_rings.missed(worker)
 
     def _expire(self, worker: SimWorker) -> None:
         if self._is_away():  # all sessions begin anew when it is back
@@ -269,6 +279,7 @@ class SimJob:
         worker.daemon += 1
         worker.sent, worker.presented = None, False
         self.rings.give_up(worker, "its daemon died")
+        self.next_rings.give_up(worker)
         self._present(worker, worker.daemon)
 
     def _present(self, worker: SimWorker, daemon: int) -> None:
@@ -307,7 +318,7 @@ class SimJob:
             self.stir(worker)
 
     def _join(self) -> None:
-        worker = SimWorker(f"w{len(self.workers)}")
+        worker = SimWorker(f"w{len(self.workers)}", prepares=self._kinds.random() < self._prepares)
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
         if self.spec is not None and not asks_by_epoch(self.spec):
             worker.wanted = self.spec.epochs
@@ -495,6 +506,7 @@ class SimJob:
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
         self.tell(worker, OrdersHeard(orders))
+        self.next_rings.heard(worker, orders)
         if before is not None:  # another thread has looked at these earlier, and comes later
             self.tell(worker, OrdersHeard(before))
         if worker.sits and worker.machine.has_share:
@@ -518,8 +530,8 @@ class SimJob:
                     self._told(worker, said)
                 case ReadOrders():
                     self.look(worker)
-                case EnterRing(assignment):
-                    self.rings.arrive(worker, assignment)
+                case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
+                    self._change_ring(worker, command)
                 case LeaveRing():
                     self.rings.missed(worker)
                 case RecordRing():
@@ -536,6 +548,18 @@ class SimJob:
                     self._fail_script(worker, reason)
                 case _:  # a look at newer orders comes with them, and collectives fail by themselves
                     pass
+
+    def _change_ring(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
+        match command:
+            case EnterRing(assignment):
+                self.next_rings.entered(worker, assignment)
+                self.rings.arrive(worker, assignment)
+            case AdoptRing(assignment):
+                self.next_rings.adopt(worker, assignment)
+            case PrepareRing(place):
+                self.next_rings.prepare(worker, place)
+            case ReleaseRing(generation):
+                self.next_rings.release(worker, generation)
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
         """Its daemon hears of it, and reports."""
@@ -646,6 +670,7 @@ def _generation(assignment: Assignment | None) -> int:
 
 def _short(record: Record) -> str:
     plan = None if record.plan is None else (record.plan.generation, record.plan.roster, record.plan.after_step)
+    call = f" call {record.muster.number} ring {record.muster.generation}" if record.muster is not None else ""
     states = " ".join(f"{member.identity.id}:{member.state.value}" for member in record.members)
     state = record.state.value if record.state is not JobState.FAILED else f"failed ({record.reason})"
-    return f"{state} target {record.target} generation {record.generation} {record.roster} plan {plan} {states}"
+    return f"{state} target {record.target} generation {record.generation} {record.roster} plan {plan}{call} {states}"

@@ -12,6 +12,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER
 from edl.core.worker.states import READY, TrainerState
+from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Share
 from edl.protocol.data import Range
 from edl.protocol.job import Identity
@@ -60,6 +61,7 @@ class SimWorker:
         "met_before",
         "model",
         "orders",
+        "prepares",
         "presented",
         "read",
         "report_due",
@@ -69,8 +71,9 @@ class SimWorker:
         "weight",
     )
 
-    def __init__(self, worker: str) -> None:
+    def __init__(self, worker: str, *, prepares: bool = False) -> None:
         self.id = worker
+        self.prepares = prepares  # a ring beside the one it sits in
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it
@@ -84,6 +87,7 @@ class SimWorker:
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
         # its daemon's
         self.account = TrainerAccount()
+        self.account.hear(say.Hello(prepares=prepares))
         self.orders: Orders | None = None
         self.attention = NEVER
         self.admitted = False  # a leader has taken its registration
@@ -203,7 +207,7 @@ class SimWorker:
         self.met, self.met_before = (0,), self.met
         self.account = TrainerAccount()
         blank = self.observation(0.0)
-        for message in self.machine.story():
+        for message in (say.Hello(prepares=self.prepares), *self.machine.story()):
             self.account.hear(message)
         if not self.alive:
             self.account.died(KILLED)
@@ -225,4 +229,6 @@ class SimWorker:
             marked=account.marked,
             booted=account.booted,
             met=self.met,
+            prepares=account.prepares,
+            prepared=account.prepared,
         )

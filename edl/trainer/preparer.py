@@ -51,6 +51,9 @@ class Preparer:
             before.join()  # it was let go of, and is bounded by its own time-out (I12)
         if place.generation <= self._released:
             return
+        self._form(place, timeout_s)
+
+    def _form(self, place: Place, timeout_s: float) -> None:
         try:
             self._ring.prepare(place, timeout_s)
         except RingBroken as error:

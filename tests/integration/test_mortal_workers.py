@@ -17,10 +17,10 @@ from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-# Before the switch nobody but the leader hears of a newcomer's death; in it, the survivors form another ring.
-# Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
-UNSEEN = ("importing", "rehearsing")
-ON_ITS_WAY = ("ready", "called", "entering")
+# Until the next ring stands at all members, nobody but the leader hears of a newcomer's death; then the survivors form
+# another ring. Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
+UNSEEN = ("importing", "rehearsing", "called", "entering", "prepared")
+ON_ITS_WAY = ("ready", "adopting", "adopting")
 FORMING = ("connecting", "receiving the state")
 STEPS_ON = 15  # that the job must make after each death
 
@@ -33,7 +33,7 @@ def voided(job: Job) -> Counter[str]:
 @pytest.mark.parametrize(
     "moments",
     [
-        pytest.param(UNSEEN, id="before it is ready", marks=pytest.mark.soak),
+        pytest.param(UNSEEN, id="before its ring stands", marks=pytest.mark.soak),
         pytest.param(ON_ITS_WAY, id="on its way to the ring", marks=pytest.mark.soak),
         pytest.param(FORMING, id="in the ring that forms"),
     ],
@@ -74,8 +74,7 @@ def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl,
     assert (told["worker"], told["host"]) == (unfit["worker"], unfit["host"])
     assert "no route to host" in told["reason"]
     pauses = [event["pause_ms"] for event in events if event["kind"] == "scaled"]
-    assert len(pauses) <= 2
-    assert max(pauses) < 30_000, f"half a step time-out: {pauses}"
+    assert pauses == [], "it never came to stand beside the ring of the others, who never left that one"
     assert len(job.results()) == 2
     job.expect_equal_models()
     job.expect_exactly_once()

@@ -125,10 +125,10 @@ def blames_whoever_is_first(patch: Patch) -> None:
 def uses_a_generation_twice(patch: Patch) -> None:
     plan = switching.Switching._plan
 
-    def again(self: switching.Switching, roster, after_step) -> None:
+    def again(self: switching.Switching, *given) -> None:
         record = self._working.record
         self._working.change(planned=max(record.generation, record.planned - 1))
-        plan(self, roster, after_step)
+        plan(self, *given)
 
     patch.setattr(switching.Switching, "_plan", again)
 

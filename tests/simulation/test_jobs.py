@@ -65,7 +65,7 @@ LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD, *AWAY)
     [704850, 1003140, 1004991, 1006317, 1006832, 1014851, 3000796, 3002182, 2002621, 2015825, 2017369, *LATER],
 )
 def test_what_was_found_stays_mended(seed: int) -> None:
-    scenario(seed).run()
+    scenario(seed, in_line=True).run()
 
 
 @pytest.mark.parametrize("workers", [1, 2, 5])

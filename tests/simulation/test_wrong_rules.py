@@ -124,8 +124,8 @@ def cuts_at_the_first_step_told(patch: Patch) -> None:
 def lifts_the_mark_with_the_plan(patch: Patch) -> None:
     plan = switching.Switching._plan
 
-    def unmarked(self, roster, crossing):
-        plan(self, roster, leasing.Crossing(crossing.after_step, crossing.ledger, None))
+    def unmarked(self, wanted, crossing, *given):
+        plan(self, wanted, leasing.Crossing(crossing.after_step, crossing.ledger, None), *given)
 
     patch.setattr(switching.Switching, "_plan", unmarked)
 

@@ -1,7 +1,7 @@
 """Plays a transcript: its commands go to the real machine of a job, on a clock that only they move.
 
-    job [np=2] [min=1] [max=0] [data=1000] [epochs=1] [batch=10] [step_time=S] [session=10] [step=60]
-                                how the job is started
+    job [np=2] [min=1] [max=0] [data=1000] [epochs=1] [batch=10] [step_time=S] [session=10] [step=60] [prepares]
+                                how the job is started; `prepares`: its workers form a ring beside another
     training_job ... [at=5]     the same, and its first ring trains; how it comes to that is in the first transcripts
     register W [host=H] [address=A] [daemon=N] [answering] [again]
                                 a daemon presents its worker; it is the N-th of this worker
@@ -11,6 +11,8 @@
                                 before; a reason and a pause are said once. `opens`: its script has asked for data;
                                 `at`: it was seen then, and not just now
     meet [without=W[,W...]]     the daemons that are called, but these, tell that they have met the others
+    prepared [without=W[,W...]] the members of the next ring, but these, tell that it stands beside the one that trains
+    unprepared W[,W...] REASON  these tell why it does not
     vanish W                    a daemon has no session any more
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
                                 another size is asked for
@@ -45,7 +47,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
-from edl.protocol.job import Identity
+from edl.protocol.job import Identity, Muster
 from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Pause, Phase, Register
 
 BETWEEN_S: Final = 0.01  # from one command to the next
@@ -73,6 +75,7 @@ class Settings:
     session_s: float = 10.0
     step_s: float = 60.0
     step_time_s: float = 0.0
+    prepares: bool = False
     data: DataSpec = field(default_factory=lambda: DataSpec(total=1000, epochs=1, batch=10))
 
 
@@ -160,6 +163,7 @@ class Player:
             session_s=given.option("session", float, 10.0),
             step_s=given.option("step", float, 60.0),
             step_time_s=given.option("step_time", float, 0.0),
+            prepares=given.flag("prepares"),
             data=data,
         )
         given.end(0)
@@ -212,6 +216,13 @@ class Player:
                     yield Reported(worker, self._observation(worker, given))
             case "meet":
                 yield from self._meetings(given)
+            case "prepared":
+                away = given.option("without", _names, list[str]())
+                given.end(0)
+                yield from self._prepared([one for one in self._called(given).roster if one not in away], "")
+            case "unprepared":
+                given.end(2)
+                yield from self._prepared(_names(given.word(0)), given.word(1))
             case "vanish":
                 given.end(1)
                 yield Vanished(given.word(0), "its daemon's session ended")
@@ -263,6 +274,7 @@ class Player:
             marked=given.option("mark", _mark, last.marked),
             diverged=given.option("diverged", lambda one: _diverged(one, generation, step), last.diverged),
             booted=last.booted or trains or phase is Phase.READY,
+            prepares=settings.prepares,
             at=given.option("at", float, self.now),
         )
         if epochs := given.option("epochs", int, 0):
@@ -282,14 +294,25 @@ class Player:
     def _meetings(self, given: Command) -> Iterable[Input]:
         away = given.option("without", _names, list[str]())
         given.end(0)
-        muster = self._machine.record.muster
-        if muster is None:
-            raise given.bad("nobody is called")
+        muster = self._called(given)
         ranks = [muster.roster.index(worker) for worker in away]
         for worker in muster.roster:
             if worker not in away:
                 last = self._reports[worker]
                 yield Reported(worker, msgspec.structs.replace(last, met=(muster.number, *ranks), at=self.now))
+
+    def _called(self, given: Command) -> Muster:
+        muster = self._machine.record.muster
+        if muster is None:
+            raise given.bad("nobody is called")
+        return muster
+
+    def _prepared(self, workers: Iterable[str], failure: str) -> Iterable[Input]:
+        number = self._machine.record.planned
+        for worker in workers:
+            yield Reported(
+                worker, msgspec.structs.replace(self._reports[worker], prepared=(number, failure), at=self.now)
+            )
 
     # ------------------------------------------------------------------------------------------------- the machine
 

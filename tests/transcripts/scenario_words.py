@@ -9,7 +9,7 @@ import msgspec
 
 from edl.core.data.ledger import Ledger
 from edl.core.job.orders import OrderBook
-from edl.protocol.assignment import Orders, Verdict
+from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.job import Muster, Plan, Record, Trials
 from edl.protocol.ledger import LedgerSnapshot
 
@@ -78,7 +78,10 @@ def _superseded(name: str, old: object, new: tuple[Plan, ...], after: Record) ->
 
 
 def _muster(name: str, old: Muster | None, new: Muster | None, after: Record) -> list[str]:
-    return [f"call {new.number}: {' '.join(new.roster)}"] if new else []
+    if new is None:
+        return []
+    what = f"ring {new.generation} is to be prepared" if new.generation else f"call {new.number}"
+    return [f"{what}: {' '.join(new.roster)}"]
 
 
 def _ledger(name: str, old: object, new: LedgerSnapshot | None, after: Record) -> list[str]:
@@ -226,7 +229,7 @@ def _topics(orders: Orders) -> Told:
     if orders.boot_alone:
         topics["boot"] = "boot alone"
     if orders.summons is not None:
-        topics["call"] = f"meet the others of call {orders.summons.number}"
+        topics["call"] = _call(orders.summons)
     if orders.assignment is not None:
         topics["seat"] = _seat(orders)
         topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"
@@ -240,9 +243,16 @@ def _topics(orders: Orders) -> Told:
     return topics
 
 
+def _call(summons: Summons) -> str:
+    if summons.place is None:
+        return f"meet the others of call {summons.number}"
+    return f"prepare ring {summons.place.generation} of {summons.place.size}"
+
+
 def _seat(orders: Orders) -> str:
     seat = orders.assignment
     assert seat is not None
     when = "at once" if seat.after_step is None else f"after step {seat.after_step}"
     new = f", {seat.newcomers} of them new" if seat.newcomers else ""
-    return f"enter ring {seat.place.generation} of {seat.place.size}{new}, {when}"
+    goes = "adopt" if seat.prepared else "enter"
+    return f"{goes} ring {seat.place.generation} of {seat.place.size}{new}, {when}"

@@ -3,13 +3,14 @@
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
 (`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
 
-Three things are awaited, each with a bound of its own:
+Four things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
 - a **seat**: in the first ring, and in the next one when a ring is broken, all are due at once; else all are, once one
   of them has applied the step after which to come, or has been seen there. Each may still be at the end of a step, and
-  then a ring takes time to form: one that has neither come nor failed to after twice the longest step hangs;
+  then a ring takes time to form: one that has neither come nor failed to after twice the longest step hangs. Likewise a
+  newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
   failed by that. All have had that time: a member that does not find the same within moments hangs.
 """
@@ -72,6 +73,9 @@ class Awaited:
             return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
         if self.what == "seat":
             return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
+        if self.what.startswith("ring"):
+            bound = f"within {self.bound_s:g} s, two step time-outs"
+            return f"it has said nothing of the {self.what} that forms beside the one that trains {bound}: it hangs"
         return f"it was {self.what} for {self.bound_s:g} s: it hangs, or its boot needs a longer --step-timeout"
 
 
@@ -123,6 +127,8 @@ class Waits:
             for member in members.values():
                 if member.state in BOOTING:
                     yield member.identity.id, member.state.value, self.deadlines.boot_s
+        for worker in _owing_word(record, members, seen):
+            yield worker, f"ring {record.planned}", self.deadlines.seat_s
         if plan is None or saving:
             return
         if _is_time(plan, record, members, seen):
@@ -143,6 +149,15 @@ class Waits:
         if not self.deadlines.was_too_long(seen.longest_stall_s(record.generation), len(record.roster)):
             return []
         return [worker for worker in record.roster if seen.trains(worker, record.generation)]
+
+
+def _owing_word(record: Record, members: dict[str, Member], seen: Observations) -> list[str]:
+    """Newcomers of whom it is not known whether the ring that is prepared stands. The others train, beside that."""
+    muster = record.muster
+    if muster is None or not muster.generation:
+        return []
+    new = (worker for worker in muster.roster if worker not in record.roster and worker in members)
+    return [worker for worker in new if seen.prepared(worker, muster.generation) is None]
 
 
 def _state(members: dict[str, Member], worker: str) -> WorkerState | None:

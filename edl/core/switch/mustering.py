@@ -42,11 +42,10 @@ class Mustering:
         """Time alone may decide something."""
         return self._working.record.muster is not None or bool(self._again_at) or self._preparing.is_due()
 
-    @property
-    def prepared(self) -> int:
-        """The generation of the ring that the members called have prepared; 0: they form it in line."""
+    def prepared(self, roster: tuple[str, ...]) -> int:
+        """The generation of the ring that `roster`, which was called, has prepared; 0: it forms it in line."""
         muster = self._working.record.muster
-        return 0 if muster is None else muster.generation
+        return muster.generation if muster is not None and muster.roster == roster else 0
 
     def stands(self, roster: tuple[str, ...]) -> bool:
         """All of `roster` have found each other, and prepared their ring. If they were not called yet, they are."""
@@ -64,10 +63,10 @@ class Mustering:
             self._working.change(muster=None, pressing=muster.generation > 0)
 
     def _call(self, roster: tuple[str, ...]) -> bool:
-        """True: nobody is to be met, and nothing to be prepared."""
+        """True: nobody is to be met, and nothing to be prepared, as is known once that one worker was seen."""
         self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
-        if len(roster) == 1 and not self._preparing.can(roster):
-            self.drop()
+        alone = len(roster) == 1 and self._working.seen.get(roster[0]) is not None
+        if alone and not self._preparing.can(roster):
             return True
         number = self._working.record.musters + 1
         self._working.change(muster=Muster(number, roster), musters=number)

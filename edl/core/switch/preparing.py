@@ -64,7 +64,7 @@ class Preparing:
         if not silent and not failed:
             self._note_success(muster)
             return True
-        if self._is_over(muster, bool(failed), bool(silent)):
+        if self._is_over(muster, failed, silent):
             self._give_up(muster, failed, silent)
         return False
 
@@ -74,21 +74,24 @@ class Preparing:
             self._again_at.pop(worker, None)
             self._told.discard(worker)
 
-    def _is_over(self, muster: Muster, failed: bool, silent: bool) -> bool:
-        """Others are waited for a moment once one has failed: one that is gone explains it, and is known by then."""
+    def _is_over(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> bool:
+        """All have said what became of it; or enough to know whose fault it is, and nobody turns out to be gone; or it
+        takes too long. A newcomer that says nothing for so long is not waited for any more (`edl.core.job.deadlines`).
+        """
         now = self._working.now
         if self._since[0] != muster.generation:
             self._since, self._failed_at = (muster.generation, now), None
-        if not failed:
-            return now >= self._since[1] + self._deadlines.seat_s
-        self._failed_at = now if self._failed_at is None else self._failed_at
-        return not silent or now >= self._failed_at + self._lead_times.loss_s
+        if failed:
+            self._failed_at = now if self._failed_at is None else self._failed_at
+            if now >= self._failed_at + self._lead_times.torn_s and _accused(self._evidence(muster, failed)):
+                return True
+        return not silent or now >= self._since[1] + self._deadlines.seat_s
 
     def _give_up(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> None:
         """Training never knew of it. Of a number that was used up so no ring ever stands."""
         working = self._working
         evidence = self._evidence(muster, failed)
-        out = _to_blame(evidence, silent)
+        out = _to_blame(evidence)
         self._again_at = {one: at for one, at in self._again_at.items() if one in working.members and one not in out}
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
         self._in_vain = 0 if out else self._in_vain + 1
@@ -120,10 +123,14 @@ class Preparing:
         self._working.tell(SwitchPutOff(next_generation=muster.generation, after_step=None, reason=reason))
 
 
-def _to_blame(evidence: Evidence, silent: list[str]) -> list[str]:
-    """The newcomers that the words point at, or that say nothing; if these point at none, all newcomers.
+def _accused(evidence: Evidence) -> dict[str, str]:
+    return accused(evidence, evidence.base)
+
+
+def _to_blame(evidence: Evidence) -> list[str]:
+    """The newcomers that the words point at; if these point at nobody, all of them.
 
     Where they point at a member of the ring that trains, none is: others would fail with that one, too.
     """
-    pointed = {*accused(evidence, evidence.base), *silent} or set(evidence.newcomers)
+    pointed = _accused(evidence) or evidence.newcomers
     return [worker for worker in evidence.newcomers if worker in pointed]

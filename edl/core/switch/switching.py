@@ -184,7 +184,7 @@ class Switching:
             if self._working.record.muster is None:  # it came to nothing, and others are to be called
                 self.wake_at = self._working.now
         elif (crossing := self._leasing.crossing(wanted.roster)) is not None:
-            self._plan(wanted, crossing, self._mustering.prepared)
+            self._plan(wanted, crossing, self._mustering.prepared(wanted.roster))
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that

@@ -48,16 +48,28 @@ def in_step(moment: str, rank: int, step: int) -> None:
         die()
 
 
-def _entering(enter: Any) -> Any:
+def _forming(form: Any) -> Any:
+    """In line, or beside the ring that it sits in."""
+
     def dying(ring: HorovodRing, place: Place, timeout_s: float) -> None:
         if place.size > 1 and MOMENT == "entering":
             die()
         if place.size > 1 and MOMENT == "cut off":  # it lives, and so does its daemon
-            ring.leave()
             raise RingBroken("the ring did not form: connect: no route to host")
         if place.size > 1 and MOMENT == "connecting":
             threading.Timer(0.02, die).start()
-        enter(ring, place, timeout_s)
+        form(ring, place, timeout_s)
+        if place.size > 1 and MOMENT == "prepared":
+            die()
+
+    return dying
+
+
+def _adopting(adopt: Any) -> Any:
+    def dying(ring: HorovodRing, generation: int) -> None:
+        if MOMENT == "adopting":  # a newcomer does so as soon as the switch is announced
+            die()
+        adopt(ring, generation)
 
     return dying
 
@@ -115,7 +127,9 @@ def _leaving(end: Any) -> Any:
 
 if MOMENT == "importing":
     die()
-HorovodRing.enter = _entering(HorovodRing.enter)  # type: ignore[method-assign]
+HorovodRing.enter = _forming(HorovodRing.enter)  # type: ignore[method-assign]
+HorovodRing.prepare = _forming(HorovodRing.prepare)  # type: ignore[method-assign]
+HorovodRing.adopt = _adopting(HorovodRing.adopt)  # type: ignore[method-assign]
 WorkerShell._copy_state = _synchronizing(WorkerShell._copy_state)  # type: ignore[method-assign]
 WorkerShell.take_news = _taking_news(WorkerShell.take_news)  # type: ignore[method-assign]
 WorkerShell._end = _leaving(WorkerShell._end)  # type: ignore[method-assign]

@@ -1,0 +1,204 @@
+"""Simulated rings that form beside others: what each member makes of one, and what it costs who trains: nothing.
+
+Owns: what a trainer's preparing thread does, and what must hold of the rings it prepares. Does not own: rings that are
+entered (`edl.testing.rings`), nor what a trainer does about either.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from edl.core.worker.inputs import RingNotPrepared, RingPrepared
+from edl.core.worker.states import TrainerState
+from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.job import Plan, Record
+from edl.protocol.ring import Place
+from edl.testing.faults import Moment
+from edl.testing.rings import STEP_TIMEOUT_S
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+FORM_S = 0.03  # at most, on each side of a barrier
+TRIES = 2  # in vain, before a ring is formed in line
+
+
+class RingBeside:
+    """A ring that is to stand beside the one of now."""
+
+    def __init__(self, generation: int, size: int) -> None:
+        self.generation = generation
+        self.size = size
+        self.came: dict[str, SimWorker] = {}
+        self.stood: set[str] = set()  # those that it has come to stand at
+        self.forms = False  # all have come
+
+    @property
+    def stands(self) -> bool:
+        """At all members."""
+        return len(self.stood) == self.size
+
+    @property
+    def is_whole(self) -> bool:
+        """All its members are there still."""
+        return all(worker.alive and worker.doing is not TrainerState.OVER for worker in self.came.values())
+
+
+class NextRings:
+    """Of all members of a job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+        self.attempts: dict[int, RingBeside] = {}
+        self.held: dict[str, int] = {}  # by worker: the ring that its process forms, or has formed, beside its own
+        self._adopted = 0  # the newest
+
+    # ------------------------------------------------------------------------------------------- the trainers' hands
+
+    def prepare(self, worker: SimWorker, place: Place) -> None:
+        """Its thread begins."""
+        if worker.id in self.held:
+            self._violated(f"{worker.id} keeps ring {self.held[worker.id]}, and prepares ring {place.generation}")
+        generation = self.held[worker.id] = place.generation
+        self.attempts.setdefault(generation, RingBeside(generation, place.size))
+        self.job.happens(Moment.PREPARING, worker)
+        if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:  # it notices by itself
+            self._fail_soon(worker, generation, "connect: no route to host")
+            return
+        self.job.after(FORM_S * self.job.random.random(), self._come, worker, generation)
+        self.job.after(STEP_TIMEOUT_S, self._fail, worker, generation, "the others did not come in time")
+
+    def release(self, worker: SimWorker, generation: int) -> None:
+        """It is not wanted any more: those who still form it with this one find that out."""
+        if self.held.get(worker.id) == generation:
+            del self.held[worker.id]
+            self._break(generation, worker)
+
+    def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
+        """Between two of its mini-batches: the ring stands, at this one and at all others."""
+        generation = assignment.place.generation
+        attempt = self.attempts.get(generation)
+        if attempt is None or not attempt.stands or self.held.pop(worker.id, 0) != generation:
+            self._violated(f"{worker.id} leaves its ring for {generation}, which does not stand at all members")
+            return
+        self._adopted = generation
+        if attempt.is_whole or self.job.random.random() < 0.5:
+            self.job.rings.adopt(worker, assignment)
+        if not attempt.is_whole:  # some find out in their first collective there
+            self.job.after(self._soon(), self.job.rings.fail, worker, generation, "connection reset by peer")
+
+    def missed(self, worker: SimWorker) -> None:
+        """Its process died, and what it had prepared with it; who waits for it in a collective notices."""
+        generation = self.held.pop(worker.id, 0)
+        if generation:
+            self._break(generation, worker)
+        for attempt in self.attempts.values():
+            if attempt.stands and worker.id in attempt.came:
+                for other in attempt.came.values():
+                    if other is not worker and other.assignment is not None and other.assignment.prepared:
+                        self.job.after(
+                            self._soon(), self.job.rings.fail, other, attempt.generation, "connection reset by peer"
+                        )
+
+    def give_up(self, worker: SimWorker) -> None:
+        """Its daemon died, which asked for the addresses of the others."""
+        generation = self.held.get(worker.id, 0)
+        if generation and not self.attempts[generation].forms:
+            self._fail_soon(worker, generation, "its daemon died")
+
+    # ----------------------------------------------------------------------------------------------------- how it forms
+
+    def _come(self, worker: SimWorker, generation: int) -> None:
+        attempt = self.attempts[generation]
+        if not self._forms(worker, generation):
+            return
+        attempt.came[worker.id] = worker
+        if len(attempt.came) < attempt.size:
+            return
+        attempt.forms = True
+        cut_off = attempt.size > 1 and any(one.cut_off for one in attempt.came.values())
+        for one in attempt.came.values():
+            if cut_off:
+                self._fail_soon(one, generation, "connection reset by peer")
+            else:
+                self.job.after(FORM_S * self.job.random.random(), self._stand, one, generation)
+
+    def _stand(self, worker: SimWorker, generation: int) -> None:
+        if self._forms(worker, generation):
+            self.attempts[generation].stood.add(worker.id)
+            self.job.happens(Moment.PREPARED, worker)
+            if self._is_there(worker):
+                self.job.tell(worker, RingPrepared(generation))
+
+    def _break(self, generation: int, leaver: SimWorker) -> None:
+        """Each who still forms it may be through with that one, or fail."""
+        attempt = self.attempts[generation]
+        for one in attempt.came.values():
+            waits = one is not leaver and one.id not in attempt.stood
+            if waits and (not attempt.forms or self.job.random.random() < 0.5):
+                self._fail_soon(one, generation, "connection reset by peer")
+
+    def _fail_soon(self, worker: SimWorker, generation: int, reason: str) -> None:
+        self.job.after(self._soon(), self._fail, worker, generation, reason)
+
+    def _fail(self, worker: SimWorker, generation: int, reason: str) -> None:
+        """Unless it stands by now."""
+        if self._forms(worker, generation) and worker.id not in self.attempts[generation].stood:
+            del self.held[worker.id]
+            self.job.tell(worker, RingNotPrepared(generation, reason))
+            self._break(generation, worker)
+
+    def _forms(self, worker: SimWorker, generation: int) -> bool:
+        return self.held.get(worker.id) == generation and self._is_there(worker)
+
+    @staticmethod
+    def _is_there(worker: SimWorker) -> bool:
+        return worker.alive and not worker.stalled
+
+    def _soon(self) -> float:
+        return self.job.random.random() * 0.005
+
+    # ------------------------------------------------------------------------------------------------ what must hold
+
+    def heard(self, worker: SimWorker, orders: Orders) -> None:
+        """It has followed its newest orders: what these do not want, its process keeps no more."""
+        place = None if orders.summons is None else orders.summons.place
+        seat = None if orders.assignment is None else orders.assignment.place
+        wanted = {one.generation for one in (place, seat) if one is not None}
+        kept = self.held.get(worker.id, 0)
+        if kept and self._is_there(worker) and kept not in wanted:
+            self._violated(f"{worker.id} keeps ring {kept}, which nobody wants: {wanted}")
+
+    def over(self) -> None:
+        """Nothing happens any more."""
+        if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
+            self._violated(f"at the end of all, rings are left over: {left}")
+
+    def planned(self, before: Record, record: Record, plan: Plan) -> None:
+        """A switch is announced: its ring stands at all members, so that nobody waits for it to form. Unless it takes
+        the place of another, after the same step; or could not be prepared.
+        """
+        if plan.prepared and not self.attempts[plan.generation].stands:
+            self._violated(f"ring {plan.generation} is announced, and stands at {self.attempts[plan.generation].stood}")
+        instead = before.plan is not None and before.plan.after_step == plan.after_step
+        can = all(self.job.workers[worker].prepares for worker in plan.roster)
+        if plan.prepared or plan.after_step is None or not record.generation or instead or not can:
+            return
+        vain = [one for one in self.attempts.values() if one.generation > self._adopted and not one.stands]
+        if len(vain) < TRIES:
+            self._violated(f"ring {plan.generation} is formed in line, and {len(vain)} were tried beside training")
+        ring = [self.job.workers[worker] for worker in record.roster]
+        sound = not any(one.cut_off or one.is_odd or one.daemon != 1 for one in ring)
+        if sound and set(plan.roster) - set(record.roster):
+            self._violated(f"ring {plan.generation} is formed in line, for a newcomer's sake")
+
+    def entered(self, worker: SimWorker, assignment: Assignment) -> None:
+        """In line."""
+        planned = None if worker.orders is None else worker.orders.assignment
+        generation = assignment.place.generation
+        if planned is not None and planned.prepared and planned.place.generation == generation:
+            self._violated(f"{worker.id} forms ring {generation}, which stands")
+
+    def _violated(self, complaint: str) -> None:
+        self.job.checks.violated("I14", complaint)

@@ -1,0 +1,239 @@
+"""Mutants of the ring that is formed beside another, and what must hold of it (see `test_checks`)."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import msgspec
+import pytest
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed
+
+from edl.core.job.observations import Observations
+from edl.core.switch import preparing, switching
+from edl.core.switch.mustering import Mustering
+from edl.core.switch.preparing import Preparing
+from edl.core.worker.inputs import Command, EnterRing
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.next_ring import NextRing
+from edl.protocol.data import DataSpec
+from edl.protocol.job import JobState
+from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing.next_rings import FORM_S
+from edl.testing.rings import STEP_S
+from edl.testing.worker import SimWorker
+
+SEEDS = 40
+DATA = DataSpec(total=1200, epochs=1, batch=2)
+LONG = DataSpec(total=2500, epochs=1, batch=2)
+
+
+def announces_once_all_have_met(patch: Patch) -> None:
+    patch.setattr(Preparing, "stands", lambda _self, _muster: True)
+
+
+def announces_once_one_has_it(patch: Patch) -> None:
+    def stands(self, muster):
+        return any(self._working.seen.prepared(one, muster.generation) == "" for one in muster.roster)
+
+    patch.setattr(Preparing, "stands", stands)
+
+
+def takes_the_word_of_an_earlier_attempt(patch: Patch) -> None:
+    def prepared(self, worker, _generation):
+        last = self.observation(worker)
+        return last.prepared[1] if last is not None and last.prepared[0] else None
+
+    patch.setattr(Observations, "prepared", prepared)
+
+
+def prepares_under_a_number_that_was_used(patch: Patch) -> None:
+    prepare = Mustering._prepare
+
+    def again(self, muster):
+        working = self._working
+        working.change(planned=max(working.record.generation, working.record.planned - 1))
+        return prepare(self, muster)
+
+    patch.setattr(Mustering, "_prepare", again)
+
+
+def never_prepares_but_forms_in_line(patch: Patch) -> None:
+    patch.setattr(Preparing, "can", lambda _self, _roster: False)
+
+
+def forms_in_line_after_one_failure(patch: Patch) -> None:
+    patch.setattr(preparing, "TRIES", 1)
+
+
+def leaves_nobody_out_for_it(patch: Patch) -> None:
+    patch.setattr(preparing, "_to_blame", lambda _evidence: [])
+
+
+def enters_what_is_prepared_as_if_it_were_not(patch: Patch) -> None:
+    def enter(self, assignment):
+        return right(self, msgspec.structs.replace(assignment, prepared=False))
+
+    right = WorkerMachine._enter
+    patch.setattr(WorkerMachine, "_enter", enter)
+
+
+def plans_as_if_it_were_not_prepared(patch: Patch) -> None:
+    plan = switching.Switching._plan
+    patch.setattr(switching.Switching, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing))
+
+
+def keeps_what_nobody_wants(patch: Patch) -> None:
+    release = NextRing.release
+
+    def keeps(self):
+        release(self)
+        return []
+
+    patch.setattr(NextRing, "release", keeps)
+
+
+def keeps_it_beyond_the_end(patch: Patch) -> None:
+    def ends(self, happened):
+        self.next_ring.generation = 0
+        return right(self, happened)
+
+    right = WorkerMachine._on_script
+    patch.setattr(WorkerMachine, "_on_script", ends)
+
+
+def begins_again_what_has_failed(patch: Patch) -> None:
+    def take(self, happened):
+        self._newest = 0
+        return right(self, happened)
+
+    right = NextRing.take
+    patch.setattr(NextRing, "take", take)
+
+
+def tells_another_daemon_nothing_of_it(patch: Patch) -> None:
+    patch.setattr(NextRing, "story", property(lambda _self: []))
+
+
+def tells_nothing_of_a_failure(patch: Patch) -> None:
+    def take(self, happened):
+        commands = right(self, happened)
+        return commands if self.stands else []
+
+    right = NextRing.take
+    patch.setattr(NextRing, "take", take)
+
+
+def growing(seed: int) -> SimJob:
+    job = SimJob(DATA, seed=seed, workers=2, prepares=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.LEAVE, 0.8)])
+    return job
+
+
+def failing(seed: int) -> SimJob:
+    """Newcomers die, and some can be part of no ring, while theirs forms; and others come after them."""
+    job = SimJob(LONG, seed=seed, workers=3, prepares=1.0)
+    faults = (Fault.JOIN, Fault.JOIN, Fault.JOIN, Fault.JOIN)
+    job.plan([Planned(fault, 0.1 + 0.3 * at) for at, fault in enumerate(faults)])
+    job.plan([Planned(Fault.CUT_OFF, Moment.READY, 1), Planned(Fault.KILL, Moment.PREPARING, 5)])
+    return job
+
+
+def leaves_later(seed: int) -> SimJob:
+    """One of those who train can be part of no other ring, and then one is told to leave."""
+    job = SimJob(LONG, seed=seed, workers=3, prepares=1.0)
+    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 10), Planned(Fault.LEAVE, 0.4)])
+    return job
+
+
+def ends_meanwhile(seed: int) -> SimJob:
+    """All is trained, or somebody is told to stop, while a ring is prepared."""
+    job = SimJob(DataSpec(total=150, epochs=1, batch=2), seed=seed, workers=2, prepares=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.2), Planned(Fault.JOIN, 0.3)])
+    return job
+
+
+def renewed(seed: int) -> SimJob:
+    """A daemon dies when its trainer's next ring stands, and before the others' does."""
+    job = SimJob(DATA, seed=seed, workers=3, prepares=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.RENEW_DAEMON, Moment.PREPARED, 1)])
+    return job
+
+
+MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
+    announces_once_all_have_met: (growing, {"I14"}),
+    announces_once_one_has_it: (growing, {"I14"}),
+    takes_the_word_of_an_earlier_attempt: (growing, {"I14"}),
+    prepares_under_a_number_that_was_used: (growing, {"I2", "I14"}),
+    never_prepares_but_forms_in_line: (growing, {"I14"}),
+    forms_in_line_after_one_failure: (leaves_later, {"I14"}),
+    leaves_nobody_out_for_it: (failing, {"I14"}),
+    enters_what_is_prepared_as_if_it_were_not: (growing, {"I14"}),
+    plans_as_if_it_were_not_prepared: (growing, {"I14"}),
+    keeps_what_nobody_wants: (failing, {"I14"}),
+    keeps_it_beyond_the_end: (ends_meanwhile, {"I14"}),
+    begins_again_what_has_failed: (failing, {"I14"}),
+    tells_another_daemon_nothing_of_it: (renewed, {"I12", "I14"}),
+    tells_nothing_of_a_failure: (failing, {"I12", "I14"}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_of_preparing_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
+    play, expected = MUTANTS[mutant]
+    expect_noticed(mutant, play, expected, SEEDS, monkeypatch)
+
+
+class Timed(Prompt):
+    """Remembers when steps were made, and who entered a ring in line."""
+
+    def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
+        self.made = [*getattr(self, "made", []), self.now]
+        super().stepped(worker, commands)
+
+    def carry_out(self, worker: SimWorker, commands: list[Command]) -> None:
+        self.in_line = getattr(self, "in_line", 0) + any(isinstance(one, EnterRing) for one in commands)
+        super().carry_out(worker, commands)
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_trains_waits_for_no_ring_to_form(seed: int) -> None:
+    """Rings take as long to form as several steps, and no two steps are further apart than usual ones."""
+    job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
+    job.plan([Planned(Fault.JOIN, 0.3), Planned(Fault.JOIN, 0.9), Planned(Fault.LEAVE, 1.5)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert len(job.next_rings.attempts) >= 3
+    assert job.in_line == 2, "but for the first ring of all"
+    begun = next(at for at, now in enumerate(job.made) if now > 0.2)
+    longest = max(later - earlier for earlier, later in pairwise(job.made[begun:]))
+    assert longest < 2 * STEP_S < FORM_S, f"{longest:.3f} s without a step"
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.CUT_OFF])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_newcomer_that_fails_while_its_ring_forms_costs_nobody_a_step(fault: Fault, seed: int) -> None:
+    job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
+    job.plan([Planned(Fault.JOIN, 0.3)])
+    newcomer = Newcomer(job, fault)
+    job.run()
+    assert newcomer.struck
+    begun = next(at for at, now in enumerate(job.made) if now > 0.2)
+    longest = max(later - earlier for earlier, later in pairwise(job.made[begun:]))
+    assert longest < 2 * STEP_S, job.story(f"{longest:.3f} s without a step")
+    assert "batch_voided" not in "".join(job.transcript)
+
+
+class Newcomer:
+    """The third worker, which something happens to as it prepares its first ring."""
+
+    def __init__(self, job: SimJob, fault: Fault) -> None:
+        self.struck = False
+        self._job, self._fault = job, fault
+        self._prepare, job.next_rings.prepare = job.next_rings.prepare, self._strike  # type: ignore[method-assign]
+
+    def _strike(self, worker: SimWorker, place: object) -> None:
+        if worker.id == "w2" and not self.struck:
+            self.struck = True
+            self._job.inflict(self._fault, worker)
+        if worker.alive:
+            self._prepare(worker, place)  # type: ignore[arg-type]
