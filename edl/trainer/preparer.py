@@ -9,17 +9,17 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
-from edl.collectives.ring import Ring
 from edl.core.worker.inputs import RingNotPrepared, RingPrepared
 from edl.errors import RingBroken
 from edl.protocol.ring import Place
+from edl.trainer.framework import Framework
 
 
 class Preparer:
     """Of one trainer. `tell` hears what became of each, on its thread."""
 
-    def __init__(self, ring: Ring, tell: Callable[[RingPrepared | RingNotPrepared], object]) -> None:
-        self._ring = ring
+    def __init__(self, framework: Framework, tell: Callable[[RingPrepared | RingNotPrepared], object]) -> None:
+        self._framework = framework
         self._tell = tell
         self._thread: threading.Thread | None = None  # the newest
         self._released = 0  # rings up to this generation are not wanted any more
@@ -36,7 +36,7 @@ class Preparer:
         """Any thread: this ring, and all before it, will never be adopted."""
         with self._turn:
             self._released = max(self._released, generation)
-        self._ring.release(generation)
+        self._framework.ring.release(generation)
 
     def wait_over(self, timeout_s: float) -> None:
         """Until none is being formed: one that was let go of ends soon. Raises RingBroken."""
@@ -55,7 +55,7 @@ class Preparer:
 
     def _form(self, place: Place, timeout_s: float) -> None:
         try:
-            self._ring.prepare(place, timeout_s)
+            self._framework.ring.prepare(place, timeout_s)
         except RingBroken as error:
             self._tell(RingNotPrepared(place.generation, str(error)))
         except Exception as error:  # the leader would wait for this member's word in vain
@@ -67,6 +67,6 @@ class Preparer:
     def _tell_stands(self, generation: int) -> None:
         """Unless it was let go of just before it began to form: then it is again, and for good."""
         if generation <= self._released:
-            self._ring.release(generation)
+            self._framework.ring.release(generation)
         else:
             self._tell(RingPrepared(generation))

@@ -92,7 +92,7 @@ class WorkerShell:
         self._feed = feed
         self._extras = extras
         self._kept = Kept(framework, extras)
-        self._preparer = Preparer(framework.ring, self.hear)
+        self._preparer = Preparer(framework, self.hear)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
