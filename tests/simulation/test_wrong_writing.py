@@ -170,7 +170,7 @@ def gives_up_after_one_look(patch: Patch) -> None:
 
 def lost_answers(seed: int) -> SimJob:
     """Every fifth call to the coordinator gets no answer."""
-    job = scenario(seed)
+    job = scenario(seed, in_line=True)
     job.node.lost = 0.2
     return job
 
