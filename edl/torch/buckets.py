@@ -23,8 +23,8 @@ from edl.torch.groups import ProcessGroups
 from edl.torch.tensor_ring import scale
 
 LARGE_BYTES = 1 << 20  # of a gradient that travels alone
-FULL_BYTES = 1 << 20  # of a bucket of others
-FIRST_BYTES = 1 << 18  # of the first one, so that the group has something to do early
+FULL_BYTES = 1 << 22  # of a bucket of others
+FIRST_BYTES = 1 << 20  # of the first one, so that the group has something to do early
 
 
 class GroupSeat(Protocol):
@@ -125,8 +125,10 @@ def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
     room = FIRST_BYTES
     for parameter in reversed(parameters):
         size = parameter.numel() * parameter.element_size()
-        apart = size >= LARGE_BYTES or (bucket and _kind(bucket[0]) != _kind(parameter))
-        if bucket and (apart or room <= 0):
+        if size >= LARGE_BYTES:
+            yield [parameter]
+            continue
+        if bucket and (room <= 0 or _kind(bucket[0]) != _kind(parameter)):
             yield bucket
             bucket, room = [], FULL_BYTES
         bucket.append(parameter)

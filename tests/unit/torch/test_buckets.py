@@ -1,0 +1,38 @@
+"""Which gradients travel together."""
+
+from __future__ import annotations
+
+import torch
+
+from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, cut
+
+
+def of(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """So many bytes."""
+    return torch.empty(size // 4, dtype=dtype)
+
+
+def places(parameters: list[torch.Tensor]) -> list[list[int]]:
+    known = {id(parameter): place for place, parameter in enumerate(parameters)}
+    return [[known[id(one)] for one in bucket] for bucket in cut(parameters)]
+
+
+def test_the_last_ones_begin_first_and_the_first_bucket_is_soon_full() -> None:
+    parameters = [of(FIRST_BYTES // 4) for _ in range(10)]
+    assert places(parameters) == [[9, 8, 7, 6], [5, 4, 3, 2, 1, 0]]
+    assert places(parameters * (FULL_BYTES // FIRST_BYTES))[0] != []
+
+
+def test_a_large_one_travels_alone_and_holds_up_no_small_ones() -> None:
+    """A layer has a large matrix and a small bias: the biases of all layers share a bucket."""
+    assert places([of(LARGE_BYTES), of(64), of(2 * LARGE_BYTES), of(64)]) == [[2], [0], [3, 1]]
+
+
+def test_a_bucket_has_one_type() -> None:
+    half = [of(64, torch.bfloat16) for _ in range(2)]
+    assert places([of(64), *half, of(64), of(64)]) == [[4, 3], [2, 1], [0]]
+
+
+def test_nothing_and_one() -> None:
+    assert places([]) == []
+    assert places([of(0)]) == [[0]]
