@@ -34,7 +34,7 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store, Stor
 from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.moves import NEVER, attention_step
 from edl.daemon.garbage import collect_regularly, collect_seldom
-from edl.daemon.introductions import Introductions
+from edl.daemon.introductions import Introductions, located, through_with
 from edl.daemon.leader import Leader, Reigning
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.mustering import Neighbours
@@ -251,7 +251,7 @@ class Daemon:
             self._send(say.Introduced())
         self._observer.hear(message)
         if self._introductions is not None:
-            self._introductions.end(_through_with(message))
+            self._introductions.end(through_with(message))
         if self._membership is not None:
             if isinstance(message, say.Entered):
                 self._page.attention_step = self._membership.attention_step()
@@ -347,28 +347,6 @@ class Daemon:
         if self._office is None:
             raise Refused(Reason.TERM)
         return await self._office.answer(call)
-
-
-def _through_with(message: say.FromTrainer) -> int:
-    """The generation up to which the trainer needs no more addresses. While others may, what is prepared stays open."""
-    match message:
-        case say.Entered(generation) | say.Broke(generation):
-            return generation
-        case say.Prepared(generation, failure) if failure:
-            return generation
-        case _:  # about other things than rings
-            return 0
-
-
-def located(orders: Orders, here: dict[str, str]) -> Orders:
-    """The same, with what this worker's trainer must know of its host to form a ring."""
-    if orders.assignment is not None:
-        place = msgspec.structs.replace(orders.assignment.place, **here)
-        return msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
-    if orders.summons is not None and orders.summons.place is not None:
-        place = msgspec.structs.replace(orders.summons.place, **here)
-        return msgspec.structs.replace(orders, summons=msgspec.structs.replace(orders.summons, place=place))
-    return orders
 
 
 def main() -> int:

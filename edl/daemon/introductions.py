@@ -16,9 +16,12 @@ import itertools
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
+import msgspec
+
 from edl.collectives.rendezvous import Rendezvous
 from edl.core.switch.exchange import Errand, Exchange
 from edl.errors import PeerError
+from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.messages import Addresses, AskAddresses
 from edl.protocol.ring import Peer, Place
@@ -141,6 +144,28 @@ def _next_ring(orders: Orders) -> tuple[Place | None, Sequence[Peer]]:
     if orders.assignment is not None:
         return orders.assignment.place, orders.assignment.peers
     return (None, ()) if orders.summons is None else (orders.summons.place, orders.summons.peers)
+
+
+def through_with(message: say.FromTrainer) -> int:
+    """The generation up to which the trainer needs no more addresses. While others may, what is prepared stays open."""
+    match message:
+        case say.Entered(generation) | say.Broke(generation):
+            return generation
+        case say.Prepared(generation, failure) if failure:
+            return generation
+        case _:  # about other things than rings
+            return 0
+
+
+def located(orders: Orders, here: dict[str, str]) -> Orders:
+    """The same, with what this worker's trainer must know of its host to form a ring."""
+    if orders.assignment is not None:
+        place = msgspec.structs.replace(orders.assignment.place, **here)
+        return msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
+    if orders.summons is not None and orders.summons.place is not None:
+        place = msgspec.structs.replace(orders.summons.place, **here)
+        return msgspec.structs.replace(orders, summons=msgspec.structs.replace(orders.summons, place=place))
+    return orders
 
 
 class Introduction:

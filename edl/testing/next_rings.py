@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from edl.core.worker.inputs import RingNotPrepared, RingPrepared
+from edl.core.worker.inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import Plan, Record
@@ -55,6 +55,19 @@ class NextRings:
         self._adopted = 0  # the newest
 
     # ------------------------------------------------------------------------------------------- the trainers' hands
+
+    def carry_out(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
+        """It goes to another ring, or makes ready to."""
+        match command:
+            case EnterRing(assignment):
+                self._is_to_form(worker, assignment.place.generation)
+                self.job.rings.arrive(worker, assignment)
+            case AdoptRing(assignment):
+                self.adopt(worker, assignment)
+            case PrepareRing(place):
+                self.prepare(worker, place)
+            case ReleaseRing(generation):
+                self.release(worker, generation)
 
     def prepare(self, worker: SimWorker, place: Place) -> None:
         """Its thread begins."""
@@ -193,10 +206,9 @@ class NextRings:
         if sound and set(plan.roster) - set(record.roster):
             self._violated(f"ring {plan.generation} is formed in line, for a newcomer's sake")
 
-    def entered(self, worker: SimWorker, assignment: Assignment) -> None:
-        """In line."""
+    def _is_to_form(self, worker: SimWorker, generation: int) -> None:
+        """In line: nobody has prepared it."""
         planned = None if worker.orders is None else worker.orders.assignment
-        generation = assignment.place.generation
         if planned is not None and planned.prepared and planned.place.generation == generation:
             self._violated(f"{worker.id} forms ring {generation}, which stands")
 

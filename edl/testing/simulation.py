@@ -531,7 +531,7 @@ class SimJob:
                 case ReadOrders():
                     self.look(worker)
                 case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
-                    self._change_ring(worker, command)
+                    self.next_rings.carry_out(worker, command)
                 case LeaveRing():
                     self.rings.missed(worker)
                 case RecordRing():
@@ -548,18 +548,6 @@ class SimJob:
                     self._fail_script(worker, reason)
                 case _:  # a look at newer orders comes with them, and collectives fail by themselves
                     pass
-
-    def _change_ring(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
-        match command:
-            case EnterRing(assignment):
-                self.next_rings.entered(worker, assignment)
-                self.rings.arrive(worker, assignment)
-            case AdoptRing(assignment):
-                self.next_rings.adopt(worker, assignment)
-            case PrepareRing(place):
-                self.next_rings.prepare(worker, place)
-            case ReleaseRing(generation):
-                self.next_rings.release(worker, generation)
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
         """Its daemon hears of it, and reports."""

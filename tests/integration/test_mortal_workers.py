@@ -80,6 +80,27 @@ def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl,
     job.expect_exactly_once()
 
 
+def test_who_trains_may_die_while_the_next_ring_forms(edl, tmp_path):
+    """What is being prepared then is let go of, and holds up nobody: the others have another ring as soon as ever."""
+    forms = tmp_path / "forms"
+    job = Job(edl, tmp_path / "out", workers=3, EDL_TEST_DIED=str(forms))
+    victim = job.wait_size(3)["workers"][1]
+    job.grow(4, "holding up")
+    edl.wait(forms.exists, "the next ring forms", timeout_s=60)
+    job.wait_steps(STEPS_ON)  # beside that
+    os.kill(victim["pid"], signal.SIGKILL)
+    edl.wait(lambda: "worker_lost" in kinds(job), "its loss is known")
+    job.wait_size(3)  # with the newcomer
+    job.wait_steps(STEPS_ON)
+    events = job.finish()
+    [lost] = [event["ts"] for event in events if event["kind"] == "worker_lost"]
+    [stands, *_] = [event for event in events if event["kind"] == "scaled"]
+    assert (stands["from"], stands["to"], stands["forced"]) == (3, 3, True)
+    assert stands["ts"] - lost < patient(5), "sooner than any time-out"
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
 def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
     died = tmp_path / "died"
     job = Job(edl, tmp_path / "out", workers=2, EDL_TEST_DIE="sending the state", EDL_TEST_DIED=str(died))

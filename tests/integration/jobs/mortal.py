@@ -56,6 +56,10 @@ def _forming(form: Any) -> Any:
             die()
         if place.size > 1 and MOMENT == "cut off":  # it lives, and so does its daemon
             raise RingBroken("the ring did not form: connect: no route to host")
+        if place.size > 1 and MOMENT == "holding up" and _is_first():  # until the others do not want it any more
+            while ring._released < place.generation:
+                time.sleep(0.01)
+            raise RingBroken("the ring did not form: it was aborted")
         if place.size > 1 and MOMENT == "connecting":
             threading.Timer(0.02, die).start()
         form(ring, place, timeout_s)
