@@ -7,7 +7,7 @@ What a job cannot notice, as it concerns one trainer's threads alone, is in
 from __future__ import annotations
 
 import pytest
-from mutants import Mutant, Patch, Play, ReadsUnevenly, expect_noticed
+from mutants import Mutant, Patch, Play, ReadsUnevenly, expect_noticed, later
 
 from edl.core.worker import lease_buffer
 from edl.core.worker.lease_buffer import LeaseBuffer
@@ -127,7 +127,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     takes_old_news: (shared_out, "I12"),
     never_lifts_the_mark: (newcomer, "I12"),
     counts_stand_ins_as_its_own: (scenario, "I7"),
-    weighs_alike_beyond_the_mark: (scenario, "I7"),
+    weighs_alike_beyond_the_mark: (later(scenario, 20), "I7"),
     weighs_a_lease_alike_to_its_end: (newcomer, "I7"),
     weighs_by_its_own_batch: (epochs, "I7"),
     ends_where_no_more_is_leased: (epochs, "I12"),
