@@ -14,6 +14,7 @@ import torch
 
 from edl.collectives.ring import Ring
 from edl.config import Settings
+from edl.errors import ConfigError
 
 HOROVOD, TORCH = "horovod", "torch"
 
@@ -61,8 +62,15 @@ def chosen() -> TensorRing:
         from edl.torch.group_ring import GroupRing
 
         return GroupRing()
-    from edl.torch.horovod_ring import TorchHorovodRing
-
+    try:
+        from edl.torch.horovod_ring import TorchHorovodRing
+    except ModuleNotFoundError as error:
+        if error.name not in {"horovod", "horovod.torch"}:
+            raise
+        raise ConfigError(
+            "Horovod is not installed: train with `edl run --ring torch` (EDL_RING=torch), or build Horovod by "
+            "scripts/setup from a clone of edl"
+        ) from None
     return TorchHorovodRing()
 
 

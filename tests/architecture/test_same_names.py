@@ -51,7 +51,7 @@ import os, sys
 os.environ["EDL_RING"] = "torch"
 sys.modules["horovod"] = None
 import torch, edl.torch as hvd
-from edl.errors import UsageError
+from edl.errors import ConfigError, UsageError
 from edl.protocol.ring import solo
 from edl.torch.horovod_names import COLLECTIVES, OTHERS
 from edl.torch.process import framework, trainer
@@ -67,6 +67,12 @@ def there(name):
         return False
 assert {name for name in (*COLLECTIVES, *OTHERS) if not there(name)} == {"Adasum", "SyncBatchNorm"}
 assert not any(name.startswith("horovod.") for name in sys.modules)
+os.environ["EDL_RING"] = "horovod"
+try:
+    from edl.torch.tensor_ring import chosen
+    chosen()
+except ConfigError as error:
+    assert "edl run --ring torch" in str(error), error
 print("{}")
 """
 CONTRACT = {
@@ -116,7 +122,7 @@ def test_a_face_imports_its_own_framework_only(faces: dict[str, Any]) -> None:
 
 
 def test_with_a_ring_of_torch_there_need_be_no_horovod() -> None:
-    """Nor does a name of Horovod's bring it in."""
+    """Nor does a name of Horovod's bring it in. Without `--ring torch` one line says what to do."""
     looked(WITHOUT_HOROVOD)
 
 

@@ -71,6 +71,13 @@ class TestHorovod:
         (site / "torch").rmdir()
         assert doctor.check_horovod_for("torch").outcome is Health.WARN
 
+    def test_pytorch_has_a_ring_without_horovod(self, site):
+        (site / "horovod" / "__init__.py").unlink()
+        (site / "horovod").rmdir()
+        check = doctor.check_horovod_for("torch")
+        assert (check.outcome, check.found) == (Health.WARN, "horovod is not installed")
+        assert "--ring torch" in check.remedy
+
     def test_built_without_the_framework(self, site):
         check = doctor.check_horovod_for("torch")
         assert (check.outcome, check.found) == (Health.FAIL, "Horovod was built without torch")
