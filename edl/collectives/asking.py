@@ -11,7 +11,7 @@ import socket
 import threading
 import time
 
-from edl.collectives.rendezvous import HOROVODS_PORT
+from edl.collectives.rendezvous import CANNOT_FORM, HOROVODS_PORT
 from edl.errors import RingBroken
 
 FOUND, NOT_YET = 200, 404
@@ -58,7 +58,9 @@ class Asking:
                     self._open.shutdown(socket.SHUT_RDWR)
 
     def _expect(self, answer: tuple[int, bytes]) -> None:
-        status, _ = answer
+        status, body = answer
+        if status == CANNOT_FORM:
+            raise RingBroken(body.decode(errors="replace"))
         if status != FOUND:
             raise RingBroken(f"its daemon did not take a request: {status}")
 

@@ -43,6 +43,7 @@ ACCEPT_PAUSE_S = 0.1
 REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for anybody
 MOST_CONNECTIONS = 64  # a trainer asks one thing after the other
 TOKEN_BYTES = 24
+CANNOT_FORM = 410  # a status for which Horovod gives up, too
 HOROVODS_PORT = "0"  # it follows the token, and a colon
 
 _STATUS = {
@@ -86,6 +87,7 @@ class Rendezvous:
         self._on_refused = on_refused
         self._board = Board(worker, rank, size)
         self._begun: set[str] = set()
+        self._failed = ""
         self._refused: Counter[str] = Counter()
         self._waiting: defaultdict[tuple[str, str], set[_Connection]] = defaultdict(set)
         self._connections: dict[_Connection, None] = {}  # oldest first
@@ -119,6 +121,12 @@ class Rendezvous:
         for scope, key in list(self._waiting):  # one or two: a trainer asks one thing after the other
             if scope == mesh and int(key) in parcels:
                 self._tell(scope, key)
+
+    def fail(self, reason: str) -> None:
+        """The ring cannot form, and why: whatever the trainer asks for from now on, or waits for, it hears that."""
+        self._failed = reason
+        for scope, key in list(self._waiting):
+            self._tell(scope, key)
 
     @property
     def is_waited_for(self) -> bool:
@@ -178,7 +186,9 @@ class Rendezvous:
 
     def _get(self, connection: _Connection, scope: str, key: str) -> None:
         value = self._board.get(scope, key)
-        if value is not None:
+        if self._failed:
+            connection.answer(CANNOT_FORM, self._failed.encode())
+        elif value is not None:
             connection.answer(200, value)
         elif key.startswith("rank_"):
             connection.answer(404)  # a hint that gloo asks for and does not use: no member is asked for it
@@ -202,7 +212,10 @@ class Rendezvous:
         value = self._board.get(scope, key)
         for connection in waiting:
             connection.awaited = None
-            connection.answer(404 if value is None else 200, value or b"")
+            if self._failed:
+                connection.answer(CANNOT_FORM, self._failed.encode())
+            else:
+                connection.answer(404 if value is None else 200, value or b"")
 
 
 class _Acceptor:

@@ -13,11 +13,13 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from typing import Any
 
 import msgspec
 
+from edl.collectives.board import TORCH
 from edl.collectives.rendezvous import Rendezvous
 from edl.core.switch.exchange import Errand, Exchange
 from edl.errors import PeerError
@@ -28,6 +30,8 @@ from edl.protocol.ring import Peer, Place
 from edl.transport.errors import Reason, Refused
 from edl.transport.port import Caller
 from edl.transport.refusals import Refusals
+
+logger = logging.getLogger("edl")
 
 RETRY_S = 0.1
 
@@ -204,10 +208,16 @@ class Introduction:
     def bundle(self, asked: AskAddresses) -> tuple[bytes, ...] | None:
         """What a peer asks for; None: not here yet. Raises Refused."""
         mesh = self._meshes.get(asked.mesh)
+        if mesh is None and self._meshes and (TORCH in self._meshes) != (asked.mesh == TORCH):
+            raise Refused(Reason.RING, detail=self._other_sort())
         try:
             return None if mesh is None else mesh.bundle(asked.round, asked.part)
         except ValueError as error:
             raise Refused(Reason.MALFORMED, detail=str(error)) from error
+
+    def _other_sort(self) -> str:
+        sort = "torch's groups" if TORCH in self._meshes else "Horovod"
+        return f"{self._place.worker} came to the rendezvous for a ring of {sort}: say the same --ring on all workers"
 
     # What the rendezvous calls:
 
@@ -239,6 +249,10 @@ class Introduction:
                     return True
             except Refused as refusal:
                 if refusal.reason is Reason.GENERATION:
+                    return False
+                if refusal.reason is Reason.RING:
+                    logger.warning("ring %d cannot form: %s", self.generation, refusal.detail)
+                    self._server.fail(refusal.detail)
                     return False
                 await asyncio.sleep(RETRY_S)
             except PeerError:  # its daemon is gone: another may come, and orders say where

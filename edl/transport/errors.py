@@ -21,6 +21,7 @@ class Reason(StrEnum):
     REPLAYED = "replayed"  # this very message was here before
     TERM = "term"  # of a reign that is over, or not yet known here
     GENERATION = "generation"  # of a roster that is not in force
+    RING = "ring"  # about a ring of another sort than the one that is formed here
     UNKNOWN_MESSAGE = "unknown_message"
     UNKNOWN_METHOD = "unknown_method"  # a gRPC method that no job of ours has
     OVERSIZED = "oversized"

@@ -14,6 +14,7 @@ from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
 from edl.collectives.rendezvous import Rendezvous
 from edl.errors import RingBroken
+from edl.testing.gathering import Gathering
 from tests.unit.collectives.test_torch_addresses import row
 
 
@@ -88,6 +89,22 @@ async def test_a_daemon_that_is_through_with_the_ring_frees_its_trainer() -> Non
     await served.server.stop()
     with pytest.raises(RingBroken, match="its daemon did not answer"):
         await reading
+
+
+async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
+    """Whoever asks by HTTP as Horovod does, and whoever asks for torch's groups."""
+    gathering = Gathering(["w0", "w1"])
+    places = await gathering.open()
+    groups = Asking(places[0].rendezvous, TORCH, 30.0)
+    horovod = Asking(places[1].rendezvous, "global", 30.0)
+    for asking, rank, own in ((groups, 0, row(0, size=2)), (horovod, 1, bytes(136))):
+        await asyncio.to_thread(asking.write, rank, own)
+    for asking, rank, other in ((groups, 1, "w1 .* of Horovod"), (horovod, 0, "w0 .* of torch's groups")):
+        with pytest.raises(RingBroken, match=f"{other}: say the same --ring on all workers"):
+            await asyncio.to_thread(asking.read, rank)
+        with pytest.raises(RingBroken, match="say the same --ring on all workers"):
+            await asyncio.to_thread(asking.read, rank)
+    await gathering.stop()
 
 
 async def test_what_the_daemon_does_not_take() -> None:
