@@ -249,9 +249,10 @@ class Daemon:
             self._connection = connection
             self._greeted.set()
             self._send(say.Introduced())
-        self._observer.hear(message)
         if self._introductions is not None:
+            message = self._introductions.explained(message)
             self._introductions.end(through_with(message))
+        self._observer.hear(message)
         if self._membership is not None:
             if isinstance(message, say.Entered):
                 self._page.attention_step = self._membership.attention_step()

@@ -95,6 +95,20 @@ class Introductions:
         """Our trainer has asked for an address, and waits for it."""
         return self._open is not None and self._open.is_waited_for
 
+    def explained(self, message: say.FromTrainer) -> say.FromTrainer:
+        """The same, with why its ring cannot form, where another daemon has told. Horovod knows only that it waits."""
+        why = "" if self._open is None else self._open.failure
+        match message:
+            case say.Broke(generation) if why and self._is_open(generation):
+                return msgspec.structs.replace(message, reason=f"the ring did not form: {why}")
+            case say.Prepared(generation, failure) if why and failure and self._is_open(generation):
+                return msgspec.structs.replace(message, failure=f"the ring did not form: {why}")
+            case _:
+                return message
+
+    def _is_open(self, generation: int) -> bool:
+        return self._open is not None and self._open.generation == generation
+
     async def answer(self, asked: AskAddresses) -> Addresses:
         """A question of another daemon. Raises Refused."""
         loop = asyncio.get_running_loop()
@@ -180,6 +194,7 @@ class Introduction:
         self._place = place
         self._ours = ours
         self._peers: dict[int, str] = {}
+        self.failure = ""  # why the ring cannot form, where that is known
         self._meshes: dict[str, Exchange] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         refusals = ours._refusals
@@ -252,6 +267,7 @@ class Introduction:
                     return False
                 if refusal.reason is Reason.RING:
                     logger.warning("ring %d cannot form: %s", self.generation, refusal.detail)
+                    self.failure = refusal.detail
                     self._server.fail(refusal.detail)
                     return False
                 await asyncio.sleep(RETRY_S)

@@ -14,6 +14,7 @@ from edl.collectives.asking import Asking
 from edl.collectives.board import TORCH
 from edl.collectives.rendezvous import Rendezvous
 from edl.errors import RingBroken
+from edl.protocol import link as say
 from edl.testing.gathering import Gathering
 from tests.unit.collectives.test_torch_addresses import row
 
@@ -104,6 +105,13 @@ async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
             await asyncio.to_thread(asking.read, rank)
         with pytest.raises(RingBroken, match="say the same --ring on all workers"):
             await asyncio.to_thread(asking.read, rank)
+    for daemon in gathering.daemons:  # Horovod would only say that nobody has answered
+        broke, of_another = (daemon.explained(say.Broke(generation, 0, "nobody answered")) for generation in (1, 2))
+        assert isinstance(broke, say.Broke) and "say the same --ring on all workers" in broke.reason
+        assert of_another == say.Broke(2, 0, "nobody answered")
+        prepared = daemon.explained(say.Prepared(1, "nobody answered"))
+        assert isinstance(prepared, say.Prepared) and "say the same --ring on all workers" in prepared.failure
+        assert daemon.explained(say.Prepared(1)) == say.Prepared(1)
     await gathering.stop()
 
 
