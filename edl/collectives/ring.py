@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 
@@ -62,26 +61,6 @@ class Ring(Protocol):
         What forms is given up likewise. `given_up`: only a ring of one of these generations, so that an abort which
         comes late does not hit a newer one.
         """
-
-
-class FormsInLine:
-    """What a ring answers that can form only where none stands."""
-
-    @property
-    def prepares(self) -> bool:
-        """It does not."""
-        return False
-
-    def prepare(self, place: Place, timeout_s: float) -> None:
-        """Raises RingBroken: nobody was to ask."""
-        raise RingBroken(f"ring {place.generation} cannot form beside one that stands, in {timeout_s:g} s or in more")
-
-    def adopt(self, generation: int) -> None:
-        """Raises RingBroken: there is none."""
-        raise RingBroken(f"ring {generation} was not prepared")
-
-    def release(self, generation: int) -> None:
-        """There is none."""
 
 
 def of_everybody(ring: Ring, mine: bytes) -> list[bytes]:

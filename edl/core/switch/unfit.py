@@ -45,6 +45,7 @@ EVERYBODY_SAYS: Final = (
     "rendezvous",
     "horovod said no",
     "holds on to a ring",
+    "prepared",
     "unknown reason",
     "collective",
 )

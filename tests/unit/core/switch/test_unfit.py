@@ -440,6 +440,7 @@ def unreachable(number: int) -> str:
         ({0: VAIN, 1: VAIN, 2: unreachable(0)}, {"w2"}),  # one of a pair, and it is the newcomer
         ({0: VAIN, 1: unreachable(0), 2: VAIN}, set()),  # one of a pair that were in a ring together
         ({0: "Connection closed by peer [10.0.0.1]:4711", 1: VAIN, 2: VAIN}, set()),
+        ({0: "ring 2 was not prepared, or has failed since", 1: VAIN, 2: VAIN}, set()),
     ],
 )
 def test_whom_the_words_point_at(said: dict[int, str], expected: set[str]) -> None:
