@@ -46,6 +46,7 @@ class _Bucket:
         self.parameters = parameters
         self.here: dict[torch.Tensor, torch.Tensor] = {}
         self.factor = 1.0
+        self._together: torch.Tensor | None = None
 
     @property
     def is_full(self) -> bool:
@@ -55,6 +56,18 @@ class _Bucket:
         """With their parameters, in the same order everywhere."""
         return [(one, self.here[one]) for one in self.parameters if one in self.here]
 
+    def together(self, gradients: Sequence[torch.Tensor]) -> torch.Tensor:
+        """Their contents, one after the other, in memory that is the bucket's: fresh pages in each step cost more than
+        the copy.
+        """
+        flat = [gradient.reshape(-1) for gradient in gradients]
+        wanted = sum(map(len, flat))
+        if self._together is None or len(self._together) != wanted or self._together.dtype != flat[0].dtype:
+            self._together = torch.cat(flat)
+        else:
+            torch.cat(flat, out=self._together)
+        return self._together
+
 
 class Buckets:
     """`edl.torch.tensor_ring.Averaging`."""
@@ -62,6 +75,7 @@ class Buckets:
     def __init__(self, ring: GroupSeat) -> None:
         self._ring = ring
         self._known: list[int] = []  # ids of the parameters that the buckets are for
+        self._seat: ProcessGroups | None = None  # and the ring
         self._buckets: list[_Bucket] = []
         self._of: dict[torch.Tensor, _Bucket] = {}
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
@@ -70,8 +84,9 @@ class Buckets:
 
     def expect(self, parameters: Sequence[torch.Tensor]) -> None:
         known = [id(parameter) for parameter in parameters]
-        if known != self._known:
-            self._known = known
+        if known != self._known or self._seat is not self._ring.seat:
+            # What the operations of a ring that broke still write is no part of the next one's steps.
+            self._known, self._seat = known, self._ring.seat
             self._buckets = [_Bucket(some) for some in cut(parameters)]
             self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
 
@@ -105,7 +120,7 @@ class Buckets:
         bucket = self._buckets[self._next]
         self._next += 1
         seat = self._ring.seat
-        share = bucket.factor / seat.place.size  # the average of shares times size is the sum of shares
+        share = bucket.factor / seat.place.size  # the average of (own share * size * gradient) is the sum of shares
         dense = []
         for parameter, gradient in bucket.gradients():
             if gradient.is_sparse:
@@ -116,7 +131,7 @@ class Buckets:
             else:
                 dense.append(gradient)
         if dense:
-            self._waits.append(_dense_begun(seat, dense, share))
+            self._waits.append(_dense_begun(seat, bucket, dense))
 
 
 def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -141,21 +156,30 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
     return tensor.dtype, tensor.device
 
 
-def _dense_begun(seat: ProcessGroups, gradients: list[torch.Tensor], share: float) -> Callable[[], None]:
-    if len(gradients) == 1 and gradients[0].is_contiguous():
-        scale(gradients[0], share)
-        work = seat.begun(seat.gradients.allreduce(gradients))
-        return lambda: seat.wait(work)
-    # Of its own each time: what a broken ring still writes is no part of a later step.
-    together = torch.cat([gradient.reshape(-1) for gradient in gradients])
-    scale(together, share)
+def _dense_begun(seat: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
+    """What is copied is divided by the size on its way back, which costs nothing more; so a sum must have room. How it
+    is done goes by the bucket, which is the same on all workers.
+    """
+    size = seat.place.size
+    copied = len(bucket.parameters) > 1
+    divided_after = copied and bucket.parameters[0].dtype in {torch.float32, torch.float64}
+    if not copied and gradients[0].is_contiguous():
+        together = gradients[0]
+    else:
+        together = bucket.together(gradients)
+    scale(together, bucket.factor if divided_after else bucket.factor / size)
     work = seat.begun(seat.gradients.allreduce([together]))
 
     def wait() -> None:
         seat.wait(work)
-        pieces = torch.split(together, [gradient.numel() for gradient in gradients])
-        averaged = [piece.view(gradient.shape) for piece, gradient in zip(pieces, gradients, strict=True)]
-        torch._foreach_copy_(gradients, averaged)
+        if together is not gradients[0]:
+            pieces = torch.split(together, [gradient.numel() for gradient in gradients])
+            for piece, gradient in zip(pieces, gradients, strict=True):
+                averaged = piece.view(gradient.shape)
+                if divided_after:
+                    torch.mul(averaged, 1 / size, out=gradient)
+                else:
+                    gradient.copy_(averaged)
 
     return wait
 

@@ -237,6 +237,49 @@ def test_members_that_are_not_told_learn_of_the_end_from_their_connections(membe
         assert all(isinstance(error, RingBroken) for error in errors), errors
 
 
+def test_gradients_of_all_kinds_are_averaged_alike_on_all(members: Members) -> None:
+    """Large ones where they lie, small ones together, sparse ones; laid out otherwise on each worker."""
+    members.enter(1)
+    shapes = [(16, 8, 64, 64), (3, 2), (2, 2, 2, 2), (5, 3)]
+    parameters = [[torch.nn.Parameter(torch.zeros(shape)) for shape in shapes] for _ in range(SIZE)]
+    for own in parameters:
+        own.append(torch.nn.Parameter(torch.zeros(7, dtype=torch.bfloat16)))
+    averaging = [ring.averaging() for ring in members.rings]
+    factors = [1.5, 0.0, 1.5]
+
+    def gradient(rank: int, place: int, step: int) -> torch.Tensor:
+        shape = parameters[rank][place].shape
+        dense = torch.full(shape, float("nan") if factors[rank] == 0 else rank + 1.0 + place, dtype=torch.float32)
+        if place == 3:
+            rows = torch.zeros(shape) if step and rank else dense
+            return rows.to_sparse(1) if not (step and rank == 2) else rows
+        if len(shape) == 4 and rank:
+            return dense.contiguous(memory_format=torch.channels_last)
+        return dense.to(parameters[rank][place].dtype)
+
+    step = 0
+
+    def reduce(ring: GroupRing, rank: int) -> list[torch.Tensor]:
+        mine, own = averaging[rank], parameters[rank]
+        mine.expect(own)
+        for place in (4, 3, 1, 0, 2) if rank else (0, 1, 2, 3, 4):
+            own[place].grad = found = gradient(rank, place, step)
+            mine.begin(own[place], found, str(place), factors[rank])
+        mine.flush()
+        mine.wait()
+        mine.drop()
+        return [parameter.grad.to_dense() for parameter in own]
+
+    for step in range(3):
+        first, *others = members.all(reduce)
+        for other in others:
+            assert all(torch.equal(one, its) for one, its in zip(first, other, strict=True))
+        expected = [(1.0 + place) * 0.5 + (3.0 + place) * 0.5 for place in range(5)]
+        expected[3] = 2.0 if step else expected[3]
+        for place, found in enumerate(first):
+            torch.testing.assert_close(found, torch.full_like(found, expected[place]))
+
+
 def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
     members.enter(1)
     (ours,) = members.rings[0].seat._ours
