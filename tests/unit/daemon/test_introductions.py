@@ -11,7 +11,8 @@ import pytest
 
 from edl.core.switch.exchange import TRADE
 from edl.daemon import introductions as module
-from edl.daemon.introductions import Introduction
+from edl.daemon.introductions import Introduction, located, through_with
+from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.messages import AskAddresses
 from edl.protocol.ring import Place
@@ -252,3 +253,18 @@ async def test_a_ring_that_is_prepared_is_the_one_that_is_planned_then() -> None
     assert daemon.follow(msgspec.structs.replace(quiet, summons=Summons(2, ()))) == ""
     assert daemon.follow(called) == "", "no address of one attempt comes to another (I10)"
     await gathering.stop()
+
+
+def test_a_trainer_hears_where_its_host_is_also_for_a_ring_that_it_prepares() -> None:
+    place, here = Place(2, 0, 2, "w0"), {"interface": "eth0", "address": "10.0.0.1", "rendezvous": "127.0.0.1:1/x"}
+    there = msgspec.structs.replace(place, **here)
+    called = msgspec.structs.replace(orders(None), summons=Summons(1, (), place))
+    assert located(called, here).summons == Summons(1, (), there)
+    assert located(orders(Assignment(place, 9, 1)), here).assignment == Assignment(there, 9, 1)
+    met = msgspec.structs.replace(orders(None), summons=Summons(1, ()))
+    assert located(met, here) == met
+
+
+def test_what_is_prepared_stays_open_for_others_unless_it_failed() -> None:
+    said = [say.Entered(2, 0, 2, None), say.Broke(2, 0, "reset"), say.Prepared(2, "reset"), say.Prepared(2)]
+    assert [through_with(one) for one in said] == [2, 2, 2, 0]
