@@ -68,6 +68,11 @@ def test_what_was_found_stays_mended(seed: int) -> None:
     scenario(seed, in_line=True).run()
 
 
+@pytest.mark.parametrize("seed", [7004416])  # of a newcomer whose daemon died while its ring was prepared
+def test_what_was_found_where_rings_are_prepared_stays_mended(seed: int) -> None:
+    scenario(seed).run()
+
+
 @pytest.mark.parametrize("workers", [1, 2, 5])
 @pytest.mark.parametrize("total", [1, 7, 640, 1001])
 def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:

@@ -77,8 +77,12 @@ class Fitness:
             self._part_with(worker)
 
     def hear_of(self, unprepared: unfit.Evidence) -> None:
-        """A ring did not come to stand beside the one that trains: a newcomer may say that it cannot form any."""
-        self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared))
+        """A ring did not come to stand beside the one that trains: a newcomer may say that it cannot form any.
+
+        Unless its daemon died meanwhile, or the leader before: then that may be why.
+        """
+        if unprepared.generation > self._excused:
+            self._follow(unfit.judge_unprepared(self._working.record.trials, unprepared))
 
     def refusal(self, identity: Identity) -> str:
         """Why a newcomer is not let in: its host had none but unfit ones of late. Empty when it is."""

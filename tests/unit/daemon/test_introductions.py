@@ -266,5 +266,10 @@ def test_a_trainer_hears_where_its_host_is_also_for_a_ring_that_it_prepares() ->
 
 
 def test_what_is_prepared_stays_open_for_others_unless_it_failed() -> None:
-    said = [say.Entered(2, 0, 2, None), say.Broke(2, 0, "reset"), say.Prepared(2, "reset"), say.Prepared(2)]
+    said: list[say.FromTrainer] = [
+        say.Entered(2, 0, 2, None),
+        say.Broke(2, 0, "reset"),
+        say.Prepared(2, "reset"),
+        say.Prepared(2),
+    ]
     assert [through_with(one) for one in said] == [2, 2, 2, 0]
