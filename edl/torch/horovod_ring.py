@@ -15,7 +15,6 @@ import torch
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
-from edl.torch.looks import Looks
 from edl.torch.tensor_ring import scale
 
 
@@ -66,15 +65,13 @@ class ByName:
 
     def __init__(self) -> None:
         self._waits: list[Callable[[], None]] = []
-        self._handles: list[int] = []  # of dense gradients, in the order in which they were begun
-        self._looks = Looks()
 
     def expect(self, parameters: Sequence[torch.Tensor]) -> None:
         """Horovod need not know of them."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         try:
-            self._waits.append(self._begun(parameter, gradient, name, factor))
+            self._waits.append(_begun(parameter, gradient, name, factor))
         except hvd.HorovodInternalError as error:  # enqueued into a ring that is broken by now
             raise RingBroken(plain(str(error))) from error
 
@@ -83,7 +80,6 @@ class ByName:
 
     def wait(self) -> None:
         try:
-            self._looks.until(self._are_over)
             for wait in self._waits:
                 wait()
         except hvd.HorovodInternalError as error:
@@ -91,32 +87,30 @@ class ByName:
 
     def drop(self) -> None:
         self._waits.clear()
-        self._handles.clear()
 
-    def _are_over(self) -> bool:
-        """Averaged, or failed."""
-        while self._handles and hvd.poll(self._handles[-1]):
-            self._handles.pop()
-        return not self._handles
 
-    def _begun(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
-        if gradient.is_sparse:
-            return _sparse_begun(parameter, gradient, name, factor)
-        scale(gradient, factor)
-        # Horovod wants contiguous memory; channels_last gradients, for one, are not.
-        contents = gradient.contiguous()
-        # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
-        # Horovod's prescale_factor: that one has to be the same on all ranks.
-        handle = hvd.allreduce_async_(contents, name=name, op=hvd.Average)
-        self._handles.append(handle)
-        if contents is gradient:
-            return lambda: hvd.synchronize(handle)
+def _begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
+    if gradient.is_sparse:
+        return _sparse_begun(parameter, gradient, name, factor)
+    scale(gradient, factor)
+    # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
+    # Horovod's prescale_factor: that one has to be the same on all ranks.
+    if gradient.is_contiguous():
+        handle = hvd.allreduce_async_(gradient, name=name, op=hvd.Average)
+        return lambda: hvd.synchronize(handle)
+    return _copy_begun(gradient, name)
 
-        def wait() -> None:
-            hvd.synchronize(handle)
-            gradient.copy_(contents)
 
-        return wait
+def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:
+    """Horovod wants contiguous memory; channels_last gradients, for one, are not."""
+    copy = gradient.contiguous()
+    handle = hvd.allreduce_async_(copy, name=name, op=hvd.Average)
+
+    def wait() -> None:
+        hvd.synchronize(handle)
+        gradient.copy_(copy)
+
+    return wait
 
 
 def _sparse_begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
