@@ -98,6 +98,7 @@ class WorkerShell:
         self._turn = threading.Lock()  # whose input the machine takes
         self._weighing = threading.Lock()  # between a pipeline's thread and the one that trains
         self._weighed = 0  # number of the weight that holds
+        self._applied: float | None = None  # the weight of this worker in the newest update
         self._moments: list[float] = []  # of the change of rings under way
         self._patient_until = time.monotonic() + PATIENCE_S
 
@@ -141,6 +142,7 @@ class WorkerShell:
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         self._moments = []
+        self._applied = self._framework.applied()  # once the step is counted, a pipeline's thread may weigh the next
         self.hear(BatchEnded(attention))
 
     def end_uncommitted_batch(self) -> None:
@@ -206,7 +208,7 @@ class WorkerShell:
         """What came of it, where the machine asks for that: then it was the last of its commands."""
         match command:
             case RecordStep():
-                self.audit.committed(command.generation, command.step, self._framework.applied())
+                self.audit.committed(command.generation, command.step, self._applied)
             case SetWeight():
                 self._set_weight(command)
             case ReadOrders():

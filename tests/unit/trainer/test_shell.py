@@ -16,6 +16,7 @@ from edl.errors import RingBroken
 from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
 from edl.protocol.link import Broke, Entered, Prepared
 from edl.protocol.ring import Place
+from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
 from edl.trainer.shell import WorkerShell
@@ -91,6 +92,9 @@ class FakeFramework:
     def discard(self) -> None: ...
     def set_weight(self, weight: float, *, weightless: bool = False) -> None:
         self.weight = weight
+
+    def applied(self) -> float:
+        return self.weight
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None: ...
     def synchronize(self, root: int) -> None:
@@ -202,6 +206,33 @@ class WhileAnotherRingIsEntered(SharedLeases):
 
     def constant_until(self, step: int) -> int:
         return 80
+
+
+class Committed(Audit):
+    """With which weights."""
+
+    def __init__(self) -> None:
+        self.weights: list[float | None] = []
+
+    def committed(self, generation: int, step: int, weight: float | None = None) -> None:
+        self.weights.append(weight)
+
+
+def test_the_audit_has_the_weight_of_its_step_though_a_pipelines_thread_weighs_the_next_one_meanwhile() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    shell.machine.state, shell.audit = TrainerState.TRAINING, Committed()
+    shell._carry_out(SetWeight(1, 3 / 11, False, False))
+    handle = shell.machine.handle
+
+    def counted(happened: Any) -> list[Any]:
+        commands = handle(happened)
+        shell._carry_out(SetWeight(2, 1 / 4, False, False))
+        return commands
+
+    shell.machine.handle = counted  # type: ignore[method-assign]
+    shell.end_batch(attention=False)
+    assert shell.machine.step == 71
+    assert shell.audit.weights == [3 / 11]
 
 
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
