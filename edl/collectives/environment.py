@@ -43,6 +43,6 @@ def variables(place: Place, timeout_s: float, *, keep_elastic: bool = False) -> 
         "HOROVOD_CROSS_SIZE": "1",
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": place.rendezvous if found else None,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": HOROVODS_PORT if found else None,
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(timeout_s))),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(math.ceil(timeout_s) + 1),  # ours comes first, and says what is missing
         **elastic,
     }

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import threading
+import time
 from typing import Any
 
 from edl.collectives.guard import Guard
@@ -61,7 +62,8 @@ class Forming:
 
     def _outcome(self, timeout_s: float) -> str | None:
         """'' when formed, else the reason; None when neither is known in time."""
-        for _ in range(max(1, round(timeout_s / LOOK_S))):
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
             if self._done.wait(LOOK_S):
                 return "" if self._formed else "Horovod said no"
             failure = self._guard.failure(self._attempt)

@@ -23,7 +23,7 @@ def test_each_worker_passes_for_a_host_of_its_own() -> None:
         "0",
     )
     assert found["HOROVOD_GLOO_IFACE"] == "eth0"
-    assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "3"  # whole seconds, never fewer than asked for
+    assert found["HOROVOD_GLOO_TIMEOUT_SECONDS"] == "4"  # whole seconds, and later than ours
 
 
 def test_a_solo_ring_has_no_rendezvous() -> None:
