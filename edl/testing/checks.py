@@ -126,6 +126,8 @@ class Checks:
             self._gives_up_only_who_hangs(before, record)
         if record.arrivals > before.arrivals:
             self._admits_no_more_than_may_train(record)
+        if record.muster is not None:
+            self.job.next_rings.called(record.muster)
         if record.plan is not before.plan and record.plan is not None:
             self._note_plan(before, record, record.plan)
             self._have_met(before, record, record.plan)

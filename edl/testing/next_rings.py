@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from edl.core.worker.inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment, Orders
-from edl.protocol.job import Plan, Record
+from edl.protocol.job import Muster, Plan, Record
 from edl.protocol.ring import Place
 from edl.testing.faults import Moment
 from edl.testing.rings import STEP_TIMEOUT_S
@@ -52,6 +52,7 @@ class NextRings:
         self.job = job
         self.attempts: dict[int, RingBeside] = {}
         self.held: dict[str, int] = {}  # by worker: the ring that its process forms, or has formed, beside its own
+        self._called: set[int] = set()  # generations whose members were called to prepare their ring
         self._adopted = 0  # the newest
 
     # ------------------------------------------------------------------------------------------- the trainers' hands
@@ -188,6 +189,11 @@ class NextRings:
         if left := {one: kept for one, kept in self.held.items() if self._is_there(self.job.workers[one])}:
             self._violated(f"at the end of all, rings are left over: {left}")
 
+    def called(self, muster: Muster) -> None:
+        """On record. One that is stopped may never begin."""
+        if muster.generation:
+            self._called.add(muster.generation)
+
     def planned(self, before: Record, record: Record, plan: Plan) -> None:
         """A switch is announced: its ring stands at all members, so that nobody waits for it to form. Unless it takes
         the place of another, after the same step; or could not be prepared.
@@ -198,13 +204,16 @@ class NextRings:
         can = all(self.job.workers[worker].prepares for worker in plan.roster)
         if plan.prepared or plan.after_step is None or not record.generation or instead or not can:
             return
-        vain = [one for one in self.attempts.values() if one.generation > self._adopted and not one.stands]
+        vain = [one for one in self._called if one > self._adopted and not self._stands(one)]
         if len(vain) < TRIES:
             self._violated(f"ring {plan.generation} is formed in line, and {len(vain)} were tried beside training")
         ring = [self.job.workers[worker] for worker in record.roster]
         sound = not any(one.cut_off or one.is_odd or one.daemon != 1 for one in ring)
         if sound and set(plan.roster) - set(record.roster):
             self._violated(f"ring {plan.generation} is formed in line, for a newcomer's sake")
+
+    def _stands(self, generation: int) -> bool:
+        return generation in self.attempts and self.attempts[generation].stands
 
     def _is_to_form(self, worker: SimWorker, generation: int) -> None:
         """In line: nobody has prepared it."""

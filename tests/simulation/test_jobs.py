@@ -68,7 +68,9 @@ def test_what_was_found_stays_mended(seed: int) -> None:
     scenario(seed, in_line=True).run()
 
 
-@pytest.mark.parametrize("seed", [7004416])  # of a newcomer whose daemon died while its ring was prepared
+# Of a newcomer whose daemon died while its ring was prepared; and of the simulation: a ring that is given up before its
+# only member, which is stopped, has begun with it.
+@pytest.mark.parametrize("seed", [7004416, 2013466])
 def test_what_was_found_where_rings_are_prepared_stays_mended(seed: int) -> None:
     scenario(seed).run()
 
