@@ -34,9 +34,12 @@ class Mustering:
 
     @property
     def left_out(self) -> frozenset[str]:
-        """Newcomers that could not be found of late, or with which no ring could be prepared."""
+        """Newcomers that could not be found of late, or with which no ring could be prepared.
+
+        One that has come into a ring meanwhile, as that before it broke, is none any more.
+        """
         unmet = {worker for worker, at in self._again_at.items() if self._working.now < at}
-        return self._preparing.left_out | unmet
+        return (self._preparing.left_out | unmet) - set(self._working.record.roster)
 
     def is_due(self) -> bool:
         """Time alone may decide something."""
