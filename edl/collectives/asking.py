@@ -28,6 +28,7 @@ class Asking:
         host, _, port = address.rpartition(":")
         self._address = host, int(port)
         self._path = f"/{token}:{HOROVODS_PORT}/{mesh}"
+        self._timeout_s = timeout_s
         self._deadline = time.monotonic() + timeout_s
         self._turn = threading.Lock()
         self._open: socket.socket | None = None
@@ -87,7 +88,7 @@ class Asking:
         if self._reason:
             raise RingBroken(self._reason)
         if time.monotonic() >= self._deadline:
-            raise RingBroken("not all members came in time")
+            raise RingBroken(f"not all members came within {self._timeout_s:g} s")
 
 
 def _answer(connection: socket.socket) -> tuple[int, bytes]:

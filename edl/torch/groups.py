@@ -34,6 +34,7 @@ from edl.torch.store import DaemonStore, PeerStore
 
 THREADS = 2  # of a group: so many operations are under way at once
 BACKSTOP = 2  # an operation may take so many times what a ring may take to form: who is stuck is for the leader to say
+LATER_S = 1.0  # gloo's time-out, which names no reason, comes so long after the attempt's own
 ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
 CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do within milliseconds
 CLOSED_S = 0.01  # how often that is looked at
@@ -203,6 +204,6 @@ class ProcessGroups:
     def _options(self) -> Any:
         options: Any = ProcessGroupGloo._Options()  # type: ignore[attr-defined]
         options._devices = [ProcessGroupGloo.create_device(hostname=self.place.address, lazy_init=False)]
-        options._timeout = timedelta(seconds=self._timeout_s)
+        options._timeout = timedelta(seconds=self._timeout_s + LATER_S)
         options._threads = THREADS
         return options

@@ -78,7 +78,7 @@ async def test_what_is_waited_for_is_given_up() -> None:
 
 async def test_waiting_has_an_end() -> None:
     served = Served(timeout_s=0.3)
-    with pytest.raises(RingBroken, match="not all members came in time"):
+    with pytest.raises(RingBroken, match=r"not all members came within 0\.3 s"):
         await served.do(served.asking.read, 2)
     await served.server.stop()
 
