@@ -63,7 +63,7 @@ class Ring(Protocol):
         """
 
 
-def of_everybody(ring: Ring, mine: bytes) -> list[bytes]:
+def of_all_members(ring: Ring, mine: bytes) -> list[bytes]:
     """Each member's bytes, by rank: a message for each, so for what is seldom asked. Raises RingBroken."""
     place = ring.place
     if place is None:

@@ -14,7 +14,7 @@ import time
 
 import msgspec
 
-from edl.collectives.ring import of_everybody
+from edl.collectives.ring import of_all_members
 from edl.core.worker.digest import Fingerprint, of_all
 from edl.core.worker.divergence import difference, told
 from edl.core.worker.inputs import StatesDiffer
@@ -69,7 +69,7 @@ class Comparison:
         shell.link.page.add_waited(time.perf_counter_ns() - began)
         if same:
             return None
-        everybodys = of_everybody(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
+        everybodys = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
         members = [msgspec.msgpack.decode(one, type=_Teller) for one in everybodys]
         self._names = [member.worker for member in members]
         found = difference([member.fingerprints for member in members])

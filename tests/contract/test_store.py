@@ -465,7 +465,7 @@ async def test_more_calls_at_once_than_a_wake_up_pipe_takes_are_served(store):
     assert len(await store.children("/many")) == 300
 
 
-async def test_a_cancelled_call_harms_nobody(store):
+async def test_a_cancelled_call_harms_no_other(store):
     calls = [asyncio.create_task(store.create(f"/c/{n}")) for n in range(20)]
     await asyncio.sleep(0)
     for call in calls[::2]:

@@ -225,7 +225,7 @@ async def test_the_handler_learns_who_says_it_and_when(world: World) -> None:
     assert await ask(world.client("w9"), Greet()) == Said("w9", TERM)
 
 
-async def test_calls_held_by_the_handler_hold_up_nobody(world: World) -> None:
+async def test_calls_held_by_the_handler_hold_up_no_other(world: World) -> None:
     clients = [world.client(f"w{number}") for number in range(40)]
     held = [asyncio.create_task(ask(client, Hold())) for client in clients for _ in range(5)]
     await world.leader.wait_until(lambda: world.leader.holding == len(held))
@@ -416,7 +416,7 @@ async def test_a_server_that_stops_lets_calls_end_for_a_moment(world: World) -> 
     await stopping
 
 
-async def test_nobody_listening_is_unreachable_at_once(world: World) -> None:
+async def test_an_address_without_a_listener_is_unreachable_at_once(world: World) -> None:
     await world.server.stop()
     before = time.monotonic()
     with pytest.raises(Unreachable):
@@ -424,7 +424,7 @@ async def test_nobody_listening_is_unreachable_at_once(world: World) -> None:
     assert time.monotonic() - before < 5
 
 
-async def test_a_closed_client_calls_nobody_and_ends_what_it_called(world: World) -> None:
+async def test_a_closed_client_makes_no_call_and_ends_those_it_made(world: World) -> None:
     client = world.client()
     held = asyncio.create_task(ask(client, Hold()))
     await world.leader.wait_until(lambda: world.leader.holding == 1)

@@ -119,7 +119,7 @@ def guarded(library: str, *, copied: bool = False) -> Any:
     return loaded
 
 
-def test_whoever_is_woken_while_its_time_is_up_does_not_sleep_on(native):
+def test_a_thread_that_is_woken_while_its_time_is_up_does_not_sleep_on(native):
     native.wait_ms.restype = ctypes.c_double
     assert native.wait_ms() < 5000
 
@@ -168,7 +168,7 @@ def test_what_horovod_opened_is_cut_and_what_the_script_opened_meanwhile_is_not(
 
 
 @pytest.mark.parametrize("behind_its_back", [False, True])
-def test_a_number_that_was_given_out_again_belongs_to_somebody_else(native, behind_its_back):
+def test_a_number_that_was_given_out_again_belongs_to_its_new_owner(native, behind_its_back):
     with socket.create_server(("127.0.0.1", 0)) as server:
         number = native.connect_to(server.getsockname()[1])
         server.accept()[0].close()

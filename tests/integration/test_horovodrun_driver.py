@@ -142,7 +142,7 @@ async def test_strangers_are_not_heard(message: bytes):
     notices.stop()
 
 
-async def test_no_pickle_is_loaded_even_of_whoever_has_the_key(tmp_path):
+async def test_no_pickle_is_loaded_even_of_a_caller_with_the_key(tmp_path):
     mark = tmp_path / "mark"
     bomb = f"cposix\nsystem\n(Vtouch {mark}\ntR.".encode()
     notices = Notices(lambda: None)

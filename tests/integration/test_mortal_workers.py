@@ -61,7 +61,7 @@ def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path,
     job.expect_exactly_once()
 
 
-def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
+def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
     job = Job(edl, tmp_path / "out", workers=2)
     job.wait_size(2)
     job.grow(3, "cut off")

@@ -108,7 +108,7 @@ def test_a_broken_ring_refuses_until_it_is_formed_anew(fleet: Fleet) -> None:
 
 
 @pytest.mark.parametrize("fleet", ["torch", "groups"], indirect=True)
-def test_nobody_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
+def test_no_member_waits_for_the_rest_of_a_message(fleet: Fleet) -> None:
     """gloo forgets who waits for the message in whose middle a connection ends; without our guard 1 of 7 hangs here."""
     for _ in range(12):
         fleet.form([0, 1], 60.0)

@@ -215,7 +215,7 @@ def test_a_scaled_loss_needs_no_call_before_the_scaler(framework: Any) -> None:
 
 
 @pytest.mark.parametrize("kind", [torch.optim.SGD, torch.optim.AdamW, torch.optim.LBFGS])
-def test_a_step_in_which_nobody_has_samples_changes_nothing(framework: Any, kind: Any) -> None:
+def test_a_step_in_which_no_worker_has_samples_changes_nothing(framework: Any, kind: Any) -> None:
     job = Job(framework, wrapped=False)
     hyper = {} if kind is torch.optim.LBFGS else {"weight_decay": 0.1}
     job.optimizer = kind(job.model.parameters(), lr=0.1, **hyper)

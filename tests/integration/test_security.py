@@ -239,7 +239,7 @@ async def test_files_that_are_no_certificates_are_told(tmp_path):
 # ---------------------------------------------------------------------------------------------- why there is no way in
 
 
-async def test_a_port_where_nobody_listens_is_told():
+async def test_a_port_without_a_listener_is_told():
     port = free_port()
     line = await refused(Coordinator(f"127.0.0.1:{port}"))
     assert f"127.0.0.1:{port} refuses the connection" in line

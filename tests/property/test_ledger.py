@@ -220,7 +220,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
             batches = data.draw(st.lists(st.integers(0, 5), min_size=len(roster), max_size=len(roster)).filter(any))
         self.enter(roster, step, batches)
         self.grant_until(step + lead_times)
-        self.nobody_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
+        self.no_worker_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
 
     @precondition(lambda self: self.ledger.roster)
     @rule(data=st.data())
@@ -245,7 +245,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     def extend(self, more):
         self.want(self.ledger.spec.epochs + more)
 
-    def nobody_joins_steps_of_outdated_batches(self, new, before):
+    def no_worker_joins_steps_of_outdated_batches(self, new, before):
         """Where a survivor goes on in a batch of before, the newcomers' shares are empty: the sum does not grow."""
         outdated = {
             lease.until_step

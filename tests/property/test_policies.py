@@ -181,7 +181,7 @@ def test_the_cause_is_named(ring, cause) -> None:
     assert found is not None and found.cause == cause
 
 
-def test_noise_makes_nobody_a_straggler() -> None:
+def test_noise_makes_no_worker_a_straggler() -> None:
     noise = random.Random(1)
     paces = Paces()
     for _ in range(500):

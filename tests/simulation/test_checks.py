@@ -32,7 +32,7 @@ SPEC = DataSpec(total=400, epochs=1, batch=4)
 LONG = DataSpec(total=2000, epochs=1, batch=2)  # not all of it is leased yet when a newcomer comes
 
 
-def plans_with_whoever_boots(patch: Patch) -> None:
+def plans_with_workers_that_boot(patch: Patch) -> None:
     patch.setattr(planning, "_could_enter", lambda _record, member: member.state not in scaling.GOING)
     transitions = members.moved
 
@@ -113,12 +113,12 @@ def admits_more_than_the_maximum(patch: Patch) -> None:
     patch.setattr(scaling, "staying", lambda _record: [])
 
 
-def leaves_nobody_out(patch: Patch) -> None:
+def leaves_no_worker_out(patch: Patch) -> None:
     judged = msgspec.structs.replace
     patch.setattr(unfit, "judge", lambda trials, found: unfit.Judgement(judged(trials, judged=found.generation)))
 
 
-def blames_whoever_is_first(patch: Patch) -> None:
+def blames_the_first_member(patch: Patch) -> None:
     patch.setattr(unfit, "accused", lambda evidence, _proven: {evidence.roster[0]: "it is the first"})
 
 
@@ -133,11 +133,11 @@ def uses_a_generation_twice(patch: Patch) -> None:
     patch.setattr(switching.Switching, "_plan", again)
 
 
-def leaves_leased_what_nobody_can_have_begun(patch: Patch) -> None:
+def leaves_leased_what_no_worker_can_have_begun(patch: Patch) -> None:
     patch.setattr(ledger.Ledger, "_withdraw", lambda _self: None)
 
 
-def cuts_what_somebody_has_read(patch: Patch) -> None:
+def cuts_what_a_worker_has_read(patch: Patch) -> None:
     follows = rebatch.follows
 
     def hasty(record, ledger, seen, mark):
@@ -183,7 +183,7 @@ def announces_a_ring_whose_members_have_not_met(patch: Patch) -> None:
 
 
 MUTANTS: dict[Mutant, set[str]] = {
-    plans_with_whoever_boots: {"I4"},
+    plans_with_workers_that_boot: {"I4"},
     leaves_its_ring_too_early: {"I3"},
     takes_stale_orders: {"I10"},
     takes_overtaken_reports: {"I10"},
@@ -197,10 +197,10 @@ MUTANTS: dict[Mutant, set[str]] = {
     loses_requests_during_a_switch: {"requests"},
     admits_more_than_the_maximum: {"limits"},
     uses_a_generation_twice: {"I2"},
-    leaves_nobody_out: {"I14", "I12"},
-    blames_whoever_is_first: {"I14"},
-    leaves_leased_what_nobody_can_have_begun: {"I6"},
-    cuts_what_somebody_has_read: {"I7"},
+    leaves_no_worker_out: {"I14", "I12"},
+    blames_the_first_member: {"I14"},
+    leaves_leased_what_no_worker_can_have_begun: {"I6"},
+    cuts_what_a_worker_has_read: {"I7"},
     cuts_before_all_have_told: {"I7"},
     never_lifts_a_mark: {"I12", "I7"},
     leaves_a_working_ring_for_a_newcomers_sake: {"I14"},
@@ -325,12 +325,12 @@ RARE: dict[Mutant, Play] = {  # what few seeds of `scenario` come across soon
     remembers_plans_that_are_no_more: survivor_dies,
     loses_requests_during_a_switch: asked_in_a_switch,
     never_lifts_a_mark: leaves_at_a_mark,
-    leaves_leased_what_nobody_can_have_begun: later(scenario, SEEDS + 90),
+    leaves_leased_what_no_worker_can_have_begun: later(scenario, SEEDS + 90),
     waits_for_those_that_hang: later(scenario, 20),
     cuts_before_all_have_told: later(scenario, 20),
-    cuts_what_somebody_has_read: later(scenario, 20),
-    leaves_nobody_out: cut_off,
-    blames_whoever_is_first: cut_off,
+    cuts_what_a_worker_has_read: later(scenario, 20),
+    leaves_no_worker_out: cut_off,
+    blames_the_first_member: cut_off,
     leaves_a_working_ring_for_a_newcomers_sake: newcomer_fails,
 }
 

@@ -21,7 +21,7 @@ FIRST = secrets.randbelow(10**9)
 
 @pytest.mark.skipif(FRESH_S <= 0, reason="EDL_FRESH_S says for how many seconds fresh seeds are played")
 @pytest.mark.timeout(FRESH_S + 120)
-def test_no_invariant_breaks_in_jobs_that_nobody_has_played(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_invariant_breaks_in_jobs_that_were_never_played(capsys: pytest.CaptureFixture[str]) -> None:
     until, seed = time.monotonic() + FRESH_S, FIRST
     with capsys.disabled():
         sys.stdout.write(f"\nfresh seeds from {FIRST}, for {FRESH_S:g} s\n")

@@ -176,7 +176,7 @@ def test_a_hang_in_the_boot_costs_the_others_no_step(seed: int) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.STALL])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_leaver_that_dies_or_hangs_while_it_leaves_holds_up_nobody(fault: Fault, seed: int) -> None:
+def test_a_leaver_that_dies_or_hangs_while_it_leaves_holds_up_no_other(fault: Fault, seed: int) -> None:
     run(Planned(Fault.LEAVE, 0.1), Planned(fault, Moment.LEAVING), seed=seed)
 
 
@@ -208,7 +208,7 @@ def test_the_last_size_asked_for_is_reached(seed: int) -> None:
 
 @pytest.mark.parametrize("moment", [Moment.READY, Moment.ENTERING, Moment.STEPPING])
 @pytest.mark.parametrize("seed", range(5))
-def test_whoever_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(moment: Moment, seed: int) -> None:
+def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(moment: Moment, seed: int) -> None:
     job = SimJob(LONG, seed=seed, workers=3)
     job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.CUT_OFF, moment, 4 if moment is Moment.ENTERING else 1)])
     job.run()

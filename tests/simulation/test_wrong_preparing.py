@@ -65,7 +65,7 @@ def forms_in_line_after_one_failure(patch: Patch) -> None:
     patch.setattr(preparing, "TRIES", 1)
 
 
-def leaves_nobody_out_for_it(patch: Patch) -> None:
+def leaves_no_worker_out_for_it(patch: Patch) -> None:
     patch.setattr(preparing, "_to_blame", lambda _evidence: [])
 
 
@@ -82,7 +82,7 @@ def plans_as_if_it_were_not_prepared(patch: Patch) -> None:
     patch.setattr(switching.Switching, "_plan", lambda self, wanted, crossing, *_: plan(self, wanted, crossing))
 
 
-def keeps_what_nobody_wants(patch: Patch) -> None:
+def keeps_what_is_not_wanted(patch: Patch) -> None:
     release = NextRing.release
 
     def keeps(self):
@@ -166,10 +166,10 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     prepares_under_a_number_that_was_used: (growing, {"I2", "I14"}),
     never_prepares_but_forms_in_line: (growing, {"I14"}),
     forms_in_line_after_one_failure: (leaves_later, {"I14"}),
-    leaves_nobody_out_for_it: (failing, {"I14"}),
+    leaves_no_worker_out_for_it: (failing, {"I14"}),
     enters_what_is_prepared_as_if_it_were_not: (growing, {"I14"}),
     plans_as_if_it_were_not_prepared: (growing, {"I14"}),
-    keeps_what_nobody_wants: (failing, {"I14"}),
+    keeps_what_is_not_wanted: (failing, {"I14"}),
     keeps_it_beyond_the_end: (ends_meanwhile, {"I14"}),
     begins_again_what_has_failed: (failing, {"I14"}),
     tells_another_daemon_nothing_of_it: (renewed, {"I12", "I14"}),
@@ -211,7 +211,7 @@ def test_who_trains_waits_for_no_ring_to_form(seed: int) -> None:
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.CUT_OFF])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_newcomer_that_fails_while_its_ring_forms_costs_nobody_a_step(fault: Fault, seed: int) -> None:
+def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fault: Fault, seed: int) -> None:
     job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
     job.plan([Planned(Fault.JOIN, 0.3)])
     newcomer = Newcomer(job, fault)

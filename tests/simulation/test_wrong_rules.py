@@ -31,7 +31,7 @@ PASSES = DataSpec(total=30, epochs=8, batch=2, by_sample=True)  # short ones: ea
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
 
 
-def counts_as_trained_what_somebody_has_applied(patch: Patch) -> None:
+def counts_as_trained_what_one_worker_has_applied(patch: Patch) -> None:
     def stable(seen, workers):
         return max((seen.step(worker) for worker in workers if seen.get(worker)), default=None)
 
@@ -53,7 +53,7 @@ def forgets_who_is_gone(patch: Patch) -> None:
     patch.setattr(working.WorkingState, "gone", lambda _working, _worker: None)
 
 
-def takes_over_and_misses_nobody(patch: Patch) -> None:
+def takes_over_and_misses_no_worker(patch: Patch) -> None:
     def took_over(machine, _happened):
         machine._fitness.take_over()
 
@@ -99,7 +99,7 @@ def ends_no_epoch(patch: Patch) -> None:
     patch.setattr(ledger.Ledger, "_end_epochs", lambda _ledger: ())
 
 
-def gives_up_whoever_is_awaited_for_a_moment(patch: Patch) -> None:
+def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
     patch.setattr(deadlines.Waits, "overdue", lambda waits, _now: list(waits._waits.values()))
 
 
@@ -194,20 +194,20 @@ IN_A_STEP = Planned(Fault.KILL, Moment.STEPPING, 8)
 NEWCOMER: dict[str, Any] = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
 
 WRONG: dict[Mutant, Case] = {
-    counts_as_trained_what_somebody_has_applied: Case("I5", (IN_A_STEP,)),
+    counts_as_trained_what_one_worker_has_applied: Case("I5", (IN_A_STEP,)),
     counts_as_trained_what_all_who_were_heard_have_applied: Case(
         "I5", (IN_A_STEP, Planned(Fault.CHANGE_LEADER, Moment.STEPPING, 8))
     ),
     goes_on_with_half_a_copy: Case("I5", (IN_A_STEP,), workers=4, job=LosesTheNewest),
     forgets_who_is_gone: Case("ids", (Planned(Fault.KILL, 0.1),), job=ComesBack),
-    takes_over_and_misses_nobody: Case("I12", (Planned(Fault.VANISH, 0.1),), job=LeaderDiesToo),
+    takes_over_and_misses_no_worker: Case("I12", (Planned(Fault.VANISH, 0.1),), job=LeaderDiesToo),
     lets_no_leaver_hand_on_the_model: Case("I5", (JOIN, Planned(Fault.LEAVE, 0.1)), workers=1),
     leaves_before_its_step: Case("I3", (Planned(Fault.LEAVE, 0.1),)),
     gives_all_of_a_host_the_same_local_rank: Case("local ranks"),
     tells_of_nothing: Case("events"),
     counts_a_sample_too_many: Case("I7"),
     ends_no_epoch: Case("I6", spec=EPOCHS),
-    gives_up_whoever_is_awaited_for_a_moment: Case("I12", (JOIN,)),
+    gives_up_a_worker_awaited_for_a_moment: Case("I12", (JOIN,)),
     plans_a_switch_without_a_mark: Case("newcomers", **NEWCOMER),
     cuts_at_the_first_step_told: Case("I7", **NEWCOMER),
     lifts_the_mark_with_the_plan: Case("I7", **NEWCOMER),

@@ -112,7 +112,7 @@ def past_marks(ends: Any) -> Any:
     return unheld
 
 
-def tells_nobody_how_far_it_has_read(patch: Patch) -> None:
+def tells_no_daemon_how_far_it_has_read(patch: Patch) -> None:
     def heeds(right, self):
         right(self)
         return []
@@ -248,7 +248,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     waits_for_its_share_and_hears_of_no_other_ring: (sits_and_dies, "I12"),
     waits_for_first_data_for_ever: (first_ring, "I12"),
     passes_a_mark: (later(newcomer, 40), "I7"),
-    tells_nobody_how_far_it_has_read: (newcomer, "I12"),
+    tells_no_daemon_how_far_it_has_read: (newcomer, "I12"),
     weighs_evenly: (newcomer, "I7"),
     weighs_only_once_in_a_ring: (newcomer, "I7"),
     keeps_the_even_weight_of_a_ring_that_begins: (newcomer, "I7"),

@@ -144,7 +144,7 @@ def tells_the_end_though_the_secret_could_not_be_removed(patch: Patch) -> None:
     patch.setattr(Writing, "_on_no_answer", careless)
 
 
-def answers_nobody(patch: Patch) -> None:
+def answers_no_caller(patch: Patch) -> None:
     told = Writing._told
     patch.setattr(Writing, "_told", lambda self: [one for one in told(self) if not isinstance(one, GiveAnswer)])
 
@@ -212,7 +212,7 @@ CASES: dict[Mutant, Case] = {
     says_it_is_at_rest_whatever_is_planned: Case("rest"),
     tells_the_end_before_the_secret_is_gone: Case("secret"),
     tells_the_end_though_the_secret_could_not_be_removed: Case("secret", later(lost_answers, 30)),
-    answers_nobody: Case("I12"),
+    answers_no_caller: Case("I12"),
     shows_what_is_not_durable_yet: Case("I9"),
     gives_up_after_one_look: Case("I12", lost_answers),
 }

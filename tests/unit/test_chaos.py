@@ -80,7 +80,7 @@ def test_who_is_meant(job: FakeJob, who: str, ids: set[str]) -> None:
         assert {struck.worker for struck in chaos.struck} == ids
 
 
-def test_nobody_is_struck_where_nobody_is_meant(job: FakeJob) -> None:
+def test_no_worker_is_struck_where_none_is_meant(job: FakeJob) -> None:
     with Chaos("j") as chaos:
         assert chaos.inflict(Fault(What.KILL_TRAINER, "newcomer")) is None
         assert chaos.inflict(Fault(What.KILL_TRAINER, "rank 7")) is None
@@ -127,7 +127,7 @@ def test_a_plan_strikes_at_its_steps_and_ends_with_the_job(job: FakeJob) -> None
         assert chaos.follow([At(10**6, Fault(What.JOIN))]) == []
 
 
-def test_at_random_somebody_is_left_to_train(job: FakeJob) -> None:
+def test_at_random_one_worker_is_left_to_train(job: FakeJob) -> None:
     with Chaos("j", seed=1) as chaos:
         for _ in range(40):
             chaos.strike(Rage(faults=(What.KILL_TRAINER, What.FREEZE_TRAINER, What.LEAVE), freeze_s=(60, 60)))

@@ -65,7 +65,7 @@ class Fitness:
         roster = record.plan.roster if record.plan else record.roster
         if lacks_member(now, roster):
             self.again_at = 0.0
-            self._follow(self._without_whoever_sat_out(now))
+            self._follow(self._without_absent_members(now))
         elif self._has_failed(now):
             self._failed_at = None
             self._follow(unfit.judge(trials, self._evidence(now)))
@@ -107,7 +107,7 @@ class Fitness:
         if lacks_member(now, roster) or (record.plan is None and self._has_stepped(now)):
             return False
         words = (now.seen.observation(worker) for worker in roster if now.seen.breaks(worker, newest))
-        return not any(word and unfit.is_nobodys(word.reason) for word in words)
+        return not any(word and unfit.is_no_workers_own(word.reason) for word in words)
 
     def _is_news(self, now: Situation) -> bool:
         """The present ring makes steps, and its members, or one that it was made without, were in doubt."""
@@ -135,7 +135,7 @@ class Fitness:
 
     # ------------------------------------------------------------------------------------------------ what follows
 
-    def _without_whoever_sat_out(self, now: Situation) -> unfit.Judgement:
+    def _without_absent_members(self, now: Situation) -> unfit.Judgement:
         """A member is gone, which may explain it all; but one that a ring stood without knows nothing of its data."""
         trials = now.record.trials
         sat_out = trials.left_out and trials.left_out not in now.record.roster

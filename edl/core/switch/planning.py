@@ -83,7 +83,7 @@ def decide(now: Situation) -> Decision:
     if plan is not None and not forced:
         return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
     roster = wanted_roster(now, forced)
-    if _nobody_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
+    if _no_worker_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
         return None
     if record.generation == 0:
         return _first(now, roster)
@@ -121,7 +121,7 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     return tuple([*kept, *new][:most])
 
 
-def _nobody_would_come(now: Situation) -> bool:
+def _no_worker_would_come(now: Situation) -> bool:
     """All are at the end of their scripts, also if a member is lost there."""
     at_the_end = now.spent and now.record.plan is None and not is_broken(now)
     return at_the_end or outlived(now.record.roster, now.members)

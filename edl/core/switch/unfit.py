@@ -91,7 +91,7 @@ def is_own(reason: str) -> bool:
     return bool(said) and not unreachable(reason) and not any(words in said for words in EVERYBODY_SAYS)
 
 
-def is_nobodys(reason: str) -> bool:
+def is_no_workers_own(reason: str) -> bool:
     """A ring that was not to stand: no member is to blame for it."""
     return "not booted" in reason
 

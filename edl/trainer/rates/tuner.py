@@ -12,7 +12,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.collectives.ring import Ring, of_everybody
+from edl.collectives.ring import Ring, of_all_members
 from edl.errors import UsageError
 from edl.policy.learning import tuned
 
@@ -85,5 +85,5 @@ class RateTuner:
 
 def of_all(ring: Ring, losses: list[float]) -> list[list[float]]:
     """Everybody's, to the bit the same on all workers. Raises RingBroken."""
-    received = of_everybody(ring, msgspec.msgpack.encode(losses))
+    received = of_all_members(ring, msgspec.msgpack.encode(losses))
     return [msgspec.msgpack.decode(one, type=list[float]) for one in received]

@@ -327,7 +327,7 @@ def test_progress_says_who_is_on_the_way(home):
     assert show.progress(status) == "1 of 1 workers train; w1 is leaving; w2 is importing"
 
 
-def test_progress_is_written_when_it_changes_and_in_lines_where_nobody_looks(capsys):
+def test_progress_is_written_when_it_changes_and_in_lines_where_there_is_no_terminal(capsys):
     progress = show.Progress(sys.stderr)
     for line in ("one", "one", "two"):
         progress.show(line)

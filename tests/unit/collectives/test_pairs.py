@@ -76,7 +76,7 @@ def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixtur
     assert "no ring is formed beside one that stands: Horovod was built with nccl" in caplog.text
 
 
-def test_there_is_one_where_nobody_guards_it(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
+def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
     horovod.guard.whole = False
     with caplog.at_level(logging.DEBUG, "edl"):
         assert len(Face(horovod.name).libraries) == 1

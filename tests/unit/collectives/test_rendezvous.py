@@ -109,7 +109,7 @@ async def test_each_member_learns_its_place_in_the_flat_topology(client: Client)
     assert await client.ask("GET", "/rank_and_size/w2:0") == (200, b"1,3,0,1,0,1")
 
 
-async def test_whoever_is_another_learns_that_it_is_not_in_this_job(client: Client) -> None:
+async def test_a_worker_of_another_job_learns_that_it_is_not_in_this_one(client: Client) -> None:
     """Without an answer Horovod would take itself for rank 0."""
     for name in ("w1:0", "w2:1", "w2"):
         assert await client.ask("GET", f"/rank_and_size/{name}") == (200, b"-1,-1,-1,-1,-1,-1")
@@ -196,7 +196,7 @@ async def test_stopping_cuts_those_who_wait(client: Client, server: Rendezvous) 
         await client.ask("GET", "/global/2")
 
 
-async def test_whoever_connects_while_the_server_stops_is_cut_too() -> None:
+async def test_a_client_that_connects_while_the_server_stops_is_cut_too() -> None:
     """Python 3.11's own server leaves such a connection open until the garbage collector comes by."""
     gc.disable()
     try:
@@ -301,7 +301,7 @@ async def test_what_is_not_horovods_http_is_refused(client: Client, server: Rend
     assert server.refusals() == {"malformed": 1}
 
 
-async def test_refusals_are_told_to_whoever_outlives_the_server() -> None:
+async def test_refusals_are_told_by_a_function_that_outlives_the_server() -> None:
     told: list[str] = []
     server = serving(on_refused=told.append)
     client = Client(server.open())

@@ -88,7 +88,7 @@ class Leaderly(Daemon):
         self.connected_s = self._clock.now() - self._restored_at
 
 
-async def test_whoever_leads_as_soon_as_it_has_connected_gives_all_time_to_come_back(
+async def test_a_leader_that_has_just_connected_gives_all_time_to_come_back(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It may be the first after an outage that has ended the sessions of all others."""

@@ -208,7 +208,7 @@ async def test_a_void_mini_batch_is_told_of_once_by_all_leaders_together(fate: s
     await asyncio.gather(task, return_exceptions=True)
 
 
-async def test_what_waits_to_be_written_is_shown_to_nobody() -> None:
+async def test_what_waits_to_be_written_is_not_shown() -> None:
     store = Frail(MemoryServer())
     candidate, reign = await elected(store)
     leader, task = await lead(store, reign)

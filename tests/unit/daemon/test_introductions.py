@@ -83,7 +83,7 @@ async def test_all_learn_of_all(size: int) -> None:
         assert gathering.refusals.snapshot() == {}
 
 
-async def test_whoever_comes_late_is_waited_for() -> None:
+async def test_a_member_that_comes_late_is_waited_for() -> None:
     async with gathered(6, hold_s=0.02) as (gathering, trainers):
         for trainer in trainers[:-1]:
             trainer.write()
@@ -159,7 +159,7 @@ async def test_a_stranger_is_told_nothing() -> None:
         assert set(gathering.refusals.snapshot()) == {"unauthentic"}
 
 
-async def test_what_nobody_may_ask_is_refused() -> None:
+async def test_what_no_daemon_may_ask_is_refused() -> None:
     async with gathered(2) as (gathering, trainers):
         trainers[1].write()
         with pytest.raises(Refused) as caught:

@@ -63,7 +63,7 @@ async def test_both_have_met_once_both_are_called(hosts: dict[str, Host]) -> Non
         await host.mustering.stop()
 
 
-async def test_whoever_lost_its_trainer_is_not_there(hosts: dict[str, Host]) -> None:
+async def test_a_daemon_that_lost_its_trainer_is_not_there(hosts: dict[str, Host]) -> None:
     a, b = hosts["a"], hosts["b"]
     b.mustering.give_up()
     b.hear(3, a=0)
@@ -74,6 +74,6 @@ async def test_whoever_lost_its_trainer_is_not_there(hosts: dict[str, Host]) -> 
     await a.mustering.stop()
 
 
-async def test_whoever_asks_nobody_has_met_all_at_once(hosts: dict[str, Host]) -> None:
+async def test_a_daemon_with_none_to_ask_has_met_all_at_once(hosts: dict[str, Host]) -> None:
     hosts["a"].hear(1)
     assert (hosts["a"].mustering.met, hosts["a"].told.is_set()) == ((1,), True)

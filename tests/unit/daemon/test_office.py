@@ -139,7 +139,7 @@ def spoil_record(leader: Leader) -> None:
 
 
 @pytest.mark.parametrize("spoil", [spoil_work, spoil_roll_call, spoil_clock, spoil_take_over, spoil_record])
-async def test_whoever_cannot_lead_makes_room_for_another(spoil: Callable[[Leader], None]) -> None:
+async def test_a_leader_that_cannot_lead_makes_room_for_another(spoil: Callable[[Leader], None]) -> None:
     async with desks(2, once(spoil)) as (one, other):
         await until(lambda: _led(other))
         await until(other.resigned)
@@ -195,7 +195,7 @@ async def test_the_only_daemon_stands_again_after_a_while() -> None:
         assert one.led == [1, 2]
 
 
-async def test_where_nobody_can_lead_the_job_ends_with_the_reason() -> None:
+async def test_where_no_daemon_can_lead_the_job_ends_with_the_reason() -> None:
     async with desks(2, spoil_work) as (one, other):
         await until(lambda: _has_failed(one))
         record = await one.record()
@@ -229,7 +229,7 @@ async def test_each_of_many_may_try() -> None:
 
 
 @pytest.mark.parametrize("value", [b'{"job": ', b'{"job":"j"}', b"\x78\x9cgarbage", b"\xff\xfe"])
-async def test_a_record_that_nobody_can_read_ends_the_job_and_everybody_hears_of_it(value: bytes) -> None:
+async def test_a_record_that_cannot_be_read_ends_the_job_and_all_workers_hear_of_it(value: bytes) -> None:
     server = MemoryServer()
     store = server.connect()
     for path, content in ((tree.record(JOB), value), (tree.events(JOB), b""), (tree.workers(JOB), b"")):

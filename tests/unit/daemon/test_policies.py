@@ -218,7 +218,7 @@ def test_what_was_typed_stays_whatever_becomes_of_the_file(tmp_path: Path) -> No
         own_code(settings(text))
 
 
-def test_a_name_that_nobody_has_installed_is_one_line() -> None:
+def test_a_name_that_is_not_installed_is_one_line() -> None:
     with pytest.raises(ConfigError, match=r"policy=nobody: is neither FILE\.py:CLASS nor an entry point"):
         own_code(settings("policy=nobody"))
 

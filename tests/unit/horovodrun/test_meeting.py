@@ -71,7 +71,9 @@ async def attend(board: Board, folder: Path, *hosts: int, first_s: float = 0.0) 
 
 
 @pytest.mark.parametrize("first_s", [0.0, 0.3])
-async def test_the_job_begins_at_the_driver_whoever_has_rank_0(founded: list[str], tmp_path: Path, first_s: float):
+async def test_the_job_begins_at_the_driver_whichever_worker_has_rank_0(
+    founded: list[str], tmp_path: Path, first_s: float
+):
     assert await attend(Board(), tmp_path, 2, 3, 1, 1, first_s=first_s) == ["1:2181"] * 4
     assert founded == ["1"]
 

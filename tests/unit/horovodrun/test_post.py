@@ -91,7 +91,7 @@ def test_who_ends_badly_after_a_good_end_in_the_job_is_a_failure_and_not_replace
     assert post.status == 3
 
 
-def test_whoever_crashes_when_all_is_trained_is_not_replaced():
+def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
     post = Post(restarts=1)
     assert play(post, TrainerEnded(1), replace(RUNS, spent=True)) == []
     assert post.status is None
@@ -112,13 +112,13 @@ def test_told_to_end_after_its_trainer():
     assert post.status == 0
 
 
-def test_without_a_driver_nobody_frees_a_slot():
+def test_without_a_driver_no_slot_is_freed():
     post = Post(restarts=1)
     play(post, DriverGone(), TrainerEnded(0), RUNS)
     assert post.status == 0
 
 
-def test_a_job_that_nobody_can_be_asked_about_is_waited_for_a_while():
+def test_a_job_whose_workers_do_not_answer_is_waited_for_a_while():
     post = Post(restarts=1)
     play(post, TrainerEnded(-9), JobUnknown(), now=10.0)
     assert post.status is None

@@ -35,7 +35,7 @@ def test_the_folder_of_a_process_that_is_gone_goes_with_the_next_that_comes(pare
     assert list(parent.iterdir()) == [mine]
 
 
-def test_what_may_be_somebody_elses_stays(parent: Path) -> None:
+def test_what_may_be_of_another_process_stays(parent: Path) -> None:
     match = NAME.fullmatch(make_folder().name)
     assert match is not None
     elsewhere = parent / f"edl-1-{match[2]}-1-abc"  # of another pid namespace

@@ -13,7 +13,7 @@ from edl.host.joining import joined
 JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}
 
 
-def test_a_job_that_nobody_has_started_here_needs_its_coordinator(tmp_path):
+def test_a_job_that_was_not_started_here_needs_its_coordinator(tmp_path):
     with pytest.raises(ConfigError, match="EDL_JOB=x is given without a coordinator"):
         joined({"EDL_HOME": str(tmp_path), "EDL_JOB": "x"})
 

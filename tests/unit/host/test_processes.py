@@ -78,7 +78,7 @@ def test_the_start_time_stays_and_tells_processes_apart(child: subprocess.Popen[
     assert theirs >= ours
 
 
-def test_nobody_has_no_start_time(child: subprocess.Popen[bytes]) -> None:
+def test_a_process_that_is_gone_has_no_start_time(child: subprocess.Popen[bytes]) -> None:
     child.kill()
     child.wait()
     assert process_start_time(child.pid) is None
@@ -169,7 +169,7 @@ def test_a_daemon_is_not_our_child(tmp_path: Path) -> None:
     wait_gone(pid)
 
 
-def test_a_daemon_outlives_whoever_started_it(tmp_path: Path) -> None:
+def test_a_daemon_outlives_the_process_that_started_it(tmp_path: Path) -> None:
     result = subprocess.run(
         [sys.executable, "-c", STARTS_A_DAEMON, str(tmp_path / "log")],
         capture_output=True,

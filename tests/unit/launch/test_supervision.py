@@ -326,7 +326,7 @@ def test_a_crashed_worker_is_replaced_as_often_as_allowed():
     assert supervisor.phase is Stage.WATCHING
 
 
-def test_a_crashed_worker_that_nobody_misses_is_not_replaced():
+def test_a_crashed_worker_that_is_not_missed_is_not_replaced():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(1, 1, 100)) == []
     assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)], "asked for later: that is no restart"
@@ -364,7 +364,7 @@ TOLD = ", after it had told the job of a good end"
 
 @pytest.mark.parametrize("first", [0, 1])
 @pytest.mark.parametrize("seen", [RUNNING, FINISHED])
-def test_who_ends_badly_after_a_good_end_in_the_job_is_a_failure_whoever_ends_first(first, seen):
+def test_a_worker_that_ends_badly_after_a_good_end_in_the_job_is_a_failure_whichever_ends_first(first, seen):
     """A status that the script gave by no exception and not by `sys.exit()`, a crash of Python as it ends."""
     done = frozenset({100, 101})
     supervisor = two_workers()
@@ -383,7 +383,7 @@ def test_who_was_given_up_and_ends_after_the_job_has_finished_without_it_is_no_f
     assert supervisor.verdict == LaunchVerdict(0, "finished")
 
 
-def test_whoever_crashes_when_all_is_trained_is_not_replaced():
+def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, 1))
     assert play(supervisor, msgspec.structs.replace(seen(2, 1, 100), spent=True)) == []
@@ -399,7 +399,7 @@ def test_a_crash_and_growth_at_once():
 
 
 @pytest.mark.parametrize("restarts", [0, 1])
-def test_a_job_of_too_few_ends_only_where_nobody_will_come(restarts):
+def test_a_job_of_too_few_ends_only_where_no_worker_will_come(restarts):
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True, restarts=restarts)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
     reason = "1 workers are left and the job needs 2"

@@ -182,7 +182,7 @@ def test_one_process_counts_and_the_others_wait(folder, monkeypatch):
     assert len(counted) == 1
 
 
-def test_whoever_waits_too_long_counts_himself(folder, caplog):
+def test_a_process_that_waits_too_long_counts_for_itself(folder, caplog):
     path = write(folder / "a.txt", "a\nb\n")
     opened(path)
     (kept,) = (folder.parent / "cache").glob("*.npy")
@@ -194,7 +194,7 @@ def test_whoever_waits_too_long_counts_himself(folder, caplog):
     assert not kept.exists()
 
 
-def test_what_nobody_uses_is_forgotten(folder):
+def test_what_is_not_used_is_forgotten(folder):
     opened(write(folder / "a.txt", "a"))
     old = {*(folder.parent / "cache").glob("*.npy")}
     for path in (folder.parent / "cache").iterdir():

@@ -105,7 +105,7 @@ def test_bytes_and_numbers(members: Members) -> None:
     assert [ring.place.generation for ring in members.rings] == [1] * SIZE
 
 
-def test_a_ring_of_one_needs_nobody() -> None:
+def test_a_ring_of_one_needs_no_other() -> None:
     ring = GroupRing()
     ring.enter(solo("w0"), 1.0)
     assert (ring.agree(3), ring.same(3), ring.broadcast(b"x", 0), ring.size) == (3, True, b"x", 1)

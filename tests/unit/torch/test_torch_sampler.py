@@ -54,7 +54,9 @@ def test_each_epoch_is_another_pass(shards: Shards, sampler: elastic.ElasticSamp
     assert shards.asked == [0, 1, 2, 3, 4]
 
 
-def test_so_it_is_where_nobody_says_which_epoch_it_is(shards: Shards, sampler: elastic.ElasticSampler) -> None:
+def test_so_it_is_where_the_script_does_not_say_which_epoch_it_is(
+    shards: Shards, sampler: elastic.ElasticSampler
+) -> None:
     for _ in range(3):
         train(sampler)
     sampler.set_epoch(3)

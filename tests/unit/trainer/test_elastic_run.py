@@ -170,13 +170,13 @@ def test_the_last_mini_batch_ends_with_the_function(run: Run, trainer: FakeTrain
     assert trainer.count == 1
 
 
-def test_where_nobody_sees_updates_every_commit_is_an_end(run: Run, trainer: FakeTrainer) -> None:
+def test_where_updates_are_not_seen_every_commit_is_an_end(run: Run, trainer: FakeTrainer) -> None:
     trainer.updates = None
     run(lambda state: [state.commit() for _ in range(3)])(State(run, {}, {}))
     assert trainer.count == 3
 
 
-def test_mini_batches_that_somebody_else_ends_are_not_ended_twice(run: Run, trainer: FakeTrainer) -> None:
+def test_mini_batches_that_the_script_ends_are_not_ended_twice(run: Run, trainer: FakeTrainer) -> None:
     @run
     def fit(state: Any) -> None:
         for _ in range(3):

@@ -163,25 +163,25 @@ def models(seats: list[WorkerShell]) -> set[str]:
 
 
 @pytest.mark.parametrize("after_step", [None, 0, 1000])
-def test_a_survivor_gives_its_state_to_a_newcomer_that_nobody_was_told_of(after_step: int | None) -> None:
+def test_a_survivor_gives_its_state_to_a_newcomer_that_it_was_not_told_of(after_step: int | None) -> None:
     seats = enter((1000, 2), (0, 0), after_step=after_step)
     assert models(seats) == {"of step 1000"}
     assert [shell.machine.step for shell in seats] == [1000, 1000]
 
 
-def test_the_first_ring_of_all_asks_for_nobodys_state() -> None:
+def test_the_first_ring_of_all_asks_for_no_members_state() -> None:
     seats = enter((0, 0), (0, 0), after_step=0)
     assert [shell.machine.models_may_differ for shell in seats] == [True, True]
 
 
-def test_a_ring_in_which_somebody_would_have_to_boot_first_does_not_stand() -> None:
+def test_a_ring_in_which_a_member_would_have_to_boot_first_does_not_stand() -> None:
     seats = enter((1000, 2), (0, 0), after_step=None, booted=False)
     said = [shell.link.sent[-1] for shell in seats]  # type: ignore[attr-defined]
     assert all(isinstance(word, Broke) and "has not booted" in word.reason for word in said)
     assert models(seats) == {"of step 1000", "of step 0"}
 
 
-def test_before_anybody_has_trained_all_boot_in_the_first_ring() -> None:
+def test_before_any_worker_has_trained_all_boot_in_the_first_ring() -> None:
     seats = enter((0, 2), (0, 0), after_step=None, booted=False)
     assert all(isinstance(shell.link.sent[-1], Entered) for shell in seats)  # type: ignore[attr-defined]
 

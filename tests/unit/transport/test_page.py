@@ -50,7 +50,7 @@ def test_another_process_sees_it_too(page: Page, path: Path) -> None:
     assert page.step == 40
 
 
-def test_the_file_is_for_nobody_else(page: Page, path: Path) -> None:
+def test_the_file_is_for_its_owner_alone(page: Page, path: Path) -> None:
     assert path.stat().st_mode & 0o777 == 0o600
 
 

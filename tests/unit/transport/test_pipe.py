@@ -294,7 +294,7 @@ async def test_another_user_is_turned_away() -> None:
         daemon = Daemon(path)
         await daemon.server.start()
         _open_to_all(path)
-        await _knock_as_nobody(path)
+        await _knock_as_a_stranger(path)
         assert daemon.connections == []
         assert daemon.gone == []
         await daemon.server.stop()
@@ -305,7 +305,7 @@ def _open_to_all(path: Path) -> None:
     path.parent.chmod(0o755)
 
 
-async def _knock_as_nobody(path: Path) -> None:
+async def _knock_as_a_stranger(path: Path) -> None:
     # It becomes somebody else by itself: the interpreter may lie where nobody else may look.
     program = """
 import os, socket, sys
@@ -334,11 +334,11 @@ async def test_a_file_in_place_of_the_folder_is_refused(tmp_path: Path) -> None:
         private_folder(tmp_path / "link")
 
 
-async def test_the_socket_is_for_nobody_else(daemon: Daemon, path: Path) -> None:
+async def test_the_socket_is_for_its_owner_alone(daemon: Daemon, path: Path) -> None:
     assert os.lstat(path).st_mode & 0o777 == 0o600
 
 
-async def test_nobody_listening_is_told_within_the_time(path: Path) -> None:
+async def test_a_path_without_a_listener_is_told_within_the_time(path: Path) -> None:
     with pytest.raises(PipeClosed, match="no daemon listens"):
         PipeClient(path, Ping, print, print).connect(0.05)
 

@@ -339,7 +339,7 @@ def test_it_says_how_many_updates_were_made() -> None:
     assert counts(weighed(0.0, 0.0, stand_ins=True)) == (1, 1, 0, True)
 
 
-def test_a_step_that_was_applied_though_nobody_had_samples_is_wrong() -> None:
+def test_a_step_that_was_applied_though_no_worker_had_samples_is_wrong() -> None:
     account = weighed(0.0, 1.0, stand_ins=True)
     assert counts(account) == (2, 1, 1, False)
     assert account.first_misweighed == (Weighed(2, "b", 1.0, 0.0),)

@@ -181,7 +181,7 @@ def test_all_but_one_leave():
     assert run_out(ledger) == [4] * 6
 
 
-def test_everybody_is_replaced():
+def test_all_workers_are_replaced():
     ledger = ledger_of(48, "a", "b")
     ledger.grant(6)
     ledger.enter(["c", "d"], 3)
@@ -190,7 +190,7 @@ def test_everybody_is_replaced():
     assert run_out(ledger) == [8, 8, 8]
 
 
-def test_everybody_gone_and_somebody_comes():
+def test_all_workers_gone_and_a_newcomer_comes():
     ledger = ledger_of(20, "a")
     ledger.grant(5)
     ledger.enter([], 2)
@@ -321,7 +321,7 @@ def test_of_very_short_epochs_not_all_are_leased_that_would_fit():
     assert ledger.covered_step == 3 + SPECULATIVE
 
 
-def test_what_is_trained_was_begun_though_nobody_has_said_so():
+def test_what_is_trained_was_begun_though_no_worker_has_said_so():
     ledger = ledger_of(12, "a", "b", open_ended=True)
     ledger.grant(6)
     assert ledger.commit(5) == (0, 1)
@@ -329,7 +329,7 @@ def test_what_is_trained_was_begun_though_nobody_has_said_so():
     assert ledger.validate() == 4
 
 
-def test_what_comes_back_is_leased_before_what_nobody_has_begun():
+def test_what_comes_back_is_leased_before_what_was_not_begun():
     ledger = ledger_of(12, "a", "b", open_ended=True)
     ledger.grant(6)
     assert [lease.epoch for lease in ledger.leases("a")] == [0, 1, 2]

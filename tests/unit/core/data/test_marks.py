@@ -101,7 +101,7 @@ def test_once_the_ring_stands_the_mark_is_gone():
     assert all(share.rebatch == 0 for share in job.orders("a").shares)
 
 
-def test_whoever_does_not_tell_holds_the_switch_up_for_a_moment_only():
+def test_a_worker_that_does_not_tell_holds_the_switch_up_for_a_moment_only():
     job = Marked()
     _, mark = job.mark
     job.tell("a", mark)
@@ -117,7 +117,7 @@ def test_a_switch_that_is_not_wanted_any_more_leaves_no_mark():
     assert (job.machine.record.plan, job.machine.record.rebatch) == (None, None)
 
 
-def test_the_mark_of_a_plan_outlives_it_until_somebody_is_known_not_to_have_come_to_its_ring():
+def test_the_mark_of_a_plan_outlives_it_until_a_member_is_known_not_to_have_come_to_its_ring():
     """Others may have been in that ring, and have trained what is leased beyond the mark to this one."""
     job = Marked()
     _, mark = job.mark
@@ -133,7 +133,7 @@ def test_the_mark_of_a_plan_outlives_it_until_somebody_is_known_not_to_have_come
     assert job.machine.record.rebatch is None
 
 
-def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whoever_misses_the_switch():
+def test_the_mark_holds_as_long_as_its_plan_may_come_into_force_whichever_member_misses_the_switch():
     """Else who misses it gets the samples of before, breaks with them, and takes them along to the planned ring."""
     job = Marked()
     _, mark = job.mark

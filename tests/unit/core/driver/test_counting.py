@@ -135,7 +135,7 @@ def test_a_stand_in_that_is_killed_is_a_failure_in_the_drivers_eyes():
     assert job.orders("w0").recount == 1
 
 
-def test_nobody_comes_from_a_slot_that_the_driver_has_counted():
+def test_no_worker_comes_from_a_slot_that_the_driver_has_counted():
     job = driven("a:0", "b:0")
     job.word("w0", noticed=1.0)
     for worker in ("w0", "w1"):

@@ -99,7 +99,7 @@ def test_a_newcomer_that_does_not_come_to_its_ring_is_dropped() -> None:
     assert plan.roster == ("w0", "w1")
 
 
-def test_whoever_fails_at_each_ring_does_not_hang() -> None:
+def test_a_worker_that_fails_at_each_ring_does_not_hang() -> None:
     job = Job()
     job.feed(Vanished("w1", "gone"), 1.0)
     for turn in range(5):
@@ -117,7 +117,7 @@ def test_an_id_is_never_used_twice() -> None:
     assert job.state("w1") is None
 
 
-def test_a_leader_that_was_away_judges_nobody_by_that() -> None:
+def test_a_leader_that_was_away_judges_no_worker_by_that() -> None:
     """Nothing could be written for a minute: what the others have done meanwhile lies in its queue."""
     job = Job()
     job.join("w2", 1.0)
@@ -128,7 +128,7 @@ def test_a_leader_that_was_away_judges_nobody_by_that() -> None:
     assert job.state("w2") is WorkerState.WARMING
 
 
-def test_whoever_holds_up_a_step_for_too_long_is_lost_moments_after_the_others_gave_up() -> None:
+def test_a_worker_that_holds_up_a_step_for_too_long_is_lost_moments_after_the_others_gave_up() -> None:
     job = Job()
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1, 7, 5.0)
@@ -144,7 +144,7 @@ def test_whoever_holds_up_a_step_for_too_long_is_lost_moments_after_the_others_g
     assert job.machine.record.plan is not None and job.machine.record.plan.roster == ("w0",)
 
 
-def test_whoever_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> None:
+def test_a_worker_that_finds_the_ring_broken_too_is_not_the_one_that_hangs() -> None:
     job = Job()
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1, 7, 5.0)

@@ -46,7 +46,7 @@ class Job(Machine):
 
 @pytest.mark.parametrize("order", [("raises", "ends"), ("ends", "raises")])
 @pytest.mark.parametrize("spec", [SPEC, None])
-def test_a_script_that_raises_after_the_last_step_fails_the_job_whoever_ends_first(order, spec):
+def test_a_script_that_raises_after_the_last_step_fails_the_job_whichever_ends_first(order, spec):
     job = Job(spec)
     job.train(1, STEPS, "w0", "w1")
     for act in order:
@@ -72,7 +72,7 @@ def test_a_host_that_vanishes_after_the_last_step_fails_the_job():
     assert job.end == FAILED
 
 
-def test_nobody_is_called_away_from_its_last_save_for_another_ring():
+def test_no_worker_is_called_away_from_its_last_save_for_another_ring():
     job = Job()
     job.train(1, STEPS, "w0", "w1")
     job.raises("w0")
@@ -138,7 +138,7 @@ def test_the_next_leader_knows_of_it():
     assert job.end == FAILED
 
 
-def test_whoever_was_told_to_leave_and_did_so_at_the_end_is_not_missed():
+def test_a_leaver_that_leaves_at_the_end_is_not_missed():
     job = Job()
     job.train(1, STEPS, "w0", "w1")
     job.see("w0", Phase.TRAINING, 1, STEPS, data=SPEC, leaving=True)

@@ -186,7 +186,7 @@ def test_a_newcomer_that_is_told_to_leave_goes_along_with_the_ring_that_counts_o
     assert job.orders("w2").verdict is Verdict.LEAVE
 
 
-def test_until_the_first_ring_stands_nobody_boots_alone() -> None:
+def test_until_the_first_ring_stands_no_worker_boots_alone() -> None:
     job = Job("w0", "w1", "w2", np=2)
     assert job.plan.roster == ("w0", "w1")
     assert not job.orders("w2").boot_alone  # it may be needed, and then must be inside `init` like the others
@@ -194,7 +194,7 @@ def test_until_the_first_ring_stands_nobody_boots_alone() -> None:
     assert job.plan.roster == ("w0", "w2")
 
 
-def test_whoever_was_planned_for_a_first_ring_that_is_dropped_is_no_ready_newcomer() -> None:
+def test_a_member_of_a_first_ring_that_is_dropped_is_no_ready_newcomer() -> None:
     job = Job("w0", "w1")
     job.feed(Vanished("w0", "gone"))
     assert job.machine.record.plan is None
@@ -340,7 +340,7 @@ def in_a_switch() -> Job:
 
 
 @pytest.mark.parametrize("how", ["is gone", "cannot come"])
-def test_a_newcomer_that_fails_before_the_switch_step_makes_nobody_leave_before_it(how: str) -> None:
+def test_a_newcomer_that_fails_before_the_switch_step_makes_no_survivor_leave_before_it(how: str) -> None:
     job = in_a_switch()
     before = job.plan
     if how == "is gone":
@@ -388,7 +388,7 @@ def test_a_newcomer_that_dies_in_the_ring_that_stands_makes_all_leave_at_once() 
     assert (job.plan.roster, job.plan.after_step) == (("w0", "w1"), None)
 
 
-def test_a_ring_that_stood_before_anybody_told_is_gone_on_from_with_its_own_leases() -> None:
+def test_a_ring_that_stood_before_any_member_told_is_gone_on_from_with_its_own_leases() -> None:
     job = in_a_switch()
     first, step = job.plan.generation, job.plan.after_step or 0
     job.see("w2", Phase.FAILED, 0, reason="killed")
@@ -402,7 +402,7 @@ def test_a_ring_that_stood_before_anybody_told_is_gone_on_from_with_its_own_leas
     assert (job.machine.record.roster, job.machine.record.began_step) == (("w0", "w1"), step + 3)
 
 
-def test_a_switch_is_not_put_off_while_somebody_is_in_the_ring_that_was_planned_before() -> None:
+def test_a_switch_is_not_put_off_while_a_member_is_in_the_ring_that_was_planned_before() -> None:
     job = in_a_switch()
     first, step = job.plan.generation, job.plan.after_step or 0
     job.see("w2", Phase.FAILED, 0, reason="killed")
@@ -454,7 +454,7 @@ def test_a_ring_that_fails_all_at_once_is_planned_anew_at_once() -> None:
     assert job.plan.roster == ("w0", "w1")
 
 
-def test_a_ring_that_fails_and_nobody_says_why_is_planned_anew_a_moment_later() -> None:
+def test_a_ring_that_fails_and_no_member_says_why_is_planned_anew_a_moment_later() -> None:
     job = Job("w0", "w1", spec=LONG)
     job.sit("w0", "w1")
     job.see("w0", Phase.BROKEN, 1, 3)
@@ -533,7 +533,7 @@ def after_the_first_ring_broke() -> Job:
     return job
 
 
-def test_whoever_has_not_booted_is_not_planned_with_those_who_trained() -> None:
+def test_a_worker_that_has_not_booted_is_not_planned_with_those_that_trained() -> None:
     job = after_the_first_ring_broke()
     assert (job.machine.record.generation, job.machine.record.plan) == (0, None)
     job.join("w2")
@@ -544,7 +544,7 @@ def test_whoever_has_not_booted_is_not_planned_with_those_who_trained() -> None:
     assert (job.plan.roster, job.plan.after_step) == (("w0", "w2"), None)
 
 
-def test_another_leader_knows_that_somebody_has_trained() -> None:
+def test_another_leader_knows_that_a_ring_has_trained() -> None:
     job = after_the_first_ring_broke()
     job.succeed("w0")
     job.join("w2")
@@ -570,7 +570,7 @@ def test_a_worker_without_data_of_the_job_is_ready_once_it_has_sat() -> None:
     assert job.state("w0") is WorkerState.READY
 
 
-def test_whoever_hangs_in_its_boot_is_not_waited_for_for_ever_where_a_ring_has_stood_before() -> None:
+def test_a_worker_that_hangs_in_its_boot_is_not_waited_for_for_ever_where_a_ring_has_stood_before() -> None:
     job = after_the_first_ring_broke()
     job.join("w2")
     for _ in range(200):

@@ -66,7 +66,7 @@ def test_data_is_leased_to_all_once_one_opens_it() -> None:
 
 
 @pytest.mark.parametrize(("step", "presses"), [(1000, False), (2400, True)])  # of 2,500 that are leased, 10 ms each
-def test_leases_press_only_where_somebody_would_run_dry_before_its_call_for_orders_ends(
+def test_leases_press_only_where_a_member_would_run_dry_before_its_call_for_orders_ends(
     step: int, presses: bool
 ) -> None:
     machine = (job := running(data=DataSpec(total=10**6, epochs=1, batch=1))).machine
@@ -245,7 +245,7 @@ def test_below_the_minimum_the_job_waits_for_others_as_long_as_a_boot_may_take()
     assert "ValueError: no" in job.machine.record.reason
 
 
-def test_below_the_minimum_the_job_goes_on_with_whoever_comes_in_time() -> None:
+def test_below_the_minimum_the_job_goes_on_with_a_newcomer_that_comes_in_time() -> None:
     job = Job(np=2, minimum=2)
     job.join("w0")
     job.join("w1")

@@ -67,7 +67,7 @@ def test_why_a_leaver_was_told_to_is_known_to_the_leader_that_told_it() -> None:
     assert reason(job) == "w2, w3 leave"
 
 
-def test_somebody_is_gone_or_the_ring_has_failed() -> None:
+def test_a_member_is_gone_or_the_ring_has_failed() -> None:
     job = running()
     job.feed(Vanished("w1", "gone"))
     assert reason(job) == "w1 is gone"

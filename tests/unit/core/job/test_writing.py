@@ -74,7 +74,7 @@ def test_where_nothing_is_decided_nothing_is_written() -> None:
     assert begun().handle(decided(FOUND)) == [DeclareRest(at_rest=True), ASKED]
 
 
-def test_events_alone_are_written_too_and_nobody_needs_other_orders() -> None:
+def test_events_alone_are_written_too_and_no_worker_needs_other_orders() -> None:
     writing = begun()
     assert writing.handle(decided(FOUND, EVENT))[1:] == [Commit(FOUND, (EVENT,), 7)]
     assert kinds(writing.handle(Written(8))) == [DeclareRest, GiveAnswer]
@@ -117,7 +117,7 @@ def test_an_earlier_try_that_comes_late_counts() -> None:
     assert kinds(writing.handle(Found(8))) == [Publish, DeclareRest, GiveAnswer]
 
 
-def test_what_somebody_else_has_written_is_not_overwritten() -> None:
+def test_what_a_stranger_has_written_is_not_overwritten() -> None:
     writing = begun()
     writing.handle(decided(later(FOUND)))
     with pytest.raises(UsageError, match="somebody else has written the record of job j"):
@@ -125,7 +125,7 @@ def test_what_somebody_else_has_written_is_not_overwritten() -> None:
 
 
 @pytest.mark.parametrize("before", [(), (Unanswered(),), (Unanswered(), Found(7))])
-def test_who_is_deposed_tells_nobody_anything(before: tuple[Outcome, ...]) -> None:
+def test_a_deposed_leader_tells_nothing(before: tuple[Outcome, ...]) -> None:
     writing = begun()
     writing.handle(decided(later(FOUND), EVENT))
     for happened in before:
@@ -134,7 +134,7 @@ def test_who_is_deposed_tells_nobody_anything(before: tuple[Outcome, ...]) -> No
     assert writing.record is FOUND and writing.state is WritingState.OVER
 
 
-def test_the_secret_is_gone_before_anybody_hears_that_the_job_is_over() -> None:
+def test_the_secret_is_gone_before_any_worker_hears_that_the_job_is_over() -> None:
     writing, over = begun(), later(FOUND, state=JobState.FINISHED)
     writing.handle(decided(over, EVENT))
     assert writing.handle(Written(8)) == [ForgetSecret()]

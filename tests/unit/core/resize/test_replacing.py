@@ -95,7 +95,7 @@ def test_where_no_more_are_allowed_the_slow_one_goes_first() -> None:
     assert job.record.roster == ("b", "c")
 
 
-def test_nobody_is_replaced_below_the_minimum_nor_is_the_last_one() -> None:
+def test_no_worker_is_replaced_below_the_minimum_nor_is_the_last_one() -> None:
     job = job_of_two(minimum=2, maximum=2)
     job.rule(2, "a")
     assert (job.record.target, job.record.replacing, job.decision()["act"]) == (2, None, False)
@@ -119,7 +119,7 @@ def test_who_asks_for_a_size_meanwhile_gets_that() -> None:
     assert (job.record.target, job.record.replacing) == (4, None)
 
 
-def test_nobody_is_waited_for_longer_than_a_boot_may_take() -> None:
+def test_no_newcomer_is_waited_for_longer_than_a_boot_may_take() -> None:
     job = job_of_two()
     job.rule(2, "a")
     job.now += Deadlines().boot_s
@@ -128,7 +128,7 @@ def test_nobody_is_waited_for_longer_than_a_boot_may_take() -> None:
     assert job.decision()["act"] is False
 
 
-def test_what_was_measured_is_kept_and_wakes_nobody() -> None:
+def test_what_was_measured_is_kept_and_wakes_no_worker() -> None:
     job = job_of_two()
     pressing = job.machine.pressing
     job.feed(Measured((Rate(2, 100, 1000, 1.0),)))

@@ -261,7 +261,7 @@ def test_a_job_that_is_over_takes_nothing_but_answers_what_it_had_taken() -> Non
 # ----------------------------------------------------------------------------- the target follows who comes and goes
 
 
-def test_whoever_comes_unasked_is_welcome_and_counts() -> None:
+def test_a_newcomer_that_comes_unasked_is_welcome_and_counts() -> None:
     job = running()
     job.join("w2")
     assert job.record.target == 3
@@ -270,7 +270,7 @@ def test_whoever_comes_unasked_is_welcome_and_counts() -> None:
     assert job.answer(AskScaleOut(1, "a")) == Acknowledge(4)
 
 
-def test_whoever_was_told_to_leave_by_a_signal_does_not_count_any_more() -> None:
+def test_a_worker_told_to_leave_by_a_signal_does_not_count_any_more() -> None:
     job = running(3)
     job.see("w1", Phase.TRAINING, 1, leaving=True)
     assert job.record.target == 2

@@ -80,7 +80,7 @@ def test_a_newcomer_that_is_not_found_is_left_out_for_a_while_and_told_of_once()
     assert job.machine.record.plan.roster == ("a", "b", "d", "c")
 
 
-def test_whoever_is_gone_is_not_remembered_for_having_been_missed() -> None:
+def test_a_worker_that_is_gone_is_not_remembered_for_having_been_missed() -> None:
     job = with_newcomers()
     for number in range(5):
         worker = f"c{number}"

@@ -208,7 +208,7 @@ def test_another_leader_goes_on_with_what_is_prepared() -> None:
     assert (heir.record.plan.generation, heir.record.plan.prepared) == (2, True)
 
 
-def test_one_that_changes_its_mind_before_the_step_is_announced_stops_nobody() -> None:
+def test_one_that_changes_its_mind_before_the_step_is_announced_stops_no_member() -> None:
     job = with_newcomers("c")
     says(job, "a", "b")
     says(job, "a", failure="connection reset by peer")

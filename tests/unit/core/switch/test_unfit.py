@@ -283,7 +283,7 @@ def test_a_ring_that_lost_a_member_says_nothing_of_the_others() -> None:
     assert job.record.trials.strikes == ()
 
 
-def test_a_newcomer_is_not_blamed_for_rings_that_failed_for_one_whose_end_nobody_knew_yet() -> None:
+def test_a_newcomer_is_not_blamed_for_rings_that_failed_for_one_whose_end_was_not_known_yet() -> None:
     job = training(3)
     job.ready("w3")
     job.sit()
@@ -315,7 +315,7 @@ def test_what_a_newcomer_has_said_of_itself_is_held_against_it_though_another_is
     assert [strike.worker for strike in job.record.trials.strikes] == ["bad"]
 
 
-def test_a_ring_that_fails_without_whoever_was_condemned_acquits_it() -> None:
+def test_a_ring_that_fails_without_the_condemned_worker_acquits_it() -> None:
     job = training(3)
     job.ready("w3")
     job.sit()
@@ -328,7 +328,7 @@ def test_a_ring_that_fails_without_whoever_was_condemned_acquits_it() -> None:
 
 
 @pytest.mark.parametrize("first", [True, False])
-def test_nobody_is_blamed_for_a_ring_that_failed_as_its_daemon_died(first: bool) -> None:
+def test_no_worker_is_blamed_for_a_ring_that_failed_as_its_daemon_died(first: bool) -> None:
     job = Job(2) if first else training(1)
     if not first:
         job.ready("w1")
@@ -385,7 +385,7 @@ def test_the_first_ring_ends_the_job_with_the_name_of_who_cannot_form_it() -> No
     assert job.unfit() == [("w1", ROUTE)]
 
 
-def test_a_first_ring_that_fails_and_nobody_knows_why_ends_the_job_after_three() -> None:
+def test_a_first_ring_that_fails_for_no_known_reason_ends_the_job_after_three() -> None:
     job = Job(2)
     for _ in range(unfit.FIRST_RINGS):
         assert job.record.plan is not None
@@ -448,7 +448,7 @@ def test_whom_the_words_point_at(said: dict[int, str], expected: set[str]) -> No
 
 
 @pytest.mark.parametrize("seed", range(200))
-def test_however_a_bad_worker_shows_it_is_found_and_nobody_else_is(seed: int) -> None:
+def test_however_a_bad_worker_shows_it_is_found_and_no_other_is(seed: int) -> None:
     """A ring fails whenever it has the bad one in it. Words are right, or say nothing."""
     source = random.Random(seed)
     workers = source.randint(3, 6)

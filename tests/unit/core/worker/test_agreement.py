@@ -25,7 +25,7 @@ def test_the_newest_step_and_the_lowest_rank_that_has_it(steps: list[int | None]
     assert max(votes) < DOUBT
 
 
-def test_nobody_has_a_state_before_the_first_step() -> None:
+def test_no_member_has_a_state_before_the_first_step() -> None:
     assert not has_state(0, tainted=False)
     assert agreed(vote(0, 3, has_state=False)) is None
 
@@ -74,18 +74,18 @@ def test_where_all_come_as_planned_nothing_is_copied_but_statistics() -> None:
     assert beginnings((1, 11, False), (1, 11, False), plan=planned(11)) == [Beginning(11, 0, current=True)] * 2
 
 
-def test_whoever_comes_from_a_void_mini_batch_lets_all_take_over_what_that_may_have_changed() -> None:
+def test_a_member_that_comes_from_a_void_mini_batch_lets_all_take_over_what_that_may_have_changed() -> None:
     """The word of the switch came late for it: a schedule of the script may have moved on, though no weight has."""
     found = beginnings((1, 11, False), (1, 11, True), plan=planned(11))
     assert found == [Beginning(11, 0, unsure=True, current=True)] * 2
 
 
-def test_whoever_is_behind_lets_all_take_over_the_newest_state() -> None:
+def test_a_member_that_is_behind_lets_all_take_over_the_newest_state() -> None:
     found = beginnings((1, 10, True), (1, 11, False), plan=planned(11))
     assert found == [Beginning(11, 1, whole=True, unsure=True, current=current) for current in (False, True)]
 
 
-def test_whoever_has_trained_fails_where_nobody_has_a_whole_state() -> None:
+def test_a_member_that_has_trained_fails_where_none_has_a_whole_state() -> None:
     talk = begin(planned(None), 1, 10, has_state=False)
     next(talk)
     with pytest.raises(JobFailed, match="lost"):

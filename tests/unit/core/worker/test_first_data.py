@@ -63,7 +63,7 @@ class FakeLink:
         return THEN
 
 
-def test_it_is_given_a_mini_batch_that_nobody_counts_and_then_trains_in_the_ring_that_follows() -> None:
+def test_it_is_given_an_uncounted_mini_batch_and_then_trains_in_the_ring_that_follows() -> None:
     framework: Any = FakeFramework()
     trainer = Trainer(framework)
     trainer._settings = SimpleNamespace(step_timeout_s=1.0, batch_size=4, home=None)  # type: ignore[assignment]

@@ -28,7 +28,7 @@ def open_ended() -> tuple[Ledger, LeaseBuffer]:
     return ledger, leases
 
 
-def test_an_epoch_that_nobody_asked_for_is_kept_back_until_it_is():
+def test_an_epoch_that_was_not_asked_for_is_kept_back_until_it_is():
     ledger, leases = open_ended()
     assert leases.wanted_at(1) == ledger.leases("a")[0]
     assert (leases.offers(3), leases.offers(4)) == (True, False)

@@ -99,7 +99,7 @@ def test_one_that_does_not_stand_is_not_formed_again_by_one_member_alone() -> No
 @pytest.mark.parametrize(
     "then", ["called anew", "called off", "another ring is planned", "it leaves", "its script ends"]
 )
-def test_what_nobody_wants_any_more_is_let_go_of(formed: bool, then: str) -> None:
+def test_a_ring_that_is_not_wanted_any_more_is_let_go_of(formed: bool, then: str) -> None:
     worker = Worker()
     worker.prepares(3)
     if formed:
@@ -145,7 +145,7 @@ def test_orders_that_come_after_newer_ones_begin_nothing() -> None:
     assert worker.machine.next_ring.generation == 3
 
 
-def test_whoever_ends_begins_nothing() -> None:
+def test_a_worker_that_ends_begins_nothing() -> None:
     worker = Worker()
     worker.machine.handle(ScriptEnded())
     assert worker.prepares() == []

@@ -120,13 +120,13 @@ def test_a_rehearsal_has_no_samples_of_its_own() -> None:
     assert script.trainer.own_samples() == 0
 
 
-def test_statistics_of_stand_ins_are_nobodys() -> None:
+def test_statistics_of_stand_ins_are_not_kept() -> None:
     script = Script()
     assert [(script.train(), script.framework.statistics) for _ in range(3)] == [(True, 1), (True, 2), (True, 2)]
     assert (script.scheduler.steps, script.extra.batches) == (3, 3)  # an update was made: the others have samples
 
 
-def test_a_step_in_which_nobody_has_samples_leaves_everything_as_it_was() -> None:
+def test_a_step_in_which_no_worker_has_samples_leaves_everything_as_it_was() -> None:
     script = Script()
     for _ in range(3):
         script.train()

@@ -145,7 +145,7 @@ def test_what_cannot_be_says_what_came_before() -> None:
 # ------------------------------------------------------------------------------------------------------ its first ring
 
 
-def test_the_first_ring_asks_for_nobodys_state_and_begins_from_rank_0s_model() -> None:
+def test_the_first_ring_asks_for_no_members_state_and_begins_from_rank_0s_model() -> None:
     worker = Worker()
     commands = worker.enters(worker.seat(1, 0, rank=1))
     assert say.Entered(1, 0, 0, None) in said(commands)
@@ -175,7 +175,7 @@ def test_who_could_not_form_the_first_ring_waits_inside_init_again() -> None:
     assert worker.reads(assignment=worker.seat(1, 0)) == [AwaitOrders()], "it has failed there"
 
 
-def test_one_whose_data_never_comes_is_given_a_mini_batch_that_nobody_counts_once() -> None:
+def test_one_whose_data_never_comes_is_given_an_uncounted_mini_batch_once() -> None:
     """The first ring is gone before the leader knew that it stood: nothing is ever leased for it."""
     worker = Worker()
     worker.enters(worker.seat(1, 0))
@@ -272,7 +272,7 @@ def test_who_is_behind_takes_over_the_newest_state_and_its_step() -> None:
     assert (worker.count.step, worker.machine.state) == (4, TrainerState.AWAITING_SHARE)
 
 
-def test_a_state_that_was_half_copied_becomes_nobodys() -> None:
+def test_a_state_that_was_half_copied_becomes_no_members() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
     worker.machine.handle(BatchEnded())
@@ -333,7 +333,7 @@ def test_a_switch_that_was_missed_is_told_once_where_no_samples_are_left_before_
     assert say.Missed(2) in worker.machine.story()
 
 
-def test_a_pipelines_thread_obeys_for_nobody_but_itself() -> None:
+def test_a_pipelines_thread_obeys_for_itself_alone() -> None:
     worker = Worker().sits().trains(3)
     stop = worker.orders(verdict=Verdict.STOP, reason="enough")
     assert worker.machine.handle(StillWaiting(stop, ahead=True)) == [Fail("enough")]

@@ -493,7 +493,7 @@ def test_a_generator_stays_in_its_process(monkeypatch):
         shards.batches(3)
 
 
-def test_a_step_that_nobody_took_a_batch_for_is_the_scripts_mistake():
+def test_a_step_without_a_batch_is_the_scripts_mistake():
     with pytest.raises(UsageError, match="take one batch from it before each"):
         shards_of(9)[0].share(1)
 

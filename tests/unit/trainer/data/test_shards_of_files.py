@@ -202,7 +202,7 @@ def test_what_is_not_expected_any_more_is_not_read():
     assert shelf.asked == [[1], [3], [2]]
 
 
-def test_what_somebody_waits_for_is_read_whatever_is_expected():
+def test_what_a_script_waits_for_is_read_whatever_is_expected():
     shelf = Shelf(open_=False)
     ahead = ReadAhead(shelf, 5.0)
     ahead.expect([ids(1), ids(2), ids(2)])
@@ -220,7 +220,7 @@ def test_what_somebody_waits_for_is_read_whatever_is_expected():
     assert shelf.asked == [[1], [2], [3]]
 
 
-def test_an_error_comes_to_whoever_wants_the_records():
+def test_an_error_comes_to_the_caller_that_wants_the_records():
     ahead = ReadAhead(Shelf(), 5.0)
     ahead.expect([ids(12), ids(13), ids(14)])
     assert ahead.take(ids(12)) == [12]
