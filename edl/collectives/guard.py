@@ -91,10 +91,12 @@ class Guard:
 
 
 def plain(message: str) -> str:
-    """What gloo says, without the places in its sources where it says so, and without asking to look above."""
+    """What gloo and Horovod say, without the places in gloo's sources where it says so, without Horovod's guesses at
+    what may have shut it down, and without asking to look above.
+    """
     if re.search(r"HTTP (\w+ )?request failed", message):
         return "its daemon did not answer"
-    return re.sub(r"\[/[^\]]*:\d+\] *", "", message)
+    return re.sub(r"\[/[^\]]*:\d+\] *| This was caused by an exception on one of the ranks[^\n]*", "", message)
 
 
 def _load(*, copied: bool) -> Any:

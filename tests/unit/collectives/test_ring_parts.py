@@ -85,3 +85,9 @@ def test_messages_without_places_in_sources() -> None:
 def test_a_failed_request_of_horovods_is_the_daemons_silence() -> None:
     message = "HTTP GET request failed too many times, aborting. See exception message above."
     assert plain(message) == "its daemon did not answer"
+
+
+def test_horovods_guesses_are_left_out() -> None:
+    guess = "This was caused by an exception on one of the ranks or an attempt to allreduce a tensor. See the log."
+    assert plain(f"Horovod has been shut down. {guess}") == "Horovod has been shut down."
+    assert plain(f"Horovod has been shut down. {guess}\n\t [[node]]") == "Horovod has been shut down.\n\t [[node]]"
