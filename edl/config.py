@@ -233,7 +233,7 @@ TABLE: tuple[Setting, ...] = (
         ("--on-divergence",),
         "fail|heal",
         "what becomes of a job whose workers are found to differ: it fails, or the majority's state becomes "
-        "everybody's (default: fail)",
+        "that of all (default: fail)",
     ),
     Setting(
         "batch_policy",

@@ -51,7 +51,7 @@ class Asking:
         self._expect(self._ask("DELETE", rank))
 
     def give_up(self, reason: str) -> None:
-        """Whoever waits for an answer gets RingBroken, now and later."""
+        """Each thread that waits for an answer gets RingBroken, now and later."""
         with self._turn:
             self._reason = self._reason or reason
             if self._open is not None:

@@ -21,7 +21,7 @@ LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see RingEn
 
 
 class RingEngine:
-    """Any thread may call it: whoever forms or leaves a ring has the engine to itself until that is done."""
+    """Any thread may call it: one that forms or leaves a ring has the engine to itself until that is done."""
 
     def __init__(self, library: Library, *, needs_elastic: bool) -> None:
         self.library = library
@@ -47,7 +47,7 @@ class RingEngine:
         return self.place is None and not self._busy.locked()
 
     def stands(self, generation: int) -> bool:
-        """Whether the ring of this generation does, and nobody has left it yet, as far as is known here."""
+        """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries
 
     def form(self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True) -> None:

@@ -19,7 +19,7 @@ from edl.collectives.pairs import PAIRS
 
 logger = logging.getLogger("edl")
 
-OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # nobody knows what two of those do to each other
+OTHER_WAYS = ("mpi", "nccl", "ddl", "ccl", "cuda", "rocm")  # what two of those do to each other is not known
 
 
 class Face:
@@ -38,7 +38,7 @@ class Face:
         return bool(self._basics.nccl_built())
 
     def call(self, library: Library) -> None:
-        """From now on: this one, in which a ring stands. Whoever asks for a size or enqueues a tensor finds it."""
+        """From now on: this one, in which a ring stands. Code that asks for a size or enqueues a tensor finds it."""
         self._basics.MPI_LIB_CTYPES = library.native.calls
         library.take_turn()
         self._horovod.init()  # its native part is done by now; this is the rest of it, in Python

@@ -46,7 +46,7 @@ def nothing() -> None:
 def copy_of(path: str, change: Callable[[bytes], bytes] = lambda contents: contents) -> Native:
     """A copy of the library at `path`, changed and loaded. Raises OSError, ImportError."""
     copy = private_copy(path, change)
-    # Horovod has made the first one's symbols everybody's: without RTLD_DEEPBIND the copy would use those.
+    # Horovod has made the first one's symbols global: without RTLD_DEEPBIND the copy would use those.
     calls = ctypes.CDLL(copy, mode=os.RTLD_NOW | os.RTLD_LOCAL | os.RTLD_DEEPBIND)
     native = Native(copy, calls, Guard(copy, copied=True))
     if not native.guard.whole:

@@ -12,7 +12,7 @@ per connection, `METHOD /<scope>/<key>`.
     PUT /<scope>/rank_<r>   host name of rank r; the others' are asked for at once, and not waited for
     PUT /<scope>/<r>        addresses of rank r, one per peer
     GET /<scope>/<r>        again and again, 10 ms apart, until it is there: here the answer waits for the key instead
-    DELETE /<scope>/<r>     rank r is connected to all, and so (after a barrier) is everybody
+    DELETE /<scope>/<r>     rank r is connected to all, and so (after a barrier) is each rank
 
 Scopes are `global`, `local_<host name>` and `cross_<local rank>`, alone for the first three meshes that `init()` builds
 and followed by `_process_set_hash_<hex>` for the three of each process set. The topology is flat: each member passes
@@ -40,7 +40,7 @@ LOOPBACK = "127.0.0.1"
 # Shorter than gloo's own time-out (30 s), which it can only notice between two requests.
 HOLD_S = 1.0
 ACCEPT_PAUSE_S = 0.1
-REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for anybody
+REQUEST_S = 5.0  # for the parts of a request, and of an answer, that do not wait for a member
 MOST_CONNECTIONS = 64  # a trainer asks one thing after the other
 TOKEN_BYTES = 24
 CANNOT_FORM = 410  # a status for which Horovod gives up, too

@@ -1,4 +1,4 @@
-"""How much the gradients of this worker count in the ring's average, and whether anybody's do.
+"""How much the gradients of this worker count in the ring's average, and whether any worker's do.
 
 Owns: these two values. Does not own: applying it (the adapters), nor computing it from the data (`edl.trainer`).
 """

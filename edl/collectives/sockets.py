@@ -3,10 +3,10 @@
 Owns: finding, counting and cutting them, and taking no more. Does not own: which addresses those are
 (`edl.torch.groups`).
 
-gloo gives nobody its connections. But it listens at one address for each ring, and it knows at which the other members
-do: what has the first on this end, or one of the others on the far end, is the ring's, and nothing of the script's is.
-A connection is looked at and cut by a descriptor of our own, so that none is mistaken which came into being meanwhile
-under the same number.
+gloo hands out none of its connections. But it listens at one address for each ring, and it knows at which the other
+members do: what has the first on this end, or one of the others on the far end, is the ring's, and nothing of the
+script's is. A connection is looked at and cut by a descriptor of our own, so that none is mistaken which came into
+being meanwhile under the same number.
 """
 
 from __future__ import annotations
@@ -45,8 +45,8 @@ def living(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
 
 
 def seal(ours: Collection[Listening]) -> int:
-    """Whoever listens at one of `ours` takes no connection from now on; those that stand are as before. Returns how
-    many there were.
+    """A socket that listens at one of `ours` takes no connection from now on; those that stand are as before. Returns
+    how many there were.
 
     gloo listens for as long as its ring lives, and cannot be told that all members are there. So the kernel is told to
     drop what comes to that socket.

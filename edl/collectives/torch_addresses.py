@@ -51,7 +51,7 @@ def laid_out(parcel: bytes, sender: int, rank: int, size: int) -> bytes:  # noqa
     try:
         host, address, number = _parsed(parcel)
     except ValueError:
-        return parcel  # not as we know it: whoever reads it says so
+        return parcel  # not as we know it: the daemon that reads it says so
     numbers = bytes(rank * NUMBER_BYTES) + number + bytes((size - 1 - rank) * NUMBER_BYTES)
     return _Row(host, addresses.whole(address), numbers).bytes()
 

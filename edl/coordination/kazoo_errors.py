@@ -1,6 +1,6 @@
 """kazoo's errors in the port's words.
 
-Owns: which of them mean no answer, a refusal, or no access. Does not own: what anybody does about it.
+Owns: which of them mean no answer, a refusal, or no access. Does not own: what a caller does about it.
 """
 
 from __future__ import annotations

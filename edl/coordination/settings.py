@@ -31,7 +31,7 @@ class Digest:
 class Tls:
     """How to know the server, and how to be known to it."""
 
-    cafile: str  # the only authority trusted: not the system's, which anybody may be certified by
+    cafile: str  # the only authority trusted: not the system's, which certify any host
     certfile: str | None = None  # of this client, where the server asks for one
     keyfile: str | None = None
     check_hostname: bool = True

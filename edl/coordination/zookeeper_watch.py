@@ -1,9 +1,10 @@
 """Watches that last, over ZooKeeper's that fire once.
 
-Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what a wake means to anybody.
+Owns: re-arming after each event and each reconnect, and merging wakes. Does not own: what a wake means to the woken.
 
-The order is what matters: a watch is armed again *before* anybody is woken. The request to arm is then in kazoo's queue
-ahead of any read that the wake leads to, and a session's requests are served in order, so that no change falls between.
+The order is what matters: a watch is armed again *before* any waiting task is woken. The request to arm is then in
+kazoo's queue ahead of any read that the wake leads to, and a session's requests are served in order, so that no change
+falls between.
 """
 
 from __future__ import annotations

@@ -131,7 +131,7 @@ class Chronicle(Generic[A]):
     async def _node(self) -> Node:
         node = await self._store.read(tree.record(self._job))
         if node is None:
-            raise UsageError(f"somebody has deleted {tree.record(self._job)}: the job's record is lost")
+            raise UsageError(f"{tree.record(self._job)} was deleted by another program: the job's record is lost")
         return node
 
     async def _found(self) -> Node:

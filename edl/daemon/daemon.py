@@ -214,7 +214,7 @@ class Daemon:
                 raise JobFailed(office.hopeless.result())
             await asyncio.wait({telling}, timeout=AFTER_END * self._settings.session_timeout_s)
             if not telling.done():
-                logger.warning("nobody takes the news that the trainer is gone: giving up")
+                logger.warning("no leader takes the news that the trainer is gone: giving up")
         finally:
             gone.cancel()
             telling.cancel()

@@ -128,7 +128,7 @@ class Introductions:
     def caller(self, address: str) -> Caller:
         """Of a daemon that we keep to. Raises PeerError."""
         if address not in self._callers:
-            raise PeerError(f"nobody at {address} is asked any more")
+            raise PeerError(f"the daemon at {address} is not asked any more")
         return self._callers[address]
 
     def keep_to(self, addresses: Collection[str]) -> None:

@@ -140,4 +140,4 @@ class Office:
 
     def _give_up(self, reason: str) -> None:
         if not self.hopeless.done():
-            self.hopeless.set_result(f"this worker's daemon cannot lead the job, and nobody else is known to: {reason}")
+            self.hopeless.set_result(f"this worker's daemon cannot lead the job, and no other is known to: {reason}")

@@ -1,4 +1,4 @@
-"""Whether anybody still reads what this process prints.
+"""Whether a reader is left for what this process prints.
 
 On a remote host that is all that tells of the end of the ssh by which horovodrun has started it: neither killing
 horovodrun nor Ctrl-C sends a signal there, and sshd only closes the pipes.

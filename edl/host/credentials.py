@@ -1,6 +1,6 @@
 """How a process of a job is let in: to the coordinator, and to the other daemons.
 
-One secret per job opens both. A launcher that gives one by file closes the job's nodes to everybody else with a digest
+One secret per job opens both. A launcher that gives one by file closes the job's nodes to all others with a digest
 that follows from it; without one, the first worker leaves a fresh secret in the coordinator, and all that may read the
 job's nodes there may join it (docs/security.md).
 """

@@ -38,7 +38,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
         """A connection to the job. Raises ConfigError when there is none, or none yet."""
         if self.coordinator is None:
             why = "is just being started" if self.record is not None and self.record.alive else "is over"
-            raise ConfigError(f"job {self.job} {why}: there is nobody to ask")
+            raise ConfigError(f"job {self.job} {why}: there is no worker to ask")
         return JobClient(self.coordinator, self.job, self.secret)
 
 

@@ -52,7 +52,7 @@ Wish = say.AskScaleOut | say.AskScaleIn
 
 
 class Retry(msgspec.Struct, frozen=True):
-    """The answer to a relative request that was not taken, or not that anybody could say so: ask the same again."""
+    """The answer to a relative request that was not taken, or not as far as daemons could say: ask the same again."""
 
     reason: str
 

@@ -60,7 +60,7 @@ class Worth:
 
     def judge(self, view: View, smaller: Rate, larger: Rate, /) -> Finding:
         if view.samples_left is None:
-            return Finding(False, "nobody knows how many samples are left, so no end can be told", {})
+            return Finding(False, "how many samples are left is not known, so no end can be told", {})
         ends = [_end_s(view, rate) for rate in (smaller, larger)]
         costs = [self._cost(view, rate) for rate in (smaller, larger)]
         gain = self.utility.at(ends[1]) - self.utility.at(ends[0])

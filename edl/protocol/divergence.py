@@ -11,7 +11,7 @@ class OnDivergence(StrEnum):
     """What becomes of a job whose workers differ."""
 
     FAIL = "fail"
-    HEAL = "heal"  # the majority's state becomes everybody's
+    HEAL = "heal"  # the majority's state becomes that of all
 
 
 class Checking(msgspec.Struct, frozen=True):

@@ -1,7 +1,7 @@
 """What was found out about files once, kept for all workers of this host: tables of places, unpacked files.
 
 Owns: a folder that may be deleted at any time. One process makes an entry while the others wait for it, with a bound;
-where nothing can be kept (a home on a full or read-only disk) everybody makes it for himself. Does not own: what is in
+where nothing can be kept (a home on a full or read-only disk) each makes its own. Does not own: what is in
 the entries.
 
 An entry's key names its content (file, size, time of change), so none is ever out of date. What no process has used for

@@ -39,7 +39,7 @@ class Elastic:
         pairs = list(grads_and_vars)
         if not self._edl_computed and not self._edl.is_averaged([variable for _, variable in pairs]):
             raise UsageError(
-                "edl.Optimizer: apply_gradients() got gradients that nobody averaged; "
+                "edl.Optimizer: apply_gradients() got gradients that were not averaged; "
                 "take them from its compute_gradients() or from an edl.GradientTape(), or call minimize()"
             )
         if self._edl.skips():

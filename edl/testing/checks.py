@@ -106,7 +106,7 @@ class Checks:
         except InvalidTransition as error:
             self.violated("I6", str(error))
         if ledger.step >= len(self._trained_until):
-            self.violated("I5", f"step {ledger.step} counts as stable, and nobody has trained it")
+            self.violated("I5", f"step {ledger.step} counts as stable, and no worker has trained it")
         trained = ledger.spec.total * ledger.spec.epochs - untrained
         if trained != self._trained_until[ledger.step]:
             truth = self._trained_until[ledger.step]
@@ -245,7 +245,7 @@ class Checks:
             self.violated("I3", f"{worker.id} leaves its ring after step {worker.step}, which goes on to {after_step}")
         ring = self.job.rings.rings.get(worker.generation)
         if ring is not None and after_step is None and self._works(ring, worker):
-            self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and nobody of it is gone")
+            self.violated("I14", f"{worker.id} leaves ring {ring.generation} at once, and no member of it is gone")
 
     def _works(self, ring: SimRing, leaver: SimWorker) -> bool:
         """All of it are in it, stay, and can go on; the word of a switch has reached them in time."""
@@ -347,7 +347,7 @@ class Checks:
             if left > batch:
                 self.violated(
                     "newcomers",
-                    f"{worker.id} has no samples in its first step {step}, and nobody has read {left} of those leased",
+                    f"{worker.id} has no samples in its first step {step}, and {left} of those leased were not read",
                 )
 
     def _void(self, step: int, members: list[SimWorker]) -> None:
@@ -398,7 +398,7 @@ class Checks:
                 self.violated("I5", f"the job is finished after step {self.steps} of {self.job.steps}")
         elif len(self._trained_in) != spec.total * spec.epochs:
             lost = {(epoch, at) for epoch in range(spec.epochs) for at in range(spec.total)} - self._trained_in.keys()
-            self.violated("I6", f"the job is finished, and nobody has trained {sorted(lost)[:9]}")
+            self.violated("I6", f"the job is finished, and no worker has trained {sorted(lost)[:9]}")
 
     def _has_to_fail(self, reason: str) -> None:
         """A job may fail, but only where nothing else was left to do."""

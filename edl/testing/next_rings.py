@@ -182,7 +182,7 @@ class NextRings:
         wanted = {one.generation for one in (place, seat) if one is not None}
         kept = self.held.get(worker.id, 0)
         if kept and self._is_there(worker) and kept not in wanted:
-            self._violated(f"{worker.id} keeps ring {kept}, which nobody wants: {wanted}")
+            self._violated(f"{worker.id} keeps ring {kept}, which is not wanted: {wanted}")
 
     def over(self) -> None:
         """Nothing happens any more."""
@@ -195,7 +195,7 @@ class NextRings:
             self._called.add(muster.generation)
 
     def planned(self, before: Record, record: Record, plan: Plan) -> None:
-        """A switch is announced: its ring stands at all members, so that nobody waits for it to form. Unless it takes
+        """A switch is announced: its ring stands at all members, so that none waits for it to form. Unless it takes
         the place of another, after the same step; or could not be prepared.
         """
         if plan.prepared and not self.attempts[plan.generation].stands:
@@ -216,7 +216,7 @@ class NextRings:
         return generation in self.attempts and self.attempts[generation].stands
 
     def _is_to_form(self, worker: SimWorker, generation: int) -> None:
-        """In line: nobody has prepared it."""
+        """In line: it was not prepared."""
         planned = None if worker.orders is None else worker.orders.assignment
         if planned is not None and planned.prepared and planned.place.generation == generation:
             self._violated(f"{worker.id} forms ring {generation}, which stands")

@@ -68,7 +68,7 @@ class WritingChecks:
         if leader.unanswered and leader.writing.state is WritingState.IDLE:
             self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
         if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
-            self._job.checks.violated("rest", "a leader has decided something, and says that nobody waits for it")
+            self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
 
     def _is_durable(self, leader: SimLeader) -> None:
         if leader.term != self._job.term:  # what it had decided may be overwritten by now

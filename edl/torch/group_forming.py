@@ -3,7 +3,7 @@
 Owns: its thread, its deadline, and giving it up. Does not own: what is formed (`edl.torch.groups`).
 
 Nothing in torch is global to a process but the default group, which is not used. So an attempt that is stuck in gloo,
-for whoever froze while all connect, costs a thread until gloo's own time-out, and no later ring anything.
+for a member that froze while all connect, costs a thread until gloo's own time-out, and no later ring anything.
 """
 
 from __future__ import annotations

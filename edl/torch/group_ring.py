@@ -140,7 +140,7 @@ class GroupRing:
         self._aside = [(one, of) for one, of in self._aside if one.is_alive()] + [(thread, groups)]
 
     def _end(self) -> None:
-        """With the process. Whoever still needs something of us has got it then, or we have waited long enough."""
+        """With the process. A member that still needs a result of ours has it then, or we have waited long enough."""
         self.leave()
         self.abort()
         self.release(sys.maxsize)

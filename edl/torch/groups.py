@@ -90,7 +90,7 @@ class ProcessGroups:
         """Raises nothing.
 
         Of a healthy ring the others may still need what we have sent. So they are told that nothing follows it, and
-        close their ends once they have read that; whoever begins another operation with us fails at once.
+        close their ends once they have read that; a member that begins another operation with us fails at once.
 
         Of a broken one it is waited here, and not in gloo, for what gloo has forgotten: a thread that is in gloo when
         the interpreter ends takes the process with it.
@@ -101,7 +101,7 @@ class ProcessGroups:
         deadline = time.monotonic() + CLOSE_TIMEOUT_S
         while not self.broken and sockets.living(ours, theirs) and time.monotonic() < deadline:
             time.sleep(CLOSED_S)
-        self._cut()  # a result that somebody holds, or a child of ours, would keep them open
+        self._cut()  # a result that the script holds, or a child of ours, would keep them open
         while not all(work.is_completed() for work in self._under_way):
             time.sleep(LOOK_S)
         self._under_way.clear()
@@ -121,7 +121,7 @@ class ProcessGroups:
         return [row[8 : 8 + int.from_bytes(row[:8], "little")] for row in found]
 
     def stands(self) -> bool:
-        """Nobody has left it or given it up yet, as far as is known here."""
+        """No member has left it or given it up yet, as far as is known here."""
         ours, theirs = self._ends()
         return not self.broken and sockets.living(ours, theirs) >= self._connections
 
@@ -162,7 +162,7 @@ class ProcessGroups:
         return through.is_set()
 
     def failed(self, error: BaseException) -> RingBroken:
-        """What to raise for it; whoever of the others waits for us learns of it at once."""
+        """What to raise for it; a member that waits for us learns of it at once."""
         self.give_up(plain(str(error)).partition("\n")[0].partition(". ")[0])
         return self._broken()
 
@@ -178,7 +178,7 @@ class ProcessGroups:
             raise self.failed(error) from error
 
     def _cut(self) -> None:
-        """All connections of this ring, and no others. gloo's own `abort()` frees nobody (torch 2.13)."""
+        """All connections of this ring, and no others. gloo's own `abort()` frees no thread (torch 2.13)."""
         ours, theirs = self._ends()
         if ours:
             sockets.cut(ours, theirs)

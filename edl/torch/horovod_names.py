@@ -58,12 +58,12 @@ def DistributedOptimizer(  # noqa: N802, PLR0913, PLR0917 - Horovod's signature
     after `synchronize()` or `step()`, as Horovod's: workers may differ in how often they call `backward()`.
     """
     names = _names()
-    everybody = (None, getattr(names, "global_process_set", None))
+    whole = (None, getattr(names, "global_process_set", None))
     remedies = {
         "compression": compression not in {None, names.Compression.none}
         and "gradients travel as they are: leave it away",
         "op": op not in {None, names.Average} and "gradients are averaged: leave it away",
-        "process_set": process_set not in everybody and REFUSED["ProcessSet"],
+        "process_set": process_set not in whole and REFUSED["ProcessSet"],
     }
     for name, remedy in remedies.items():
         if remedy:

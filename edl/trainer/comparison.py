@@ -50,7 +50,7 @@ class Comparison:
             return
         self._tell(found)
         if self._shell.machine.unusual.checking.on_divergence is OnDivergence.HEAL:
-            logger.warning("%s; the state of %s becomes everybody's", told(found), found.root)
+            logger.warning("%s; the state of %s becomes that of all", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
             self._shell.heal(self._names.index(found.root), current=not wrong)
@@ -61,7 +61,7 @@ class Comparison:
         self._wait_for_the_end(found, timeout_s)
 
     def _difference(self, *, persists: bool) -> Divergence | None:
-        """What everybody finds alike."""
+        """What all members find alike."""
         ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
         mine = self._framework.fingerprints(self._extras._compared())
         began = time.perf_counter_ns()
@@ -69,8 +69,8 @@ class Comparison:
         shell.link.page.add_waited(time.perf_counter_ns() - began)
         if same:
             return None
-        everybodys = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
-        members = [msgspec.msgpack.decode(one, type=_Teller) for one in everybodys]
+        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
+        members = [msgspec.msgpack.decode(one, type=_Teller) for one in received]
         self._names = [member.worker for member in members]
         found = difference([member.fingerprints for member in members])
         if found is None:

@@ -1,7 +1,7 @@
 """State of the script's own that a newcomer must receive: `edl.register(best_loss=9e9, ema=ema, scheduler=scheduler)`.
 
-Owns: what was registered, and giving it to everybody. Does not own: its form (`edl.trainer.packing`), nor when it goes
-(`edl.trainer.shell`).
+Owns: what was registered, and giving it to all members. Does not own: its form (`edl.trainer.packing`), nor when it
+goes (`edl.trainer.shell`).
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Extras:
         return {name: packing.of(value, _call(name)) for name, value in self._values.items()}, packing.contents
 
     def _synchronize(self, framework: Framework, root: int, *, is_root: bool) -> None:
-        """Give everybody the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
+        """Give all members the values of rank `root`. Raises RingBroken, and UsageError where they differ in form."""
         place = framework.ring.place
         if not self._values or (place is not None and place.size == 1):
             return

@@ -44,11 +44,11 @@ class Framework(Protocol):
         """Whether the model has all its variables yet; some make theirs with their first batch."""
 
     def synchronize(self, root: int) -> int:
-        """Copy all that makes up the model from rank `root` to everybody; returns the bytes moved.
+        """Copy all that makes up the model from rank `root` to all members; returns the bytes moved.
 
         Parameters, buffers, optimizer state, hyper-parameters. On the root nothing changes. Every member of the ring
         must call it, with the same root. Raises RingBroken; then the state of this process may be a mixture, so it must
-        not become anybody's root. Raises UsageError where the model of this process is not that of the root, or not
+        not become another's. Raises UsageError where the model of this process is not that of the root, or not
         built yet.
         """
 

@@ -4,7 +4,7 @@ Owns: what is remembered of which mini-batch. Does not own: which are of stand-i
 
 A worker without samples of its own computes on some that others train, the first of the epoch again and again.
 Its gradients weigh nothing; what its forward passes update by themselves (batch norm) would, once a switch makes it
-everybody's. Where no worker has any, the script's own schedule must not go on either, nor what else is registered.
+that of all. Where no worker has any, the script's own schedule must not go on either, nor what else is registered.
 """
 
 from __future__ import annotations

@@ -159,7 +159,7 @@ class WorkerShell:
         self.hear(StillWaiting(self.link.orders, ahead=True))
 
     def heal(self, root: int, *, current: bool) -> None:
-        """Give everybody the state of rank `root`. `current`: ours is the same. Raises RingBroken."""
+        """Give all members the state of rank `root`. `current`: ours is the same. Raises RingBroken."""
         self.hear(HealingBegins(root, current))
         if self.machine.void is not None:
             raise RingBroken(self.machine.void)

@@ -447,7 +447,7 @@ class Trainer:
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         """Call once per mini-batch, after the update. True: committed. False: nothing of it is in the model; if it was
-        void, its samples come again, and else it had none of anybody's: a rehearsal, or a step without samples.
+        void, its samples come again, and else it had none of any worker's: a rehearsal, or a step without samples.
 
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.

@@ -95,7 +95,7 @@ class MemoryNetwork:
         double = await self._pass(Parcel(sender, address, False, wire))
         server = self._servers.get(address)
         if server is None:
-            raise Unreachable(f"nobody listens at {address}")
+            raise Unreachable(f"nothing listens at {address}")
         answering = server.serve(wire)
         if double:
             server.serve(wire)

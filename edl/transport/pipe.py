@@ -288,7 +288,7 @@ def _messages(received: bytearray, decoder: msgspec.msgpack.Decoder[Any]) -> Ite
         try:
             message = decoder.decode(payload)
         except msgspec.MsgspecError as error:
-            raise PipeClosed(f"the peer says what nobody here understands: {error}") from error
+            raise PipeClosed(f"the peer says what is not understood here: {error}") from error
         yield message
 
 

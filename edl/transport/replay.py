@@ -26,7 +26,7 @@ class _Seen:
 class ReplayGuard:
     """Remembers what was here, in bounded memory: the sender that was silent longest is forgotten first.
 
-    Only holders of the secret can make a new boot id, so a stranger cannot push anybody out. What a forgotten
+    Only holders of the secret can make a new boot id, so a stranger cannot push a sender out. What a forgotten
     sender once said is still bound to its term.
     """
 

@@ -11,7 +11,7 @@ and be killed with it; and it may be killed before it has written that it applie
   it.
 - In the newest generation, which nothing follows, a step counts once any member wrote that it has applied it.
 - All members of its generation took part in a step that counts, also one that was killed in it: an all-reduce that
-  succeeds anywhere has everybody's gradients in it.
+  succeeds anywhere has the gradients of all in it.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from edl.protocol.data import Lease, Range, Totals
 
 
 def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, list[int]]:
-    """Steps and everybody's samples: full batches, then in one more step what is left, by the sizes of the batches."""
+    """Steps and each member's samples: full batches, then in one more step what is left, by the batches' sizes."""
     a_step = sum(batches)
     full = min(steps, available // a_step)
     rest = available - full * a_step if full < steps else 0
@@ -25,7 +25,7 @@ def evenly(available: int, steps: int, batches: Sequence[int]) -> tuple[int, lis
 
 
 def whole_batches(available: int, steps: int, batches: Sequence[int]) -> list[int]:
-    """Everybody's samples in `steps` steps: as many whole batches as there are, none short."""
+    """Each member's samples in `steps` steps: as many whole batches as there are, none short."""
     a_step = sum(batches)
     if a_step == 0:
         return [0] * len(batches)

@@ -230,7 +230,7 @@ class Writing(Generic[A]):
     def _on_conflict(self) -> list[Instruction[A]]:
         if not self._doubtful:
             raise UsageError(
-                f"somebody else has written the record of job {self.record.job}, which its leader alone may write"
+                f"another program has written the record of job {self.record.job}, which its leader alone may write"
             )
         self.state = WritingState.LOOKING  # an earlier try came through after we had looked
         return [Look(0.0)]

@@ -127,7 +127,7 @@ def _under_way(record: Record) -> Refuse | None:
     elif record.arrivals < record.awaited and len(present) < record.target:
         reason = (
             f"{len(present)} of the {record.target} workers asked for are here; "
-            f"if nobody starts the others, `edl scale {record.job} {len(present)}` takes that back"
+            f"if the others are not to be started, `edl scale {record.job} {len(present)}` takes that back"
         )
     else:
         return None

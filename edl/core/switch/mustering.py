@@ -66,7 +66,7 @@ class Mustering:
             self._working.change(muster=None, pressing=muster.generation > 0)
 
     def _call(self, roster: tuple[str, ...]) -> bool:
-        """True: nobody is to be met, and nothing to be prepared, as is known once that one worker was seen."""
+        """True: no other is to be met, and nothing to be prepared, as is known once that one worker was seen."""
         self._again_at = {worker: at for worker, at in self._again_at.items() if at > self._working.now}
         alone = len(roster) == 1 and self._working.seen.get(roster[0]) is not None
         if alone and not self._preparing.can(roster):

@@ -88,7 +88,7 @@ def decide(now: Situation) -> Decision:
     if record.generation == 0:
         return _first(now, roster)
     if not any(worker in record.roster for worker in roster):
-        return GiveUp("nobody is left who has the model's state")
+        return GiveUp("no worker is left that has the model's state")
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
     return _instead(now, roster) or Follow(roster, forced, why=why(now, roster))

@@ -2,7 +2,7 @@
 
 It is the third phase of a planned switch. Once all have met (`edl.core.switch.mustering`), a number is kept for their
 ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
-announced: from there on nobody waits for a ring to form. One that does not come to stand stops nobody. Where a newcomer
+announced: from there on no member waits for a ring to form. A ring that never stands stops no member. Where a newcomer
 may be at fault, it is left out for a while, and called again alone; where none is, the ring is formed in line at last,
 as it is where a member can form no ring beside another.
 
@@ -75,7 +75,7 @@ class Preparing:
             self._told.discard(worker)
 
     def _is_over(self, muster: Muster, failed: dict[str, str], silent: list[str]) -> bool:
-        """All have said what became of it; or enough to know whose fault it is, and nobody turns out to be gone; or it
+        """All have said what became of it; or enough to know whose fault it is, and none turns out to be gone; or it
         takes too long. A newcomer that says nothing for so long is not waited for any more (`edl.core.job.deadlines`).
         """
         now = self._working.now
@@ -128,7 +128,7 @@ def _accused(evidence: Evidence) -> dict[str, str]:
 
 
 def _to_blame(evidence: Evidence) -> list[str]:
-    """The newcomers that the words point at; if these point at nobody, all of them.
+    """The newcomers that the words point at; if these point at none, all of them.
 
     Where they point at a member of the ring that trains, none is: others would fail with that one, too.
     """

@@ -62,7 +62,7 @@ def begin(
         highest = yield mine
     newest = agreed(highest)
     if newest is None and step:
-        raise JobFailed("the model's state is lost: whoever had the newest one died while it was copied")
+        raise JobFailed("the model's state is lost: the worker that had the newest one died while it was copied")
     if newest is None:
         return Beginning(0, None)  # none has trained yet: the first step begins from rank 0's model
     current = has_state and step == newest.step

@@ -133,7 +133,7 @@ class StatesDiffer:
 
 @dataclass(frozen=True, slots=True)
 class HealingBegins:
-    """The state of rank `root` is to become everybody's. `current`: this member's is the same already."""
+    """The state of rank `root` is to become that of all. `current`: this member's is the same already."""
 
     root: int
     current: bool

@@ -130,7 +130,7 @@ class LeaseBuffer:
         return step <= self._mark and self.wanted_at(step) is not None
 
     def covers(self, step: int) -> bool:
-        """What everybody trains in `step` is known."""
+        """What each member trains in `step` is known."""
         share = self._share
         return share is not None and step <= min(share.covered_step, self._mark)
 

@@ -1,7 +1,7 @@
 """The machine of one worker's trainer: it takes what happens to it, one input after another, and says what follows.
 
 Owns: where the trainer is (`edl.core.worker.states`), which step it has committed, in which ring it sits, what of a
-mini-batch is void, whether its state may become anybody's, its weight, and what its daemon was told. Does not own: what
+mini-batch is void, whether its state may become another's, its weight, and what its daemon was told. Does not own: what
 orders mean (`edl.core.worker.moves`), on which state a ring agrees (`edl.core.worker.agreement`), what each step has of
 the data (`edl.core.worker.lease_buffer`), nor anything that takes time: its shell carries out the commands
 (`edl.trainer.shell`; in simulated jobs `edl.testing.simulation`) and tells what came of them.
@@ -407,7 +407,7 @@ class WorkerMachine:
         return CopyState(root, is_root, current)
 
     def _sit(self, entering: Entering) -> list[Command]:
-        """The ring stands, with everybody in the state that it begins in."""
+        """The ring stands, with all members in the state that it begins in."""
         beginning, place = entering.beginning, entering.assignment.place
         assert beginning is not None
         if beginning.whole:

@@ -34,7 +34,7 @@ class NextRing:
         return commands if place is None or place.generation <= self._newest else [*commands, self._begin(place)]
 
     def take(self, happened: RingPrepared | RingNotPrepared) -> list[Command]:
-        """It is formed, or will not be. Of one that nobody wants any more, nothing is told."""
+        """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
         if happened.generation != self.generation:
             return []
         failure = happened.reason or "no reason was given" if isinstance(happened, RingNotPrepared) else ""

@@ -48,7 +48,7 @@ class Audit:
         """The script says what it trains on."""
 
     def sat(self, place: Place, step: int) -> None:
-        """This worker's ring stands, with everybody in the state of `step`."""
+        """This worker's ring stands, with all members in the state of `step`."""
 
     def given(self, lease: Lease, step: int, ids: NDArray[np.int64]) -> None:
         """The script is about to be handed the samples of a step. Any thread."""

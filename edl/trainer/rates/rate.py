@@ -96,7 +96,7 @@ class ScheduledRate:
         """This is trained on. Raises UsageError."""
         if self._epochs is None and not spec.has_end:
             raise UsageError(
-                "schedule_rate: with elastic_shard_generator(epochs=None) nobody can tell how far training is; say how "
+                "schedule_rate: with elastic_shard_generator(epochs=None) edl cannot tell how far training is; say how "
                 "many epochs there will be: edl.schedule_rate(..., epochs=90)"
             )
         self._total = spec.total * (spec.epochs if self._epochs is None else self._epochs)

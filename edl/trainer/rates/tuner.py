@@ -84,6 +84,6 @@ class RateTuner:
 
 
 def of_all(ring: Ring, losses: list[float]) -> list[list[float]]:
-    """Everybody's, to the bit the same on all workers. Raises RingBroken."""
+    """Those of all members, to the bit the same on each worker. Raises RingBroken."""
     received = of_all_members(ring, msgspec.msgpack.encode(losses))
     return [msgspec.msgpack.decode(one, type=list[float]) for one in received]

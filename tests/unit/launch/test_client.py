@@ -48,7 +48,7 @@ def test_what_is_left_of_a_job_that_is_over(home):
         assert job.status().state == "finished"
         assert job.events() == [SCALED]
         assert list(job.follow()) == [SCALED]
-        with pytest.raises(ConfigError, match="job x is over: there is nobody to ask"):
+        with pytest.raises(ConfigError, match="job x is over: there is no worker to ask"):
             job.scale_out(1)
 
 

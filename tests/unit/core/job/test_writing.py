@@ -120,7 +120,7 @@ def test_an_earlier_try_that_comes_late_counts() -> None:
 def test_what_a_stranger_has_written_is_not_overwritten() -> None:
     writing = begun()
     writing.handle(decided(later(FOUND)))
-    with pytest.raises(UsageError, match="somebody else has written the record of job j"):
+    with pytest.raises(UsageError, match="another program has written the record of job j"):
         writing.handle(Conflicted())
 
 
