@@ -18,6 +18,10 @@
 // 5. Horovod reads where it belongs from the environment, which all threads share: while a ring forms beside training,
 //    nobody may change that one. glibc's setenv() moves it away from under those who read it.
 //
+// 6. horovod.torch waits for a collective in a loop that never sleeps (WaitAndClear in horovod/torch/mpi_ops_v2.cc).
+//    Where workers share cores, one that waits takes a core from those it waits for: newcomers, which wait for the
+//    survivors from the announcement of a switch on, did so for a third of a second.
+//
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
 //
@@ -32,6 +36,7 @@
 //    gethostname                    to Horovod's thread this host is called by the address that it is to listen at.
 //    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
 //    getenv                         the library has an environment of its own, before that of the process.
+//    sched_yield                    who waits for a collective naps between two looks, once that takes long.
 //
 // All of this is the state of one library. Who watches two of them loads a copy of this one for the second.
 //
@@ -50,6 +55,7 @@
 #include <time.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -71,6 +77,10 @@ using Steady = std::chrono::steady_clock;
 constexpr long kLookNs = 20'000'000;            // how soon one who waits sees that there is a hurry
 constexpr auto kLeap = std::chrono::hours(1);   // longer than any time-out of gloo's
 constexpr int64_t kMostLeaps = 1'000'000;           // so that the clock stays within its 64 bits
+constexpr int64_t kSpinNs = 1'000'000;              // in a wait that is no longer, nobody naps
+constexpr int64_t kLongestNapNs = 500'000;
+constexpr int64_t kNapShare = 32;                   // a nap is so small a part of the wait so far: it ends little later
+constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
 
 std::atomic<bool> hurry{false};
 std::atomic<bool> standing{false};   // a ring stands: none of its connections may end
@@ -230,6 +240,29 @@ int sleep_for(const timespec* time, timespec* left) {
   return role != Role::kOther && hurry ? 0 : real_sleep(time, left);
 }
 
+int64_t nanoseconds() {
+  timespec time;
+  clock_gettime(CLOCK_MONOTONIC, &time);
+  return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
+}
+
+int (*real_yield)() = nullptr;
+int give_way() {
+  thread_local int64_t began = 0, looked = 0;  // of the wait that this thread is in
+  const int64_t now = nanoseconds();
+  if (now - looked > kBetweenLooksNs) began = now;  // the one before is over
+  const int64_t waited = now - began;
+  int result = 0;
+  if (role != Role::kOther || waited < kSpinNs) {
+    result = real_yield();
+  } else {
+    const timespec nap{0, std::min(kLongestNapNs, waited / kNapShare)};
+    nanosleep(&nap, nullptr);
+  }
+  looked = nanoseconds();
+  return result;
+}
+
 int (*real_name)(char*, size_t) = nullptr;
 int name_of_host(char* name, size_t bytes) {
   if (role != Role::kHorovods || host[0] == 0 || std::strlen(host) >= bytes) return real_name(name, bytes);
@@ -260,6 +293,7 @@ const Replacement replacements[] = {
     {"_ZNSt6chrono3_V212steady_clock3nowEv", reinterpret_cast<void*>(&now), reinterpret_cast<void**>(&real_now)},
     {"pthread_cond_clockwait", reinterpret_cast<void*>(&wait_until), reinterpret_cast<void**>(&real_wait)},
     {"nanosleep", reinterpret_cast<void*>(&sleep_for), reinterpret_cast<void**>(&real_sleep)},
+    {"sched_yield", reinterpret_cast<void*>(&give_way), reinterpret_cast<void**>(&real_yield)},
     {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
     {"getenv", reinterpret_cast<void*>(&variable), reinterpret_cast<void**>(&real_getenv)},
 };
