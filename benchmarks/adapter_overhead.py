@@ -46,7 +46,7 @@ class NoTrainer:
         return 1
 
     def waited(self, nanoseconds: int) -> None:
-        """Nobody asks."""
+        """It is not asked."""
 
     def void(self, error: BaseException) -> None:
         raise error

@@ -173,7 +173,7 @@ def straggler() -> dict[str, Any]:
             began = time.monotonic()
             time.sleep(2.0)
             held = live.throughput(3.0)
-            live.wait(live.decisions, "somebody is found slow")
+            live.wait(live.decisions, "a worker is found slow")
             found_s = time.monotonic() - began
             (told,) = live.decisions()
             gone = told.details["replace"][0]

@@ -67,7 +67,7 @@ class Job:
         """After so many epochs, or the next few; returns how many there were."""
         if epochs is None:
             begun = [note["samples"] // SAMPLES for note in self.notes() if note["kind"] == "epoch"]
-            epochs = max(begun, default=0) + 3  # not by the status, which may be old: perhaps nobody leads
+            epochs = max(begun, default=0) + 3  # not by the status, which may be old: perhaps no worker leads
         working = self.folder / "epochs.new"
         working.write_text(str(epochs))
         working.rename(self.folder / "epochs")
@@ -104,7 +104,7 @@ class Job:
         return found
 
     def newest_step(self) -> int:
-        """That anybody has committed, by the audit: no leader need answer."""
+        """That any worker has committed, by the audit: no leader need answer."""
         steps = [0]
         for path in self.folder.glob("audit/*.jsonl"):
             for line in reversed(_tail(path).splitlines()[-5:]):

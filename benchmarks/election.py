@@ -31,7 +31,7 @@ HANDOVER_GOAL_MS = 50.0
 
 
 def handovers_ms(contenders: list[Contender]) -> list[float]:
-    """From a leader's decision to resign to the next reign of anybody."""
+    """From a leader's decision to resign to the next reign of any daemon."""
     begun = sorted(at for contender in contenders for _, at in contender.reigns)
     resigned = [at for contender in contenders for at in contender.resigned_at]
     return [1000 * (next(at for at in begun if at > left) - left) for left in resigned if begun[-1] > left]

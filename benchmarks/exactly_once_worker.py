@@ -82,7 +82,7 @@ def main() -> None:
 
 
 def die_if_last(shards: Any, step: int, died: Path) -> None:
-    """The step after which nothing is left of all epochs: its update is applied, and nobody has been told."""
+    """The step after which nothing is left of all epochs: its update is applied, and no daemon was told."""
     if shards._port.leases.ends_before(step + 1) and not died.exists():
         died.touch()
         os.kill(os.getpid(), signal.SIGKILL)

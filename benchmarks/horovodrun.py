@@ -73,7 +73,7 @@ class Chain(Run):
 
     @staticmethod
     def _since(path: Path, made: int) -> Worker:
-        """Of a job with many changes, what belongs to this one; whoever had ended before has nothing."""
+        """Of a job with many changes, what belongs to this one; a worker that had ended before has nothing."""
         worker = Worker.read(path)
         fresh = len(worker.steps) > made
         return Worker(steps=worker.steps[max(0, made - BEFORE_STEPS) :] if fresh else [])

@@ -256,7 +256,7 @@ async def bits_flipped(attacker: Attacker, target: Target) -> Verdict:
 
 
 async def unsealed(attacker: Attacker, target: Target) -> Verdict:
-    """Messages that would hurt somebody who parsed them first."""
+    """Messages that would hurt a receiver that parsed them first."""
     source = attacker.source
     bomb = source.choice(
         (
@@ -306,7 +306,7 @@ async def replayed_registration(attacker: Attacker, target: Target) -> Verdict:
 
 
 async def names_code(attacker: Attacker, target: Target) -> Verdict:
-    """Whoever has the keys presents a worker whose policy is code: on any disk, installed, or no code at all."""
+    """An attacker with the keys presents a worker whose policy is code: on any disk, installed, or no code at all."""
     source, trap = attacker.source, attacker.trap
     policy = source.choice(
         (
@@ -342,7 +342,7 @@ async def too_large(attacker: Attacker, target: Target) -> Verdict:
 
 
 async def compressed(attacker: Attacker, target: Target) -> Verdict:
-    """A few kB that are many MB to whoever unpacks them."""
+    """A few kB that are many MB to a receiver that unpacks them."""
     bomb = bytes(attacker.source.choice((MAX_BYTES - 1, 64 * 1024 * 1024)))
     return await called(attacker, target, bomb, compression=grpc.Compression.Gzip)
 

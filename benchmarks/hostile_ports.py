@@ -23,7 +23,7 @@ def processes(home: Path) -> list[int]:
     """All that came from a job with records of its own in `home`."""
     mark, found = f"EDL_HOME={home}".encode(), []
     for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):  # ended, or somebody else's
+        with contextlib.suppress(OSError):  # ended, or another user's
             if entry.name.isdecimal() and mark in (entry / "environ").read_bytes().split(b"\0"):
                 found.append(int(entry.name))
     return found

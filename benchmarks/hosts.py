@@ -210,7 +210,7 @@ class Trial:
                     rings[note["generation"]].setdefault(name, note)
         for generation, members in sorted(rings.items()):
             size = next(iter(members.values()))["place"][1]
-            if len(members) < size:  # somebody was gone before it had made a step
+            if len(members) < size:  # one was gone before it had made a step
                 continue
             wrong = _wrong_places(generation, members)
             if generation == 1 and not _grouped(members):

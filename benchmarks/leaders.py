@@ -185,7 +185,7 @@ def _state(pid: int) -> str:
 
 
 def measured(found: Found, steps: dict[int, list[float]]) -> Found:
-    """With the longest gap of whoever made steps before the kill and after it."""
+    """With the longest gap of a worker that made steps before the kill and after it."""
     began, killed, until = found.pop("window")
     survivors = [ends for ends in steps.values() if ends and ends[0] < began and ends[-1] > until]
     gaps = [(later - one, one) for ends in survivors for one, later in itertools.pairwise(ends)]

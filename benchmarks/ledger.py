@@ -6,7 +6,7 @@ One real leader in a process of its own, a real ZooKeeper, and workers that talk
 a connection of its own (`ledger_workers.py`). What is counted and timed:
 
 - *waits*: a worker asked for the batch of its next step, and its lease was not there. Must be none.
-- *grants*: the leader grants everybody more steps at once, when a report says that half of the lead times is used up,
+- *grants*: the leader grants all workers more steps at once, when a report says that half of the lead times is used up,
 and
   each worker hears of it when its call for orders ends (at once, if it would run dry before that). From that moment
   until the new leases are in the worker's hands: one figure for each grant and worker. `decided`, `written` (the

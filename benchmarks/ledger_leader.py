@@ -55,7 +55,7 @@ class SetUp(msgspec.Struct, frozen=True):
 
 
 class Grant(msgspec.Struct):
-    """One extension of everybody's leases, on the clock that all processes of the machine share."""
+    """One extension of all leases, on the clock that all processes of the machine share."""
 
     version: int  # of the record that brings it, and so of the orders
     worker: str  # whose report made it due
@@ -214,7 +214,7 @@ async def main() -> int:
                 grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
             )
     collecting.cancel()
-    await seat.stop()  # the end of our input: nobody calls any more
+    await seat.stop()  # the end of our input: no call comes any more
     await store.close()
     return 0
 

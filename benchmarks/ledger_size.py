@@ -24,7 +24,7 @@ TIMES = 7
 
 
 def large_ledger(workers: int, samples: int = SAMPLES) -> Ledger:
-    """In its second epoch; every member holds two leases, and somebody's were just given back."""
+    """In its second epoch; every member holds two leases, and those of one were just given back."""
     spec = DataSpec(samples, 3, BATCH, shuffle=True, seed=7)
     before = [f"w{number:08x}" for number in range(workers)]
     ledger = Ledger(spec, before)
@@ -72,7 +72,7 @@ def show(result: dict) -> None:
     print(f"  snapshot   {result['snapshot_bytes']:,} bytes at the coordinator; taken in {_ms(result, 'snapshot')}")
     print(f"  restore    {_ms(result, 'restore')}, after decoding in {_ms(result, 'decode')}", end="")
     print(f"; encoding {_ms(result, 'encode')}")
-    print(f"  grant      {_ms(result, 'grant')} for {AHEAD // 2} steps more for everybody, newcomers' leases included")
+    print(f"  grant      {_ms(result, 'grant')} for {AHEAD // 2} steps more for all, newcomers' leases included")
     print(f"  samples    {result['batch_us']:.0f} us for the ids of {BATCH}, {result['block_us']:.0f} us for 8192")
 
 

@@ -159,7 +159,7 @@ class Crowd:
             await asyncio.sleep(0.05)
 
     def check(self) -> None:
-        """Nobody was turned away."""
+        """No call was turned away."""
         for task in self._tasks:
             if task.done():
                 task.result()
@@ -168,8 +168,8 @@ class Crowd:
     async def train(self, start: float, until: float) -> None:
         """Steps of `1 / steps_per_s`, every worker at its own moment of each, from `start` on."""
         step_s = 1 / self._about.steps_per_s
-        everybody = self._about.workers
-        moments = [step_s * (self._about.first + i) / everybody for i in range(len(self.workers))]
+        workers = self._about.workers
+        moments = [step_s * (self._about.first + i) / workers for i in range(len(self.workers))]
         due = [start + moment for moment in moments]
         again = list(due)
         while (now := time.monotonic()) < until:

@@ -9,8 +9,8 @@ fourth one. Session time-out 4 s, step time-out 8 s. In each case the link of on
     leader    the same of the leader's host
     pair      the same between two hosts, that of the leader among them, and all others: the two reach each other
     mute      all frames from a follower's host are lost, those to it arrive
-    slow      200 ms more each way, and 5 % of the frames lost each way, for 20 s: nobody need be lost
-    blink     as `follower`, for a fourth of a session time-out: nobody may be lost
+    slow      200 ms more each way, and 5 % of the frames lost each way, for 20 s: no worker need be lost
+    blink     as `follower`, for a fourth of a session time-out: no worker may be lost
 
     noticed   from the fault until a leader has it on record that the worker is lost
     next      from the fault until the slowest survivor has made a step in a ring without that host

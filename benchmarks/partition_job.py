@@ -100,7 +100,7 @@ class Job:
         return [note for note in self.notes(self.workers[name].pid) if note["kind"] == "step"]
 
     def newest(self, name: str) -> int:
-        """Cheap: whoever waits looks often, and the switch shares this process."""
+        """Cheap: the caller that waits looks often, and the switch shares this process."""
         path = self.folder / f"{self.workers[name].pid}.jsonl"
         if not path.exists():
             return 0
@@ -116,7 +116,7 @@ class Job:
         return [json.loads(line) for line in lines]
 
     def events(self) -> list[dict[str, Any]]:
-        """Of all leaders, by the logs of their daemons: no connection to anybody is needed."""
+        """Of all leaders, by the logs of their daemons: no connection to any worker is needed."""
         found: list[dict[str, Any]] = []
         for path in (self.folder / "home" / "jobs" / JOB / "logs").glob("*.daemon.log"):
             lines = path.read_text(errors="replace").split("\n")[:-1]

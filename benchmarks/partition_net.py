@@ -144,7 +144,7 @@ class Network:
         self._apart = frozenset(names)
 
     def close(self) -> None:
-        """All processes of the hosts end, and the hosts with them, however impatient somebody is with Ctrl-C."""
+        """All processes of the hosts end, and the hosts with them, however impatient the user is with Ctrl-C."""
         before = {signum: signal.signal(signum, signal.SIG_IGN) for signum in (signal.SIGINT, signal.SIGTERM)}
         try:
             self._close()

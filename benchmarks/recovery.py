@@ -7,7 +7,7 @@ The same model and data, three workers on loopback, gloo. In each round the trai
 `kill -9`; each worker notes when it has made which step. All figures are of the slowest worker, from the kill on:
 
     first     until the first step in a ring without the victim, whichever step that is
-    new       until the first step that nobody had made before the kill
+    new       until the first step that no worker had made before the kill
     again     steps that were made before the kill, and are lost or trained again
     void      mini-batches that a survivor of edl had in flight, and had to do again
     back      until three workers train again

@@ -41,7 +41,7 @@ JOB = "meeting"
 PATIENCE_S = 300.0
 
 
-async def everybody(children: list[Child], command: str) -> None:
+async def tell_all(children: list[Child], command: str) -> None:
     for child in children:
         child.command(command)
     for child in children:
@@ -56,9 +56,9 @@ async def one(child: Child, command: str) -> dict:
 async def form(children: list[Child], generation: int) -> tuple[float, float]:
     """Seconds until all know all, and until the leader has the ring on record."""
     began = time.monotonic()
-    await everybody(children, f"await {generation}")
+    await tell_all(children, f"await {generation}")
     known = time.monotonic()
-    await everybody(children, "sit")
+    await tell_all(children, "sit")
     await one(children[0], f"complete {generation}")
     return known - began, time.monotonic() - known
 
@@ -79,9 +79,9 @@ async def measure(workers: int, options: argparse.Namespace, folder: Path) -> di
             child.command("join")
         async with asyncio.timeout(PATIENCE_S):
             first_s, _ = await form(children, 1)
-            await everybody(children, "measure")
+            await tell_all(children, "measure")
             began = time.monotonic()
-            await everybody(children, "fail")
+            await tell_all(children, "fail")
             told_s = time.monotonic() - began
             enter_s, record_s = await form(children, 2)
             led = await one(children[0], "report")

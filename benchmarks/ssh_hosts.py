@@ -25,7 +25,7 @@ SSHD = "/usr/sbin/sshd"
 PROGRAMS = {SSHD: "openssh-server", "ssh": "openssh-client", "ssh-keygen": "openssh-client", "nsenter": "util-linux"}
 START_S = 10.0
 
-# The first process of a host: the kernel ends all others with it. A shell, because it reaps whoever it adopts.
+# The first process of a host: the kernel ends all others with it. A shell, because it reaps the processes it adopts.
 BOOT = """
 set -e
 hostname "$2"

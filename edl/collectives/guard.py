@@ -43,7 +43,7 @@ class Guard:
     def environment(self, values: Mapping[str, str | None]) -> Iterator[None]:
         """Inside, the library finds these in the environment, and nothing where it says None.
 
-        Where the guard is whole, nobody else does, so that rings may form while others look, or form one as well.
+        Where the guard is whole, no other thread does, so that rings may form while others look, or form one as well.
         """
         if self.whole:
             for name, value in values.items():
@@ -74,7 +74,7 @@ class Guard:
 
     @property
     def hurries(self) -> bool:
-        """Somebody said so, or a connection of the ring that stands has ended."""
+        """The daemon said so, or a connection of the ring that stands has ended."""
         return self.whole and bool(self._native.edl_hurries())
 
     def cut(self) -> int:

@@ -1,4 +1,4 @@
-"""A class has a name of its own, so that whoever reads the name knows which class it is.
+"""A class has a name of its own, so that a reader of the name knows which class it is.
 
 Ports and what stands behind them are the exception: one name, one promise. Those are listed, each with its reason.
 """

@@ -122,7 +122,7 @@ async def test_a_leader_leaves_its_own_job_alone(store: Any, name: str) -> None:
 
 
 async def test_what_is_none_of_ours_stays(store: Any, name: str) -> None:
-    await store.create(f"{tree.root(name)}/record", b"somebody else's")
+    await store.create(f"{tree.root(name)}/record", b"another program's")
     assert await remains.look(store, name) is None
     assert name not in await remains.sweep(store, 1e12, besides="another")
 

@@ -127,7 +127,7 @@ class World:
         return JobClient(Coordinator("memory:1"), JOB, SECRET, connect=connect, speak=self.network.client)
 
     def lose_answers(self, number: int) -> None:
-        """Of the next calls of clients: they are carried out, and nobody hears of it."""
+        """Of the next calls of clients: they are carried out, and their callers do not hear of it."""
         left = [number]
 
         def fate(parcel: Parcel) -> Fate:
@@ -282,7 +282,7 @@ def away_at_first(world: World, tries: int) -> JobClient:
     async def connect(_: Coordinator, __: float):
         if left[0]:
             left[0] -= 1
-            raise ConfigError(f"nobody is there, {left[0]} more times")
+            raise ConfigError(f"no daemon is there, {left[0]} more times")
         return world.zookeeper.connect()
 
     return JobClient(Coordinator("memory:1"), JOB, SECRET, connect=connect, speak=world.network.client)
@@ -293,12 +293,12 @@ async def test_a_coordinator_that_is_away_is_waited_for() -> None:
         heard: list[str] = []
         async with when_back(away_at_first(world, 2), 30.0, heard.append) as job:
             assert await job.scale(3) == Ack(3)
-        assert heard == ["nobody is there, 1 more times", "nobody is there, 0 more times"]
+        assert heard == ["no daemon is there, 1 more times", "no daemon is there, 0 more times"]
 
 
 async def test_a_coordinator_that_stays_away_is_waited_for_so_long() -> None:
     heard: list[str] = []
-    with pytest.raises(ConfigError, match="nobody is there"):
+    with pytest.raises(ConfigError, match="no daemon is there"):
         async with when_back(away_at_first(World(), 1), 0.0, heard.append):
             pass
     assert heard == []

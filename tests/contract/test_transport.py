@@ -131,7 +131,7 @@ class GrpcCarrier:
 
     @staticmethod
     async def raw(address: str, wire: bytes) -> bytes:
-        """What somebody sends who has no client of ours."""
+        """What a stranger sends who has no client of ours."""
         async with grpc.aio.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
             try:
                 return await channel.unary_unary(f"/{SERVICE}/{METHOD}")(wire, timeout=10)

@@ -25,7 +25,7 @@ pytest.register_assert_rewrite("elastic_job")  # what it compared is told, as in
 MAIN = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
 ROOT = Path(__file__).parents[2]
 WAIT_S = 30.0
-LOOK_S = 0.03  # between two looks of whoever waits for something
+LOOK_S = 0.03  # between two looks of a test that waits for something
 
 
 class Edl:

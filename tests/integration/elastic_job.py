@@ -92,8 +92,8 @@ class Job:
         """Let the job end after the next few epochs, unless it has a number; its events. `status` is its exit code."""
         hold = self.until.with_suffix(".hold")
         if self.epochs is None:
-            # Nobody may have begun the last one when the word comes, so they pause for as long as it takes. Who leads,
-            # if anybody does, may not know all.
+            # No worker may have begun the last one when the word comes, so they pause for as long as it takes. The
+            # leader, if there is one, may not know all.
             hold.touch()
             begun = [line.epoch for one in read(self.audit) for line in one.lines if isinstance(line, BatchGiven)]
             self.epochs = max([self.status().get("epoch", 0), *begun]) + 3
@@ -112,7 +112,7 @@ class Job:
         return [json.loads(path.read_text()) for path in self.out.glob("result-*.json")]
 
     def expect_exactly_once(self) -> None:
-        """Every sample of every epoch, whoever was killed in the middle of whatever."""
+        """Every sample of every epoch, whichever worker was killed in the middle of whatever."""
         found = account(read(self.audit))
         assert found.clean, found
         assert [(epoch.over, epoch.total, epoch.trained) for epoch in found.epochs] == (
@@ -122,8 +122,8 @@ class Job:
     def expect_batches_as_handed_out(self) -> None:
         """What scripts had in their hands, however they cut it, are the samples of their steps in that order.
 
-        Of scripts that came to their end. Rehearsals and stand-ins, which are nobody's samples, are left out, and so is
-        the second time of a void mini-batch.
+        Of scripts that came to their end. Rehearsals and stand-ins, which are no worker's samples, are left out, and so
+        is the second time of a void mini-batch.
         """
         given = [{line.step: line for line in one.lines if isinstance(line, BatchGiven)} for one in read(self.audit)]
         handed_out = [[line.check for _, line in sorted(lines.items()) if line.ranges] for lines in given]

@@ -63,7 +63,7 @@ def test_a_straggler_is_replaced(edl, tmp_path):
     policy = ("--stragglers", "replace", "--autoscale-every", "2")
     command = [*edl.warm.command(SCRIPT), *slow]
     launcher = edl.start("run", "-np", "2", "--job", "g", *policy, *command)
-    edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
+    edl.wait(lambda: decisions(edl), "a worker is found slow", timeout_s=120)
     (told,) = decisions(edl)
     (slow_one,) = told["replace"]
     assert told["act"] and "(compute)" in told["reason"] and told["pace"] < 0.8
@@ -103,7 +103,7 @@ def test_a_straggler_is_found_inside_a_graph(edl, tmp_path, way):
         "--slow-slot",
         "1",
     )
-    edl.wait(lambda: decisions(edl), "somebody is found slow", timeout_s=120)
+    edl.wait(lambda: decisions(edl), "a worker is found slow", timeout_s=120)
     told = decisions(edl)[0]
     assert not told["act"] and "(compute)" in told["reason"] and 0.2 < told["pace"] < 0.8
     status = edl.status("g")
@@ -143,7 +143,7 @@ def test_a_straggler_takes_fewer_samples(edl, tmp_path):
     [
         ("efficency=0.1", "--autoscale efficency=0.1: must be efficiency=S, utility=FILE or policy=NAME"),
         ("utility=/no/such.toml", "--autoscale utility=/no/such.toml: cannot be read"),
-        ("policy=nobody", "--autoscale policy=nobody: is neither FILE.py:CLASS nor an entry point of edl.policies"),
+        ("policy=unknown", "--autoscale policy=unknown: is neither FILE.py:CLASS nor an entry point of edl.policies"),
     ],
 )
 def test_a_wrong_policy_is_one_line(edl, value, said):
@@ -154,7 +154,7 @@ def test_a_wrong_policy_is_one_line(edl, value, said):
 
 
 def test_a_policy_of_ones_own(edl, tmp_path):
-    """The page's own example: it sees what the script reports; one that raises is told of, and harms nobody."""
+    """The page's own example: it sees what the script reports; one that raises is told of, and harms no worker."""
     policy = tmp_path / "mine.py"
     policy.write_text(
         "from edl.policy.view import Decision\n"

@@ -31,7 +31,7 @@ def test_each_record_of_each_epoch_is_trained_once(edl, tmp_path):
     done = train(edl, f"{tmp_path}/files/*.jsonl", tmp_path)
     assert done.returncode == 0, done.stderr
     shares = [json.loads((tmp_path / f"trained-{rank}.json").read_text()) for rank in range(2)]
-    assert {len(share) for share in shares} == {2 * 12}  # 183 records in steps of 16; nobody's share is ever empty
+    assert {len(share) for share in shares} == {2 * 12}  # 183 records in steps of 16; no worker's share is ever empty
     assert Counter(chain(*chain(*shares))) == Counter(dict.fromkeys(range(FILES * RECORDS), 2))
     status = edl.json("status", "x")
     assert status["data"]["total"] == status["data"]["trained"] == FILES * RECORDS

@@ -30,7 +30,7 @@ LIBRARY = """
 #include <unistd.h>
 using namespace std::chrono_literals;
 
-// How long, in ms, a thread that waits up to 20 s is not woken; whoever wakes it holds the mutex for a while before.
+// How long, in ms, a thread that waits up to 20 s is not woken; the one that wakes it holds the mutex for a while.
 extern "C" double wait_ms() {
   std::mutex mutex;
   std::condition_variable woken;

@@ -99,7 +99,7 @@ async def test_a_recount_starts_newcomers_frees_slots_and_empties_the_store(real
     await asyncio.wait_for(told.wait(), WAIT_S)
     counts = await asyncio.gather(*(driver.ask(f"localhost:{slot}") for slot in range(3)))
     assert [count.rank for count in counts] == [0, -1, -1]
-    real.ended["localhost:2"].set()  # whoever was freed may end
+    real.ended["localhost:2"].set()  # the one that was freed may end
     notices.stop()
 
 

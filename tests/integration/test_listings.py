@@ -38,7 +38,7 @@ def scripts() -> list[tuple[str, int, str]]:
 
 
 class Reader:
-    """Somebody who goes through the README with several shells, from the root of a clone."""
+    """A reader who goes through the README with several shells, from the root of a clone."""
 
     def __init__(self, edl, clone: Path) -> None:
         self._edl = edl

@@ -1,4 +1,4 @@
-"""The local ZooKeeper as a child: it starts, shuts nobody else in, survives, and is gone when it should be."""
+"""The local ZooKeeper as a child: it starts, shuts no other in, survives, and is gone when it should be."""
 
 from __future__ import annotations
 

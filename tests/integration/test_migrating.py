@@ -37,9 +37,9 @@ def test_it_grows_and_shrinks_without_a_stop(edl, script):
         scaled = edl("scale", "m", wanted, "--wait", timeout_s=90)
         assert scaled.returncode == 0, scaled.stderr
         assert "its survivors paused for" in scaled.stdout
-        last_line = scaled.stderr.splitlines()[-1]  # perhaps with somebody who has not left yet
+        last_line = scaled.stderr.splitlines()[-1]  # perhaps with a leaver that has not left yet
         assert last_line.startswith(f"edl: {wanted} of {wanted} workers train")
-    assert trains() == first  # the same processes, which nobody started anew
+    assert trains() == first  # the same processes, which were not started anew
     events = edl("events", "m", "--json").stdout
     assert '"batch_voided"' not in events
     assert '"worker_lost"' not in events

@@ -17,8 +17,8 @@ from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
-# Until the next ring stands at all members, nobody but the leader hears of a newcomer's death; then the survivors form
-# another ring. Whoever dies just after it was READY may be in the switch by then, where a machine is slow.
+# Until the next ring stands at all members, the leader alone hears of a newcomer's death; then the survivors form
+# another ring. One that dies just after it was READY may be in the switch by then, where a machine is slow.
 UNSEEN = ("importing", "rehearsing", "called", "entering", "prepared")
 ON_ITS_WAY = ("ready", "adopting", "adopting")
 FORMING = ("connecting", "receiving the state")
@@ -80,8 +80,8 @@ def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_o
     job.expect_exactly_once()
 
 
-def test_who_trains_may_die_while_the_next_ring_forms(edl, tmp_path):
-    """What is being prepared then is let go of, and holds up nobody: the others have another ring as soon as ever."""
+def test_a_member_may_die_while_the_next_ring_forms(edl, tmp_path):
+    """What is being prepared then is let go of, and holds up no survivor: they have another ring as soon as ever."""
     forms = tmp_path / "forms"
     job = Job(edl, tmp_path / "out", workers=3, EDL_TEST_DIED=str(forms))
     victim = job.wait_size(3)["workers"][1]
@@ -124,7 +124,7 @@ def test_who_sends_its_state_to_a_newcomer_may_die(edl, tmp_path):
 def test_the_last_step_of_all_may_be_hit(edl, tmp_path, moment, status):
     """Nothing comes after it that would tell whether the victim's samples are trained; all three know by themselves.
 
-    Once it has applied that step, nobody makes up for the rest of its script: the job has failed with all trained.
+    Once it has applied that step, no other makes up for the rest of its script: the job has failed with all trained.
     """
     last_step = 2 * -(-SAMPLES // (3 * 4))
     job = Job(edl, tmp_path / "out", 3, epochs=2, EDL_TEST_DIE=moment, EDL_TEST_DIE_STEP=str(last_step))
@@ -180,7 +180,7 @@ def kinds(job: Job) -> list[str]:
 
 
 def _committed_step(job: Job, worker: str) -> int:
-    """The newest one of this worker, whose daemon tells nobody."""
+    """The newest one of this worker, whose daemon does not tell of it."""
     (audit,) = [audit for audit in read(job.audit) if audit.worker == worker]
     return max((line.step for line in audit.lines if isinstance(line, Committed)), default=0)
 
@@ -194,7 +194,7 @@ def test_a_leader_whose_trainer_is_killed_leads_the_others_to_their_ring(edl, tm
     job.wait_steps(STEPS_ON)
     kinds = [event["kind"] for event in job.finish()]
     since = kinds[kinds.index("worker_lost") :]
-    assert since.count("switch_scheduled") == 1  # by whoever follows it planned anew, while the survivors wait
+    assert since.count("switch_scheduled") == 1  # by the leader that follows it planned anew, while the survivors wait
     assert since.index("scaled") < since.index("leader_elected")
     job.expect_equal_models()
     job.expect_exactly_once()

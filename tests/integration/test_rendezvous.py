@@ -139,7 +139,7 @@ async def test_living_processes_change_rings_and_reduce_right(
 
 async def test_a_process_that_is_not_a_member_does_not_take_itself_for_one(members: list[Member]) -> None:
     await form(members[:2])  # only a second init() asks for its rank
-    async with gathering_of(["somebody-else"]) as (_, places):
+    async with gathering_of(["another-member"]) as (_, places):
         members[0].enter(places[0])
         assert "failed" in await members[0].told()
 

@@ -77,7 +77,7 @@ def test_workers_may_differ_in_their_passes_of_backward(warm: WarmPython, ring: 
 
 
 def a_parameter_without_gradient_on_some_workers(fleet: Fleet) -> None:
-    """It takes part in the all-reduce all the same, with zeros: nobody waits, and all stay equal."""
+    """It takes part in the all-reduce all the same, with zeros: none waits, and all stay equal."""
     fleet.form([0, 1])
     fleet.together([0, 1], "synchronize", [(0,), (0,)])
     fleet.together([0, 1], "weight", [(0.5,), (0.5,)])

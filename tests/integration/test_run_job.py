@@ -1,6 +1,6 @@
 """`edl run` with a real training job: daemons, a leader, a ring; how it ends, and that nothing is left of it.
 
-The first one boots, as does whoever is started by hand; the workers of the others are forks.
+The first one boots, as does a worker that is started by hand; the workers of the others are forks.
 """
 
 from __future__ import annotations
@@ -78,7 +78,7 @@ def test_a_last_save_that_fails_fails_the_job_though_another_ends_later_and_well
     _, err = launcher.communicate(timeout=patient(200))
     assert launcher.returncode == 1, err
     told = [line for line in err.splitlines() if line.startswith("edl: ")]
-    assert len(told) == 2, "nobody is started in its place"
+    assert len(told) == 2, "none is started in its place"
     assert "did not come to the end of its script: OSError: no space left" in told[1]
     status = edl.json("status", "x")
     assert (status["state"], status["data"]["trained"]) == ("failed", 1797)

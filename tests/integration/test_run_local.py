@@ -102,7 +102,7 @@ class TestBeforeAnyWorkerStarts:
 
     def test_a_coordinator_where_nothing_listens(self, edl):
         with socket.socket() as reserved:
-            reserved.bind(("127.0.0.1", 0))  # bound and not listening: nobody else gets it
+            reserved.bind(("127.0.0.1", 0))  # bound and not listening: no other process gets it
             address = f"127.0.0.1:{reserved.getsockname()[1]}"
             assert f"{address} refuses the connection" in self.failing(edl, "--coordinator", address)
 

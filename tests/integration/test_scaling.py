@@ -33,7 +33,7 @@ def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
 
 
 def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
-    """As systemd sends it: its daemon, which may be the leader's, dies of it before anybody has heard of the wish."""
+    """As systemd sends it: its daemon, which may be the leader's, dies of it before any other has heard of the wish."""
     job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="15")
     status = job.wait_size(3)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])

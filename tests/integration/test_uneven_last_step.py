@@ -42,9 +42,9 @@ def fleet(request: pytest.FixtureRequest, warm: WarmPython) -> Iterator[Fleet]:
     """Three in a ring, one alone, all with the same model, which their steps leave as it is."""
     script, *arguments = WAYS[request.param]
     with Fleet(warm, script, 4, *arguments) as fleet:
-        everybody = [*TOGETHER, ALONE]
-        fleet.form(everybody)
-        fleet.together(everybody, "synchronize", [(0,)] * 4)
+        members = [*TOGETHER, ALONE]
+        fleet.form(members)
+        fleet.together(members, "synchronize", [(0,)] * 4)
         fleet.form([ALONE])
         fleet[ALONE].call("weight", 1.0)
         fleet.form(TOGETHER)

@@ -1,4 +1,4 @@
-"""A worker that is forked is what `python script.py` would be, for whoever starts it, looks at it or kills it."""
+"""A worker that is forked is what `python script.py` would be, to a process that starts it, looks at it or kills it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nobody leads: training goes on, and a scaling is carried out later.
+"""No worker leads: training goes on, and a scaling is carried out later.
 
 Short forms of benchmarks/leaders.py.
 """
@@ -32,7 +32,7 @@ def wait_steps(job: Job) -> None:
 
 
 def test_a_switch_that_was_announced_is_made_while_the_coordinator_is_away(edl, tmp_path):
-    """The members find each other through their own daemons, so that nobody leaves a ring for one that cannot form."""
+    """The members find each other through their own daemons, so that none leaves a ring for one that cannot form."""
     here = tmp_path / "zookeeper.pid"
     environ: dict[str, Any] = {
         "EDL_TEST_DIE": "announced",

@@ -91,7 +91,7 @@ class Job:
                     self.lines[worker].append(BatchGiven(step, lease.epoch, pieces, check_of(self.spec, pieces)))
 
     def keep(self) -> None:
-        """The coming step is part of the job: everybody's samples are trained."""
+        """The coming step is part of the job: the samples of all are trained."""
         for worker in self.roster:
             self.kept.add((worker, self.step + 1))
             for lease in self.ledger.leases(worker):

@@ -68,7 +68,7 @@ class Twin:
         self.known = max(self.known, epochs)
 
     def missing(self) -> set[Sample]:
-        """Wanted, and in nobody's hands."""
+        """Wanted, and in no worker's hands."""
         return {sample for sample in self.unassigned if sample[0] < self.epochs}
 
     def epoch_of(self, step: int) -> int:
@@ -76,7 +76,7 @@ class Twin:
         return max((lease.epoch for lease in leases if lease.after_step < step <= lease.until_step), default=-1)
 
     def withdraw(self) -> None:
-        """The epoch of the next step may have begun; no later one can, unless somebody has said so."""
+        """The epoch of the next step may have begun; no later one can, unless a worker has said so."""
         begun = max(self.epochs, self.epoch_of(self.step + 1) + 1)
         for worker, leases in self.leases.items():
             while leases and leases[-1].epoch >= begun:
@@ -188,7 +188,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
 
     @rule(data=st.data(), lead_times=st.integers(0, 25))
     def rebatch(self, data, lead_times):
-        """Batches that hold now are put in force from a step on that nobody was handed samples beyond."""
+        """Batches that hold now are put in force from a step on that no worker was handed samples beyond."""
         if not all(self.ledger.leases(worker) for worker in self.ledger.roster):
             self.grant_until(self.ledger.step)
         step = self.a_step(data)
@@ -225,7 +225,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     @precondition(lambda self: self.ledger.roster)
     @rule(data=st.data())
     def change_twice(self, data):
-        """Two rosters in a row without a grant: whoever decided on the first did not come so far."""
+        """Two rosters in a row without a grant: the leader that decided on the first did not come so far."""
         step = self.a_step(data)
         self.enter([*self.ledger.roster[: MOST_WORKERS - 1], self.newcomer()], step)
         gone = data.draw(st.integers(0, len(self.ledger.roster) - 1), label="gone")
@@ -323,7 +323,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
     # -------------------------------------------------------------------------------------------------------- the end
 
     def teardown(self):
-        """No deadlock: whoever is left comes to the end of the data, by granting and committing alone."""
+        """No deadlock: the workers that are left come to the end of the data, by granting and committing alone."""
         if not hasattr(self, "ledger"):
             return
         if not self.ledger.roster:

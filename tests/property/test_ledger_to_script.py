@@ -139,7 +139,7 @@ class Job:
         self.change(leave=int(death), come=0)
 
     def change(self, leave: int, come: int) -> None:
-        # As long as something is left to train: afterwards nobody switches any more.
+        # As long as something is left to train: afterwards no worker switches any more.
         if self.ledger.exhausted:
             return
         leave = min(leave, len(self.workers) - 1)

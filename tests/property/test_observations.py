@@ -21,7 +21,7 @@ def newest_of_all(observations: Observations, workers: tuple[str, ...]) -> tuple
 
 @given(st.lists(reports, max_size=60), st.integers(1, 3))
 def test_the_newest_step_is_that_of_all_reports(told: list[tuple[str, int | None]], each: int) -> None:
-    """Also where steps become fewer, and whoever had the newest is forgotten."""
+    """Also where steps become fewer, and the worker that had the newest is forgotten."""
     observations = Observations()
     for at, (worker, step) in enumerate(told):
         if step is None:

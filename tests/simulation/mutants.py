@@ -26,7 +26,7 @@ def expect_noticed(mutant: Mutant, play: Play, names: set[str], seeds: int, patc
     _is_right(play)
     mutant(patch)
     story = _first_complaint(play, seeds)
-    assert story, f"{seeds} jobs, and nobody noticed"
+    assert story, f"{seeds} jobs, and no check noticed"
     assert story.partition(":")[0] in names, story
 
 

@@ -249,7 +249,7 @@ def asked_in_a_switch(seed: int) -> SimJob:
 
 
 class LeavesAtAMark(SimJob):
-    """Somebody wants to leave while others wait at a mark, for one who has not heard of it."""
+    """A worker wants to leave while others wait at a mark, for one who has not heard of it."""
 
     def make_durable(self, record) -> None:
         before = self.durable
@@ -310,7 +310,7 @@ def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault:
 
 
 def hangs_on_its_way(seed: int) -> SimJob:
-    """Somebody hangs as it enters the ring with a newcomer."""
+    """A worker hangs as it enters the ring with a newcomer."""
     job = SimJob(LONG, seed=seed, workers=3)
     job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.STALL, Moment.ENTERING, 4)])
     return job

@@ -1,7 +1,7 @@
-"""Jobs that nobody has played before: from another seed in each run, for a set time.
+"""Jobs that were never played before: from another seed in each run, for a set time.
 
-EDL_FRESH_S sets how many seconds. `scripts/test` does; without it nothing is played here, so that whoever works on
-something else is not held up by a fault that another seed has just found.
+EDL_FRESH_S sets how many seconds. `scripts/test` does; without it nothing is played here, so that work on something
+else is not held up by a fault that another seed has just found.
 """
 
 from __future__ import annotations

@@ -35,7 +35,7 @@ def test_no_invariant_breaks_whatever_goes_wrong(first: int) -> None:
 ENDS = (2017708, 2025894)
 # Of who waits for the last samples of all in a ring that is broken.
 WAITS = (2023027,)
-# Of a newcomer in rings that failed for others' sake, whose ends nobody knew; of a daemon that dies in each first ring.
+# Of a newcomer in rings that failed for others' sake, with ends not known; of a daemon that dies in each first ring.
 BLAME = (2025649, 4100754, 2056356)
 # Of members that meet before a switch is announced, and of newcomers that fail: where too few are left without them,
 # where the others keep the step of the switch; and of a worker that left its ring at once, for a late word.
@@ -55,11 +55,11 @@ AWAY = (2002850, 2006393, 2009777)
 LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD, *AWAY)
 
 
-# Of a leaver that hands on the model and counts; of whoever has not booted, planned with others that have trained; of
-# who waits for the last samples of a pass in a ring that is given up, while a plan that came to nothing is remembered;
-# of who waits at the mark of a planned switch and misses it; of a newcomer that sat in a ring that came to nothing;
-# and of the simulation itself: who gives up just before the last one comes, who dies before the job has heard of it, a
-# job that begins anew, as all who had trained are gone before any ring was on record.
+# Of a leaver that hands on the model and counts; of a worker that has not booted, planned with others that have; of one
+# that waits for the last samples of a pass in a ring that is given up, while a plan that came to nothing is remembered;
+# of one that waits at the mark of a planned switch and misses it; of a newcomer that sat in a ring that came to none;
+# and of the simulation itself: of a worker that gives up just before the last one comes, of one that dies before the
+# job has heard of it, of a job that begins anew, as all that had trained are gone before any ring was on record.
 @pytest.mark.parametrize(
     "seed",
     [704850, 1003140, 1004991, 1006317, 1006832, 1014851, 3000796, 3002182, 2002621, 2015825, 2017369, *LATER],
@@ -128,7 +128,7 @@ def run(*faults: Planned, seed: int, workers: int = 3) -> SimJob:
 
 
 class NewcomerHit(SimJob):
-    """At its moment, whoever else comes to it. No word comes late, which would void a mini-batch by itself."""
+    """At its moment, whichever other comes to it. No word comes late, which would void a mini-batch by itself."""
 
     newcomer = "w3"
 
@@ -171,7 +171,7 @@ def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_o
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hang_in_the_boot_costs_the_others_no_step(seed: int) -> None:
     job = run(Planned(Fault.JOIN, 0.1), Planned(Fault.STALL, Moment.BOOTING), seed=seed)
-    assert job.durable.planned == 1  # nothing was planned after the first generation: nobody paused
+    assert job.durable.planned == 1  # nothing was planned after the first generation: no worker paused
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.STALL])

@@ -1,7 +1,7 @@
 """Recounts, with a driver that goes by Horovod's rules, and everything else coming late, twice, or not at all.
 
 The driver below is Horovod's `ElasticDriver` and `WorkerStateRegistry` without threads: a barrier of as many parties as
-it has workers, at which whoever asks twice is counted twice, and an end that depends on who has ended how.
+it has workers, at which a worker that asks twice is counted twice, and an end that depends on who has ended how.
 `tests/integration/test_horovodrun_driver.py` holds the real one to the same.
 """
 
@@ -115,7 +115,7 @@ class StandIn:
     def ask(self, number: int, driver: Driver) -> None:
         if number <= self.asked or self.word.freed:
             return
-        assert number == self.asked + 1, "the driver has counted without it, and nobody was cut off"
+        assert number == self.asked + 1, "the driver has counted without it, and none was cut off"
         self.asked = number
         if not self.asking:
             self.asking = True
@@ -267,7 +267,7 @@ class World:
             self.lead()
         self.notice()
         self.start_all()
-        assert not self.driver.doubled, "somebody was counted twice"
+        assert not self.driver.doubled, "a worker was counted twice"
 
     def notice(self) -> None:
         """To one worker, once for each change."""

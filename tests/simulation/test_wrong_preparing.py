@@ -146,7 +146,7 @@ def leaves_later(seed: int) -> SimJob:
 
 
 def ends_meanwhile(seed: int) -> SimJob:
-    """All is trained, or somebody is told to stop, while a ring is prepared."""
+    """All is trained, or a worker is told to stop, while a ring is prepared."""
     job = SimJob(DataSpec(total=150, epochs=1, batch=2), seed=seed, workers=2, prepares=1.0)
     job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.2), Planned(Fault.JOIN, 0.3)])
     return job

@@ -225,14 +225,14 @@ def cut_off(seed: int) -> SimJob:
 
 
 def sits_and_dies(seed: int) -> SimJob:
-    """Somebody dies in a new ring before the leader knows that it stands."""
+    """A member dies in a new ring before the leader knows that it stands."""
     job = SimJob(DATA, seed=seed, workers=3)
     job.plan([Planned(Fault.KILL, Moment.STEPPING, 8), Planned(Fault.KILL, Moment.SITTING, 4)])
     return job
 
 
 def first_ring(seed: int) -> SimJob:
-    """Somebody dies in it before the leader knows that it stands."""
+    """A member dies in it before the leader knows that it stands."""
     job = SimJob(DATA, seed=seed, workers=3)
     job.plan([Planned(Fault.KILL, Moment.SITTING)])
     return job

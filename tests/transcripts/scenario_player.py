@@ -18,13 +18,13 @@
                                 another size is asked for
     rule N REASON, replace W REASON
                                 the job's own policy has decided: a size, or another worker for a slow one
-    stop REASON                 somebody ends the job
+    stop REASON                 a user ends the job
     again                       the message before comes twice, as it was
     train S                     time passes: who trains makes steps and tells of them each second
     pass S                      time passes; the leader looks at it each second, and hears nothing
     silence S                   time passes, and the leader takes no input: it waits for the coordinator
-    unwritten COMMAND           the leader decides, and dies before that is on record: nobody hears of it
-    untold COMMAND              the leader dies as soon as its decision is on record: nobody has heard of it yet
+    unwritten COMMAND           the leader decides, and dies before that is on record: no worker hears of it
+    untold COMMAND              the leader dies as soon as its decision is on record: no worker has heard of it yet
     new_leader [without=W[,W...]]
                                 another takes over from what is on record; those have no session then
 
@@ -109,7 +109,7 @@ class Player:
             lines += [f"orders {line}" for line in news(self._shown, now)]
             self._shown = now
         elif lines:
-            lines.insert(0, "(on record, and nobody has heard of it)" if self._written else "(not on record)")
+            lines.insert(0, "(on record, and no worker has heard of it)" if self._written else "(not on record)")
         return lines or [NOTHING]
 
     # ---------------------------------------------------------------------------------------------------- commands
@@ -304,7 +304,7 @@ class Player:
     def _called(self, given: Command) -> Muster:
         muster = self._machine.record.muster
         if muster is None:
-            raise given.bad("nobody is called")
+            raise given.bad("no worker is called")
         return muster
 
     def _prepared(self, workers: Iterable[str], failure: str) -> Iterable[Input]:

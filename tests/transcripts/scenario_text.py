@@ -60,7 +60,7 @@ class Command:
         return kind(self.options.pop(name)) if name in self.options else default
 
     def end(self, words: int) -> None:
-        """Nothing may be left that nobody has looked at."""
+        """Nothing may be left that was not looked at."""
         if len(self.words) > words or self.options:
             left = [*self.words[words:], *(f"{name}=" for name in self.options)]
             raise self.bad(f"{self.name} does not know {', '.join(left)}")

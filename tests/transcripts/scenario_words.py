@@ -19,7 +19,7 @@ SILENT: Final = frozenset(
     {
         "version",  # grows with every change
         *("arrivals", "planned", "musters", "rebatches", "awaited"),  # counts of what is shown itself
-        *("roster", "began_step", "gone", "past"),  # told with the generation, and with whoever is gone
+        *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone
     }
 )
 
@@ -58,7 +58,7 @@ def _plainly(name: str, old: object, new: object, after: Record) -> list[str]:
 
 
 def _begun(name: str, old: object, new: object, after: Record) -> list[str]:
-    return ["somebody has sat in a ring: whoever comes from now on boots alone"]
+    return ["a ring has stood: a worker that comes from now on boots alone"]
 
 
 def _generation(name: str, old: int, new: int, after: Record) -> list[str]:
@@ -142,7 +142,7 @@ def _state(name: str, old: Any, new: Any, after: Record) -> list[str]:
 
 
 def _unended(name: str, old: str, new: str, after: Record) -> list[str]:
-    return [f"unended: {new}"] if new else ["unended: nobody"]
+    return [f"unended: {new}"] if new else ["unended: none"]
 
 
 def _taken(name: str, old: object, new: Any, after: Record) -> list[str]:
@@ -203,7 +203,7 @@ def news(before: Mapping[str, Told], now: Mapping[str, Told]) -> list[str]:
 
 def _is_news(topic: str, was: Told, topics: Told) -> bool:
     """With each seat come the addresses of its neighbours: worth a word where they are others than before. How to boot
-    is of use to whoever has just come.
+    is of use to a worker that has just come.
     """
     if topic == "boot":
         return not was

@@ -1,6 +1,6 @@
 """Each transcript says what the machine of a job does: replayed, it does the same.
 
-A transcript is read by people: whoever changes one, or a rule by which one changes, reads it. `pytest tests/transcripts
+A transcript is read by people, each time that it changes, or a rule by which it does. `pytest tests/transcripts
 --rewrite-transcripts` writes what follows anew; the difference is part of the change, to be looked at.
 """
 
@@ -40,7 +40,7 @@ def test_there_are_many_and_each_begins_with_what_it_shows() -> None:
         ("dance w0", "there is no command dance"),
         ("register w0 slowly", "register does not know slowly"),
         ("report w0 asleep", "asleep"),
-        ("meet", "nobody is called"),
+        ("meet", "no worker is called"),
         ("vanish", "needs 1 words"),
     ],
 )

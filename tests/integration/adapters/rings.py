@@ -14,11 +14,11 @@ Batch = tuple[list[list[float]], list[float]]
 
 def check_changing_rings(fleet: Fleet, source: random.Random) -> None:
     """Rings of 2, 3 and 2 workers do what one worker does that trains on the global batches."""
-    everybody = [0, 1, 2, ALONE]
+    members = [0, 1, 2, ALONE]
     fleet.together([1, 2, ALONE], "disturb")  # rehearsals, in rings of one: whatever they leave must not matter
-    fleet.form(everybody)
-    fleet.together(everybody, "synchronize", [(0,)] * 4)
-    check_equal(fleet, everybody)
+    fleet.form(members)
+    fleet.together(members, "synchronize", [(0,)] * 4)
+    check_equal(fleet, members)
     fleet.form([ALONE])
     fleet[ALONE].call("weight", 1.0)
 

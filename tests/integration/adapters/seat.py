@@ -80,7 +80,7 @@ class Next:
 
 
 def used() -> dict[str, float]:
-    """What this process has open, and what it computes while nobody asks it to, in seconds per second."""
+    """What this process has open, and what it computes while it is not asked to, in seconds per second."""
     links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
     cpu, now = time.process_time(), time.monotonic()
     time.sleep(0.5)
@@ -102,7 +102,7 @@ class FakeTrainer:
         self.epochs_done: int | None = None
         self.rehearses = False
         self.ends_pass = False
-        self.without_samples: set[int] = set()  # steps in which nobody has any
+        self.without_samples: set[int] = set()  # steps in which no worker has any
 
     @property
     def voided(self) -> bool:

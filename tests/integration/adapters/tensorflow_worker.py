@@ -149,7 +149,7 @@ def train(x: list[list[float]], y: list[float]) -> str:
 
 
 def train_without_samples(x: list[list[float]], y: list[float]) -> str:
-    """A step in which nobody has any, on stand-ins; as the trainer frames it."""
+    """A step in which no worker has any, on stand-ins; as the trainer frames it."""
     framework.set_weight(0.0, weightless=True)
     framework.keep(only_statistics=False)
     error = train(x, y)

@@ -34,7 +34,7 @@ def die() -> None:
 
 
 def before_rehearsed() -> None:
-    """To be called at the end of the rehearsal's mini-batch. It may be made long, for whoever wants to see it."""
+    """To be called at the end of the rehearsal's mini-batch. It may be made long, for a test that wants to see it."""
     time.sleep(float(os.environ.get("EDL_TEST_REHEARSAL_S", "0")))
     if MOMENT == "rehearsing":
         die()

@@ -26,7 +26,7 @@ def epochs_wanted(options: argparse.Namespace) -> int:
 
 
 def pause(options: argparse.Namespace) -> None:
-    """A step at leisure; no step while whoever ends the job decides after how many epochs."""
+    """A step at leisure; no step while the test that ends the job decides after how many epochs."""
     while options.until.with_suffix(".hold").exists():
         time.sleep(0.01)
     time.sleep(0.0 if options.until.exists() else options.step_time)

@@ -1,4 +1,4 @@
-"""A script as somebody writes it who knows PyTorch, and of edl what the quickstart says.
+"""A script as a user writes it who knows PyTorch, and of edl what the quickstart says.
 
 Clipping, accumulation, autocast with scaled losses, a schedule, dropout, an average of the weights, a loader with
 worker processes. What the test adds: after each mini-batch the worker writes down the digest of its weights and of

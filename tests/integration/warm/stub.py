@@ -61,7 +61,7 @@ def end_as(status):
 
 
 def main():
-    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # until there is somebody to hand them to
+    signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # until there is a process to hand them to
     zygote = ask(sys.argv[1], sys.argv[2:], dict(os.environ), os.getcwd(), (0, 1, 2))  # noqa: PTH109 - pathlib takes longer than all of this
     pid = read_number(zygote)
     for number in HANDED_ON:

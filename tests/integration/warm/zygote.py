@@ -115,7 +115,7 @@ class Forks:
         handle, asker = self._askers.pop(descriptor)
         self._poll.unregister(descriptor)
         asker.close()
-        pid, _ = self._ends[handle]  # it is not reaped yet, so that its pid is nobody else's
+        pid, _ = self._ends[handle]  # it is not reaped yet, so that no other has its pid
         try:
             os.killpg(pid, signal.SIGKILL)
         except ProcessLookupError:  # it has come to no session of its own yet

@@ -93,7 +93,7 @@ async def test_a_daemon_that_is_through_with_the_ring_frees_its_trainer() -> Non
 
 
 async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
-    """Whoever asks by HTTP as Horovod does, and whoever asks for torch's groups."""
+    """A trainer that asks by HTTP as Horovod does, and one that asks for torch's groups."""
     gathering = Gathering(["w0", "w1"])
     places = await gathering.open()
     groups = Asking(places[0].rendezvous, TORCH, 30.0)
@@ -105,11 +105,11 @@ async def test_members_of_two_sorts_of_ring_learn_that_at_once() -> None:
             await asyncio.to_thread(asking.read, rank)
         with pytest.raises(RingBroken, match="say the same --ring on all workers"):
             await asyncio.to_thread(asking.read, rank)
-    for daemon in gathering.daemons:  # Horovod would only say that nobody has answered
-        broke, of_another = (daemon.explained(say.Broke(generation, 0, "nobody answered")) for generation in (1, 2))
+    for daemon in gathering.daemons:  # Horovod would only say that none has answered
+        broke, of_another = (daemon.explained(say.Broke(generation, 0, "no answer came")) for generation in (1, 2))
         assert isinstance(broke, say.Broke) and "say the same --ring on all workers" in broke.reason
-        assert of_another == say.Broke(2, 0, "nobody answered")
-        prepared = daemon.explained(say.Prepared(1, "nobody answered"))
+        assert of_another == say.Broke(2, 0, "no answer came")
+        prepared = daemon.explained(say.Prepared(1, "no answer came"))
         assert isinstance(prepared, say.Prepared) and "say the same --ring on all workers" in prepared.failure
         assert daemon.explained(say.Prepared(1)) == say.Prepared(1)
     await gathering.stop()

@@ -175,7 +175,7 @@ async def test_a_leader_whose_node_is_deleted_steps_down_and_stands_again(one):
 
 @pytest.mark.parametrize("change", range(1, 6))
 async def test_whichever_answer_is_lost_one_leader_comes_out_with_one_node(server, two, change):
-    """The connection breaks after the n-th change of standing: carried out, but nobody knows."""
+    """The connection breaks after the n-th change of standing: carried out, but not known to be."""
     one = Contender(server, "one")
     dropping = server.connect()
     lose_answer(server, one.store, change)

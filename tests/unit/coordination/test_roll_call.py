@@ -63,7 +63,7 @@ class Reigned:
         return {worker.id for worker in told.status.workers}
 
     async def change_the_roll(self) -> None:
-        """Somebody comes, whom the job does not know: the leader looks who is there."""
+        """A worker comes that the job does not know: the leader looks which ones are there."""
         await self.store.create(tree.worker(JOB, "stranger"), b"", ephemeral=True)
 
     async def hear_w1(self) -> None:

@@ -9,7 +9,7 @@ from edl.coordination.server_process import dying_with
 
 
 def test_a_command_whose_parent_was_gone_before_the_kernel_knew_does_not_begin() -> None:
-    """Nobody would end it: `edl run` was killed between the fork and that."""
+    """No launcher would end it: `edl run` was killed between the fork and that."""
     orphan = subprocess.run(dying_with(1, ["echo", "begun"]), capture_output=True, text=True, check=False)
     assert (orphan.returncode, orphan.stdout) == (1, "")
 

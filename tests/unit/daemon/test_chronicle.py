@@ -58,7 +58,7 @@ class Frail(MemoryStore):
             self._late.append((ops, fence))
             raise StoreUnavailable("no answer in time")
         for late in self._late:
-            with contextlib.suppress(StoreRefused):  # nobody hears of that
+            with contextlib.suppress(StoreRefused):  # no caller hears of that
                 await super().commit(late[0], fence=late[1])
         self._late.clear()
         results = await super().commit(ops, fence=fence)

@@ -25,7 +25,7 @@ def tried(monkeypatch):
     async def away(*_: object) -> str:
         tried.append(True)
         if len(tried) <= AWAY:
-            raise ConfigError("nobody answers")
+            raise ConfigError("no worker answers")
         return "a session"
 
     monkeypatch.setattr(zookeeper, "connect", away)
@@ -44,7 +44,7 @@ async def test_it_waits_for_the_coordinator_as_long_as_the_trainer_lives(tried, 
 
 
 async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
-    with pytest.raises(ConfigError, match="nobody answers"):
+    with pytest.raises(ConfigError, match="no worker answers"):
         await daemon(tmp_path, anew=False)._connect(Coordinator("zk:2181"))
     assert len(tried) == 1
 
@@ -57,9 +57,9 @@ async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monke
     async def away(*_: object) -> str:
         tried.append(True)
         clock.advance(2.0)
-        raise ConfigError("nobody answers")
+        raise ConfigError("no worker answers")
 
     monkeypatch.setattr(zookeeper, "connect", away)
-    with pytest.raises(ConfigError, match="nobody answers"):
+    with pytest.raises(ConfigError, match="no worker answers"):
         await one._connect(Coordinator("zk:2181"))
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

@@ -146,7 +146,7 @@ async def test_a_question_of_a_ring_that_is_over_is_refused_and_counted() -> Non
             await caller.call(AskAddresses(1, MESH, TRADE, 0, 1.0), object, term=0, deadline_s=5)
         assert caught.value.reason is Reason.GENERATION
         await until(lambda: not trainers[0].daemon._tasks)
-        assert not trainers[0].knows_all, "nobody asks on: that ring cannot form"
+        assert not trainers[0].knows_all, "none asks on: that ring cannot form"
         assert set(gathering.refusals.snapshot()) == {"generation"}
 
 
@@ -218,7 +218,7 @@ async def test_a_daemon_that_was_started_anew_is_asked_where_it_listens_now(monk
         for trainer in trainers[:2]:
             trainer.write()
         await gathering.replace(2)
-        await asyncio.sleep(0.02)  # they ask an address where nobody listens
+        await asyncio.sleep(0.02)  # they ask an address where nothing listens
         for rank in (0, 1):
             gathering.follow(rank)
         last = Trainer(gathering, gathering.follow(2))

@@ -1,4 +1,4 @@
-"""Whoever cannot lead makes room, and says why; where nobody can, the job ends with that reason."""
+"""A leader that cannot lead makes room, and says why; where no daemon can, the job ends with that reason."""
 
 from __future__ import annotations
 
@@ -210,7 +210,7 @@ async def test_where_no_daemon_can_lead_the_job_ends_with_the_reason() -> None:
             ("job_failed", None),
         ]
         assert told[-1]["reason"] == record.reason
-        # Whoever cannot even tell that it is over gives up, one after the other.
+        # Those that cannot even tell that it is over give up, one after the other.
         for desk in (one, other):
             async with asyncio.timeout(20):
                 assert "cannot lead the job" in await desk.office.hopeless
@@ -279,7 +279,7 @@ async def test_where_nothing_of_it_can_be_told_a_daemon_gives_up_in_the_end(monk
 
 
 async def test_a_resignation_waits_for_a_coordinator_that_is_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its session goes on, so nobody else could lead while its node is there."""
+    """Its session goes on, so no other could lead while its node is there."""
     failures = [3]
 
     async with desks(2, once(spoil_work)) as (one, other):

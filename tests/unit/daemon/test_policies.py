@@ -1,4 +1,4 @@
-"""A user's policy runs in a process of its own, by whoever's own settings name it: nothing that arrives names code."""
+"""A user's policy runs in a process of its own, by that worker's own settings: nothing that arrives names code."""
 
 from __future__ import annotations
 
@@ -219,8 +219,8 @@ def test_what_was_typed_stays_whatever_becomes_of_the_file(tmp_path: Path) -> No
 
 
 def test_a_name_that_is_not_installed_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"policy=nobody: is neither FILE\.py:CLASS nor an entry point"):
-        own_code(settings("policy=nobody"))
+    with pytest.raises(ConfigError, match=r"policy=unknown: is neither FILE\.py:CLASS nor an entry point"):
+        own_code(settings("policy=unknown"))
 
 
 # ------------------------------------------------------------------------------------------------- what may be said

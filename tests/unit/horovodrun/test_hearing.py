@@ -1,4 +1,4 @@
-"""Noticing that nobody reads what is printed, and whether horovodrun's driver is still there then."""
+"""Noticing that no reader is left for what is printed, and whether horovodrun's driver is still there then."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ async def test_the_loss_of_all_readers_is_told_once() -> None:
     (one, out), (other, err) = os.pipe(), os.pipe()
     lost: list[int] = []
     hearing = Hearing((out, err), lambda: lost.append(1))
-    os.write(out, b"a line that nobody has read yet")
+    os.write(out, b"a line that was not read yet")
     os.close(one)
     await asyncio.sleep(0.05)
     assert lost == []  # `| head` on one of them is not the end of ssh

@@ -1,4 +1,4 @@
-"""What two processes that were killed together leave in memory goes with whoever comes next, and nothing else does."""
+"""What two processes that were killed together leave in memory goes with the next process, and nothing else does."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def child() -> Iterator[subprocess.Popen[bytes]]:
 
 
 def wait_gone(pid: int) -> None:
-    """Until the process is gone for good, reaped by whoever must."""
+    """Until the process is gone for good, reaped by the one that must."""
     deadline = time.monotonic() + 10
     while process_start_time(pid) is not None and not _is_zombie(pid):
         assert time.monotonic() < deadline, f"{pid} lives on"

@@ -1,4 +1,4 @@
-"""`edl hosts`: how a size is spread over hosts, and which size it is when nobody answers."""
+"""`edl hosts`: how a size is spread over hosts, and which size it is when no worker answers."""
 
 from __future__ import annotations
 

@@ -71,4 +71,4 @@ def test_a_newcomer_begins_a_new_sheet_for_all() -> None:
     assert not sheets.take(both)
     sheets.begin()
     assert not sheets.take(both)
-    assert not sheets.take(both)  # nobody has trained since
+    assert not sheets.take(both)  # neither has trained since

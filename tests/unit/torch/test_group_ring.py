@@ -180,7 +180,7 @@ def test_what_was_prepared_can_be_dropped_or_replaced(members: Members) -> None:
 
 
 def test_preparing_is_given_up(members: Members) -> None:
-    """By `release` or by an abort of that generation: nobody waits for a member that does not come."""
+    """By `release` or by an abort of that generation: no thread waits for a member that does not come."""
     members.enter(1)
     for generation, end in ((2, lambda ring: ring.release(2)), (4, lambda ring: ring.abort(range(3, 5)))):
         places = members.gatherings.places(generation)

@@ -1,4 +1,4 @@
-"""Which pass over the data an `ElasticSampler` asks for, whoever comes, goes or dies in between."""
+"""Which pass over the data an `ElasticSampler` asks for, whichever worker comes, goes or dies in between."""
 
 from __future__ import annotations
 

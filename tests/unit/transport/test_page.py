@@ -58,7 +58,7 @@ def test_a_new_page_replaces_the_old_one(page: Page, path: Path) -> None:
     page.count().step = 5
     fresh = Page.create(path)
     assert fresh.step == 0
-    assert page.step == 5  # whoever still has the old one keeps it
+    assert page.step == 5  # a process that still has the old one keeps it
     fresh.close()
 
 

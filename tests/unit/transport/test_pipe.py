@@ -286,9 +286,9 @@ async def test_noise_ends_the_connection(daemon: Daemon, path: Path, noise: byte
     assert daemon.messages == []
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can be somebody else")
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 async def test_another_user_is_turned_away() -> None:
-    """Even where somebody has opened the folder."""
+    """Even where the user has opened the folder."""
     with tempfile.TemporaryDirectory() as name:
         path = Path(name) / "pipe"
         daemon = Daemon(path)
@@ -306,7 +306,7 @@ def _open_to_all(path: Path) -> None:
 
 
 async def _knock_as_a_stranger(path: Path) -> None:
-    # It becomes somebody else by itself: the interpreter may lie where nobody else may look.
+    # It becomes another user by itself: the interpreter may lie where no other user may look.
     program = """
 import os, socket, sys
 knocking = socket.socket(socket.AF_UNIX)

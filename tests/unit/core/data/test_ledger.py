@@ -200,7 +200,7 @@ def test_all_workers_gone_and_a_newcomer_comes():
 
 
 def test_steps_may_be_left_without_any_sample():
-    """`b` was only filling up when `a`, who held all samples, left. Nobody may divide by such a total."""
+    """`b` was only filling up when `a`, who held all samples, left. No share may be divided by such a total."""
     ledger = ledger_of(16, "a")
     ledger.grant(4)
     ledger.enter(["a", "b"], 2)

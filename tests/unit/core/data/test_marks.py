@@ -81,7 +81,7 @@ def test_what_a_pipeline_has_read_stays_its_own_and_newcomers_have_samples_besid
     _, mark = job.mark
     job.tell("a", mark)
     job.tell("b", mark + 7)
-    assert job.plan.after_step == mark, "nobody can be beyond the first of the steps told"
+    assert job.plan.after_step == mark, "no worker can be beyond the first of the steps told"
     assert [job.leased(worker, mark + 1) for worker in "abc"] == [10, 10, 10]
     assert job.machine.ledger is not None
     assert job.plan.ledger is not None

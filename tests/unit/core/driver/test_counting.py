@@ -106,7 +106,7 @@ def test_who_is_lost_meanwhile_is_not_waited_for():
 def test_a_host_that_is_gone_lets_the_driver_count_and_is_shown():
     job = driven("a:0", "b:0")
     job.feed(Vanished("w1", "its daemon's session ended"))
-    assert job.orders("w0").recount == 0  # whoever has left may be ending still
+    assert job.orders("w0").recount == 0  # a worker that has left may be ending still
     job.pass_time(3.0)
     assert job.orders("w0").recount == 1
     job.word("w0", answered=1, size=1)

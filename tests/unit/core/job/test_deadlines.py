@@ -1,4 +1,4 @@
-"""Whoever hangs is lost after its bound, with a reason; whoever only takes long is not (I12)."""
+"""A worker that hangs is lost after its bound, with a reason; one that only takes long is not (I12)."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_a_newcomer_that_never_boots_is_dropped_and_hears_why() -> None:
     assert job.lost == {}
     job.wait(100, 103)
     assert "joining for 100 s: it hangs" in job.lost["w2"]
-    assert job.machine.record.plan is None  # nobody waited for it
+    assert job.machine.record.plan is None  # no member waited for it
     orders = OrderBook(job.machine.record, 1).orders("w2")
     assert orders.verdict is Verdict.STOP
     assert orders.reason == f"the job's leader has given this worker up: {job.lost['w2']}"
@@ -133,7 +133,7 @@ def test_a_worker_that_holds_up_a_step_for_too_long_is_lost_moments_after_the_ot
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, 1, 7, 5.0)
     job.wait(5, 15)
-    assert not job.lost, "nobody has said that anything is wrong"
+    assert not job.lost, "no member has said that anything is wrong"
     job.see("w0", Phase.BROKEN, 1, 7, 15.0)
     job.wait(15, 17)
     assert not job.lost, "it may be about to find the same"

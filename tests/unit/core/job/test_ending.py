@@ -1,4 +1,4 @@
-"""How a job ends: by the ends of the last ring's scripts, whoever comes first."""
+"""How a job ends: by the ends of the last ring's scripts, whichever comes first."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def test_it_does_so_before_the_others_were_seen_to_have_made_the_last_step():
 
 
 def test_a_host_that_vanishes_after_the_last_step_fails_the_job():
-    """Whether it was in its last save, nobody can tell; and nobody makes up for it."""
+    """Whether it was in its last save, no other can tell; and none makes up for it."""
     job = Job()
     job.train(1, STEPS, "w0", "w1")
     job.feed(Vanished("w0", REASON))

@@ -83,7 +83,7 @@ def test_a_job_whose_last_steps_were_trained_by_a_planned_generation_is_finished
     job.sit("w0", "w1")
     job.join("w2")
     job.see("w2", Phase.READY, 0)
-    job.see("w2", Phase.DONE, 2, job.plan.after_step or 0)  # the fastest: nobody else was seen in the new ring yet
+    job.see("w2", Phase.DONE, 2, job.plan.after_step or 0)  # the fastest: no other was seen in the new ring yet
     assert job.state("w2") is WorkerState.DONE
     assert job.plan.roster == ("w0", "w1", "w2")
 
@@ -351,7 +351,7 @@ def test_a_newcomer_that_fails_before_the_switch_step_makes_no_survivor_leave_be
     assert (job.plan.roster, job.plan.after_step) == (("w0", "w1"), before.after_step)
     orders = job.orders("w0")
     assert next_move(Seat(1, (before.after_step or 0) - 1, waiting=False), orders) == Stay()
-    assert given_up(orders) == range(2, job.plan.generation), "of the ring that trains nobody lets go"
+    assert given_up(orders) == range(2, job.plan.generation), "no member lets go of the ring that trains"
     job.sit("w0", "w1", generation=job.plan.generation, step=before.after_step or 0)
     assert job.machine.record.roster == ("w0", "w1")
     assert job.orders("w0").shares, "what they train next is known once it is known what they have read"
@@ -422,7 +422,7 @@ def test_a_leader_hands_over_only_once_the_ring_without_its_trainer_trains() -> 
     assert not job.machine.at_rest  # all wait to hear that this ring stands
     job.sit("w1", "w2", generation=2, step=5)
     assert job.machine.record.generation == 2
-    assert not job.machine.at_rest  # nobody may have heard of the leases yet
+    assert not job.machine.at_rest  # the members may not have heard of the leases yet
     job.see("w1", Phase.TRAINING, 2, 6)
     assert job.machine.at_rest
 

@@ -98,7 +98,7 @@ def test_more_epochs_asked_for_while_a_switch_is_planned_are_not_forgotten() -> 
 
 
 def test_a_switch_waits_when_the_known_data_ends_before_the_word_is_there() -> None:
-    """Whoever has trained it all waits for more samples, where no orders reach it: all waited for a step time-out."""
+    """A worker that has trained it all waits for more, where no orders reach it: all waited for a step time-out."""
     job = running()
     ledger = job.machine.ledger
     assert ledger is not None
@@ -127,7 +127,7 @@ def test_a_newcomer_boots_alone_and_enters_when_ready() -> None:
     job = running()
     job.join("w2")
     assert job.orders("w2").boot_alone
-    assert job.machine.record.plan is None  # I4: nobody waits for a boot
+    assert job.machine.record.plan is None  # I4: no member waits for a boot
     job.see("w2", Phase.REHEARSING, data=SPEC)
     job.see("w0", Phase.TRAINING, generation=1, step=10)
     job.see("w1", Phase.TRAINING, generation=1, step=10)

@@ -1,4 +1,4 @@
-"""Each switch says why it is made, and whoever leaves was told to for a reason (`edl events`)."""
+"""Each switch says why it is made, and each leaver was told to for a reason (`edl events`)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a leader has decided is durable before anybody hears of it, is written once, and is told by nobody deposed."""
+"""What a leader has decided is durable before any worker hears of it, is written once, and is not told once deposed."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def test_the_first_rank_is_no_head(size: int) -> None:
 
 
 def test_what_can_be_answered_is_told() -> None:
-    """Whoever waits looks again only then."""
+    """A daemon that waits looks again only then."""
     size = 9
     first, head = Exchange(0, size), Exchange(2, size)
     assert first.here == head.here == GATHER

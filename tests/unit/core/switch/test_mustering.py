@@ -1,4 +1,4 @@
-"""Nobody is told to leave a ring that trains before the members of the next one have found each other (I14)."""
+"""No member is told to leave a ring that trains before the members of the next one have found each other (I14)."""
 
 from __future__ import annotations
 

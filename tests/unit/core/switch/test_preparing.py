@@ -188,7 +188,7 @@ def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_canno
     job = with_newcomers()
     job.see("b", Phase.TRAINING, generation=1, step=4, data=SPEC, leaving=True)
     for generation in (2, 3):
-        assert prepared(job) == (generation, ("a",)), "a ring of one has nobody to meet, and is prepared, too"
+        assert prepared(job) == (generation, ("a",)), "a ring of one has no other to meet, and is prepared, too"
         says(job, "a", failure="no room for another ring")
         job.feed(TimePassed())
     planned = plan(job)

@@ -434,7 +434,7 @@ def unreachable(number: int) -> str:
     ("said", "expected"),
     [
         ({0: VAIN, 1: ROUTE, 2: VAIN}, {"w1"}),
-        ({0: ROUTE, 1: ROUTE, 2: ROUTE}, set()),  # all say it: it is nobody's own
+        ({0: ROUTE, 1: ROUTE, 2: ROUTE}, set()),  # all say it: it is no worker's own
         ({0: VAIN, 1: VAIN, 2: VAIN}, set()),
         ({0: unreachable(2), 1: unreachable(2), 2: VAIN}, {"w2"}),  # whom the others cannot reach
         ({0: VAIN, 1: VAIN, 2: unreachable(0)}, {"w2"}),  # one of a pair, and it is the newcomer

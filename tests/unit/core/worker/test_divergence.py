@@ -41,10 +41,10 @@ def states(*digests: str) -> list[list[Fingerprint]]:
         (("abc", "abc", "abc"), None),
         (("abc", "abx", "abc"), Difference("t2", 1, 3, (1,), 0, True)),
         (("xbc", "abc", "abc"), Difference("t0", 1, 3, (0,), 1, True)),
-        (("abc", "xby"), Difference("t0", 2, 3, (1,), 0, False)),  # nobody knows who is right
+        (("abc", "xby"), Difference("t0", 2, 3, (1,), 0, False)),  # which one is right is not known
         (("xyc", "abc", "xyc", "abc"), Difference("t0", 2, 3, (1, 3), 0, False)),
         (("abx", "aby", "abc", "abc"), Difference("t2", 1, 3, (0, 1), 2, False)),  # the most alike, but no majority
-        (("ab", "abc", "abc"), Difference("t2", 1, 3, (0,), 1, True)),  # a state that somebody has not got
+        (("ab", "abc", "abc"), Difference("t2", 1, 3, (0,), 1, True)),  # a state that one has not got
         (("abc", "ab", "ab"), Difference("t2", 1, 3, (0,), 1, True)),
     ],
 )

@@ -1,4 +1,4 @@
-"""A worker forms the next ring beside its own, adopts it at the switch, and keeps none that nobody wants."""
+"""A worker forms the next ring beside its own, adopts it at the switch, and keeps none that is not wanted."""
 
 from __future__ import annotations
 

@@ -19,7 +19,11 @@ from edl.trainer.rates.tuner import RateTuner
 from edl.trainer.trainer import Trainer
 
 MINE = Lease(1, 0, 4, 4, (Range(0, 0, 8),))  # two steps of four samples, then two without
-TOTALS = (Totals(2, 8), Totals(3, 4), Totals(4, 0))  # the other has samples in step 3 too, and nobody has any in step 4
+TOTALS = (
+    Totals(2, 8),
+    Totals(3, 4),
+    Totals(4, 0),
+)  # the other has samples in step 3 too, and neither has any in step 4
 
 
 class Scheduler:

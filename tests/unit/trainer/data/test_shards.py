@@ -339,7 +339,7 @@ def test_by_sample_a_pipeline_that_has_begun_the_next_batch_says_so():
 
 
 def test_asking_for_the_batch_after_is_reading_ahead():
-    """Stepping back now would leave the script waiting for a batch behind one that nobody will commit."""
+    """Stepping back now would leave the script waiting for a batch behind one that no worker will commit."""
     shards, feed = shards_of(2, epochs=1)
     ahead = Prefetched(shards.batches(2), depth=4)
     pipeline = iter(ahead)
