@@ -21,6 +21,13 @@ class Checking(msgspec.Struct, frozen=True):
     on_divergence: OnDivergence = OnDivergence.FAIL
 
 
+class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that must be equal: its name, for people, and the digest of its form and contents."""
+
+    name: str
+    digest: int
+
+
 class Divergence(msgspec.Struct, frozen=True):
     """As all members of the ring have found it, each by itself, from the same digests."""
 

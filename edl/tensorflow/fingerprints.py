@@ -16,7 +16,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from edl.core.worker.digest import Fingerprint, fingerprint_of_array, fingerprint_of_value
+from edl.core.worker.digest import fingerprint_of_array, fingerprint_of_value
+from edl.protocol.divergence import Fingerprint
 
 
 def fingerprints(leaves: Iterable[tuple[str, Any]]) -> list[Fingerprint]:

@@ -18,8 +18,8 @@ from tensorflow.python.eager import context
 
 from edl.collectives.environment import prepare_environment
 from edl.collectives.horovod import HorovodRing
-from edl.core.worker.digest import Fingerprint
 from edl.errors import UsageError
+from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, v1_optimizer
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session

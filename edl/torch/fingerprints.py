@@ -16,8 +16,9 @@ import numpy as np
 import torch
 
 from edl.core.worker import digest
-from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW, Fingerprint
+from edl.core.worker.digest import OF_HALVES, OF_WORDS, ROW
 from edl.core.worker.digest_sums import HALF
+from edl.protocol.divergence import Fingerprint
 
 STRETCH = 512 * ROW  # words: what a device holds beside a tensor meanwhile is twice that
 

@@ -18,8 +18,9 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.environment import prepare_environment
 from edl.collectives.share import Weight
-from edl.core.worker.digest import Fingerprint, leaves
+from edl.core.worker.digest import leaves
 from edl.errors import UsageError
+from edl.protocol.divergence import Fingerprint
 from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of

@@ -15,11 +15,11 @@ import time
 import msgspec
 
 from edl.collectives.ring import of_all_members
-from edl.core.worker.digest import Fingerprint, of_all
+from edl.core.worker.digest import of_all
 from edl.core.worker.divergence import difference, told
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed
-from edl.protocol.divergence import Divergence, OnDivergence
+from edl.protocol.divergence import Divergence, Fingerprint, OnDivergence
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.shell import WorkerShell

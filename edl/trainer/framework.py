@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
 from edl.collectives.ring import Ring
-from edl.core.worker.digest import Fingerprint
+from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
 
 

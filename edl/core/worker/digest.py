@@ -19,9 +19,10 @@ import struct
 from collections.abc import Mapping
 from typing import Any, Final
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
+
+from edl.protocol.divergence import Fingerprint
 
 try:
     from edl.core.worker._digest import sums_of_rows
@@ -29,13 +30,6 @@ except ImportError:
     from edl.core.worker.digest_sums import sums_of_rows
 
 ROW: Final = 4096  # words
-
-
-class Fingerprint(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that must be equal: its name, for people, and the digest of its form and contents."""
-
-    name: str
-    digest: int
 
 
 def _weights(first: int) -> NDArray[np.uint64]:

@@ -11,9 +11,8 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from edl.core.worker.digest import Fingerprint
 from edl.core.worker.moves import NEVER
-from edl.protocol.divergence import Divergence
+from edl.protocol.divergence import Divergence, Fingerprint
 
 NAMED = 8  # workers, in a reason
 CAUSES = (

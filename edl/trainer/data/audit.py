@@ -13,9 +13,7 @@ import os
 import zlib
 from collections.abc import Callable
 from pathlib import Path
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import TYPE_CHECKING
 
 from edl.core.audit.lineage import WorkerAudit
 from edl.errors import ConfigError, UsageError
@@ -35,6 +33,10 @@ from edl.protocol.audit import (
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ring import Place
 from edl.transport.count import Count
+
+if TYPE_CHECKING:  # `edl run` prepares the folder, and has no use for numpy
+    import numpy as np
+    from numpy.typing import NDArray
 
 PATTERN = "audit-*.jsonl"
 

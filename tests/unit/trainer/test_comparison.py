@@ -9,10 +9,10 @@ from typing import Any
 import msgspec
 import pytest
 
-from edl.core.worker.digest import Fingerprint, of_all
+from edl.core.worker.digest import of_all
 from edl.core.worker.inputs import StatesDiffer
 from edl.errors import JobFailed
-from edl.protocol.divergence import Checking, OnDivergence
+from edl.protocol.divergence import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring import Place
 from edl.trainer.comparison import Comparison, _Teller
 from edl.trainer.extras import Extras

@@ -9,10 +9,9 @@ from machine_job import Job
 from edl.core.job.inputs import TookOver
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
-from edl.core.worker.digest import Fingerprint
 from edl.core.worker.divergence import Difference, difference, next_check, told
 from edl.core.worker.moves import NEVER
-from edl.protocol.divergence import Checking, Divergence, OnDivergence
+from edl.protocol.divergence import Checking, Divergence, Fingerprint, OnDivergence
 from edl.protocol.job import Identity, JobState
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import Phase, Register
