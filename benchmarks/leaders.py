@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.digits import NAME, Job
-from benchmarks.telling import Telling, wait_true
+from benchmarks.event_watch import EventWatch, wait_true
 from edl import client
 from edl.core.audit.account import account
 from edl.errors import EdlError
@@ -69,35 +69,35 @@ class Trial:
         self.job = Job("torch", folder, workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         self.job.wait_training()
 
-    def run(self, phases: list[str], kit: client.Job, telling: Telling) -> list[Found]:
-        self._kit, self._telling = kit, telling
+    def run(self, phases: list[str], kit: client.Job, watch: EventWatch) -> list[Found]:
+        self._kit, self._watch = kit, watch
         found = [self._strike(phase) for phase in (QUIET, GROWING, *phases)]
         self._on(round(3 * self._session_s / STEP_S))  # what the last victim held comes after what others hold
         return found
 
     def _strike(self, phase: str) -> Found:
         leader = self._ready()
-        began, heard = time.monotonic(), len(self._telling.heard)
+        began, heard = time.monotonic(), len(self._watch.heard)
         grows = phase not in (QUIET, STEADY)
         wanted = self._workers + grows
         asking = Asking(wanted)
         if grows:
             asking.start()
         moment = next((moment for moment in MOMENTS if moment.value == phase), None)
-        if moment is not None and self._telling.wait_kind(moment, heard, PATIENCE_S) is None:
+        if moment is not None and self._watch.wait_kind(moment, heard, PATIENCE_S) is None:
             raise SystemExit(f"never: {phase}\n{self.job.log()}")
         faulty = phase not in (QUIET, GROWING)
         if faulty:
             self._kill(leader)
-        killed, wall, known = time.monotonic(), time.time(), len(self._telling.heard)
+        killed, wall, known = time.monotonic(), time.time(), len(self._watch.heard)
         if faulty:
-            self._telling.wait_kind(Kind.LEADER_ELECTED, known, PATIENCE_S)
+            self._watch.wait_kind(Kind.LEADER_ELECTED, known, PATIENCE_S)
         if grows:
             asking.join(PATIENCE_S)
         stands = self._stands(wanted) and self._on()
         until = time.monotonic()
         status = self._status()
-        story = self._telling.heard[heard:]
+        story = self._watch.heard[heard:]
         elected = next((event for event in story if event.kind is Kind.LEADER_ELECTED and event.ts > wall), None)
         done = next((e for e in story if e.kind is Kind.SCALED and e.details["to"] == wanted and grows), None)
         print(f"{self.victim}, {phase}: {until - killed:.1f} s", file=sys.stderr, flush=True)
@@ -200,8 +200,8 @@ def trial(victim: str, options: argparse.Namespace) -> tuple[list[Found], Found]
         os.environ["EDL_HOME"] = str(folder / "home")  # where the client finds the job
         one = Trial(victim, options.workers, options.session_timeout, options.epochs, folder)
         try:
-            with client.Job(NAME) as kit, Telling(NAME, str(folder / "home")) as telling:
-                found = one.run(options.phases, kit, telling)
+            with client.Job(NAME) as kit, EventWatch(NAME, str(folder / "home")) as watch:
+                found = one.run(options.phases, kit, watch)
             one.job.stop()
         finally:
             one.job.launcher.terminate()  # all that it has started ends with it

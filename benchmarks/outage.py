@@ -39,7 +39,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.digits import NAME, Job
-from benchmarks.telling import Telling
+from benchmarks.event_watch import EventWatch
 from edl.coordination.server import LocalServer
 from edl.core.audit.account import account
 from edl.events import Kind
@@ -96,8 +96,8 @@ def measured(case: str, session_s: float, asked: str, options: argparse.Namespac
         job = Job("torch", folder, options.workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         try:
             job.wait_training()
-            with Telling(NAME, str(folder / "home")) as telling:
-                found = _struck(job, Outage(case, server), telling, options)
+            with EventWatch(NAME, str(folder / "home")) as watch:
+                found = _struck(job, Outage(case, server), watch, options)
             job.stop()
         finally:
             job.launcher.terminate()  # all that it has started ends with it
@@ -117,12 +117,12 @@ def measured(case: str, session_s: float, asked: str, options: argparse.Namespac
     }
 
 
-def _struck(job: Job, outage: Outage, telling: Telling, options: argparse.Namespace) -> Found:
+def _struck(job: Job, outage: Outage, watch: EventWatch, options: argparse.Namespace) -> Found:
     wanted = options.workers + 1
     _pass(
         job, 2 * options.seconds
     )  # half of it as the rate before; in the other half leases have become as long as asked
-    began, heard = time.monotonic(), len(telling.heard)
+    began, heard = time.monotonic(), len(watch.heard)
     outage.begin()
     _pass(job, min(ASK_AFTER_S, options.seconds / 2))
     command = [str(Path(sys.executable).with_name("edl")), "scale", NAME, str(wanted)]
@@ -134,11 +134,11 @@ def _struck(job: Job, outage: Outage, telling: Telling, options: argparse.Namesp
     took_s, code, words = asked.told()
     done = None
     if not code:
-        done = telling.wait(lambda e: e.kind is Kind.SCALED and e.details["to"] == wanted, heard, PATIENCE_S)
+        done = watch.wait(lambda e: e.kind is Kind.SCALED and e.details["to"] == wanted, heard, PATIENCE_S)
     else:
-        telling.wait_kind(Kind.LEADER_ELECTED, heard, PATIENCE_S)
+        watch.wait_kind(Kind.LEADER_ELECTED, heard, PATIENCE_S)
     _pass(job, 3.0)
-    story = telling.heard[heard:]
+    story = watch.heard[heard:]
     return {
         "moments": {"began": began, "ended": ended, "until": time.monotonic(), "seconds": options.seconds},
         "scale_took_s": took_s,

@@ -205,21 +205,21 @@ class Daemon:
 
     async def _until_the_end_is_known(self, membership: Membership, office: Office) -> None:
         """Known to the job, that is; or until there is no leader left to tell, long after the trainer is gone (I12)."""
-        telling = asyncio.ensure_future(membership.run())
+        reporting = asyncio.ensure_future(membership.run())
         gone = asyncio.ensure_future(self._trainer_gone.wait())
         try:
-            ends: set[asyncio.Future[Any]] = {telling, gone, office.hopeless}
+            ends: set[asyncio.Future[Any]] = {reporting, gone, office.hopeless}
             await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
-            if office.hopeless.done() and not telling.done():
+            if office.hopeless.done() and not reporting.done():
                 raise JobFailed(office.hopeless.result())
-            await asyncio.wait({telling}, timeout=AFTER_END * self._settings.session_timeout_s)
-            if not telling.done():
+            await asyncio.wait({reporting}, timeout=AFTER_END * self._settings.session_timeout_s)
+            if not reporting.done():
                 logger.warning("no leader takes the news that the trainer is gone: giving up")
         finally:
             gone.cancel()
-            telling.cancel()
+            reporting.cancel()
         with contextlib.suppress(asyncio.CancelledError):
-            await telling
+            await reporting
 
     def _opened(self, store: Store, server: Server, address: str, port: int) -> Office:
         settings = self._settings

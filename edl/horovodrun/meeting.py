@@ -22,7 +22,7 @@ from edl.config import Settings
 from edl.errors import ConfigError, PeerError
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.keeper import start_keeper
-from edl.host.horovodrun_env import Surroundings
+from edl.host.horovodrun_env import HorovodrunEnv
 from edl.host.network import address_of
 from edl.launch.records import Folder, find, new_name
 
@@ -47,7 +47,7 @@ class MeetingPlace(msgspec.Struct, frozen=True):
 class WayToMeeting:
     """One stand-in's way to the meeting place."""
 
-    def __init__(self, about: Surroundings, settings: Settings, driver: Driver, folder: Path) -> None:
+    def __init__(self, about: HorovodrunEnv, settings: Settings, driver: Driver, folder: Path) -> None:
         """`folder`: private, for a secret that came from elsewhere."""
         self._about = about
         self._settings = settings

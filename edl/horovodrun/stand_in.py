@@ -46,7 +46,7 @@ from edl.horovodrun.post import (
     StartTrainer,
     TrainerEnded,
 )
-from edl.host import horovodrun_env as surroundings
+from edl.host import horovodrun_env
 from edl.host.credentials import coordinator_of
 from edl.host.network import address_of
 from edl.host.processes import watch_exit
@@ -67,7 +67,7 @@ class StandIn:
 
     def __init__(self, argv: Sequence[str]) -> None:
         self._argv = argv
-        self._about = surroundings.of(os.environ)
+        self._about = horovodrun_env.of(os.environ)
         self._settings = Settings.from_given({}, os.environ)
         self._clock = SystemClock()
         self._post = Post(self._settings.max_restarts)
@@ -304,7 +304,7 @@ async def _main(trainer: int, tell: int, outputs: Sequence[IO[bytes]], argv: Seq
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Entry of `python -m edl.horovodrun`, which a splitting process becomes."""
+    """Entry of `python -m edl.horovodrun`, which a process that forks its stand-in becomes."""
     trainer, tell, *outputs = (int(number) for number in arguments[:4])
     for descriptor in (tell, *outputs):
         os.set_inheritable(descriptor, False)

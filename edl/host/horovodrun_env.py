@@ -9,7 +9,7 @@ import msgspec
 from edl.errors import ConfigError
 
 
-class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
+class HorovodrunEnv(msgspec.Struct, frozen=True, kw_only=True):
     """Where horovodrun has put this process."""
 
     host: str  # its name among the driver's hosts
@@ -33,10 +33,10 @@ class Surroundings(msgspec.Struct, frozen=True, kw_only=True):
         return self.driver.startswith("127.")
 
 
-def of(environ: Mapping[str, str]) -> Surroundings:
+def of(environ: Mapping[str, str]) -> HorovodrunEnv:
     """Raises ConfigError where horovodrun has not told all that it always tells."""
     try:
-        return Surroundings(
+        return HorovodrunEnv(
             host=environ["HOROVOD_HOSTNAME"],
             slot=int(environ["HOROVOD_LOCAL_RANK"]),
             rank=int(environ["HOROVOD_RANK"]),

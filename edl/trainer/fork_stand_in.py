@@ -1,4 +1,4 @@
-"""Splitting a process that plain horovodrun has started: the copy trains, the original becomes its stand-in.
+"""A fork of a process that plain horovodrun has started: the copy trains, the original becomes its stand-in.
 
 Why: `edl.horovodrun`. How: a fork, because the script has run so far and must not run twice. A fork takes no threads
 along, so the script must not have started any that are needed; `edl.init()` belongs at its top.
@@ -18,7 +18,7 @@ from pathlib import Path
 import edl
 from edl.config import Settings
 from edl.errors import ConfigError, UsageError
-from edl.host import horovodrun_env as surroundings
+from edl.host import horovodrun_env
 from edl.host.processes import die_with_parent
 
 TOLD = ("HOROVOD_GLOO_RENDEZVOUS_ADDR", "HOROVOD_HOSTNAME", "HOROVOD_RANK")
@@ -33,7 +33,7 @@ def is_due(environ: Mapping[str, str]) -> bool:
 
 def split() -> None:
     """Returns in the copy, with what it must know of its job in the environment. Raises UsageError, ConfigError."""
-    surroundings.of(os.environ)
+    horovodrun_env.of(os.environ)
     settings = Settings.from_given({}, os.environ)  # what is wrong is said here, before there are two processes
     if settings.ring != "horovod":
         raise ConfigError(

@@ -81,15 +81,15 @@ PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 class WorkerShell:
     """The machine of one trainer, and its hands. What is not said to be any thread's is the training thread's."""
 
-    def __init__(self, framework: Framework, feed: SharedLeases, extras: Extras) -> None:
+    def __init__(self, framework: Framework, leases: SharedLeases, extras: Extras) -> None:
         self.count = Page.unshared().count()  # in the daemon's page, once there is one
-        self.machine = WorkerMachine(feed, self.count)
+        self.machine = WorkerMachine(leases, self.count)
         self.audit = Audit()
         self.step_timeout_s = 0.0  # set by `init`
         self.rehearses = False  # the mini-batch being worked on is one that does not count
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
         self._framework = framework
-        self._feed = feed
+        self._leases = leases
         self._extras = extras
         self._kept = Kept(framework, extras)
         self._preparer = Preparer(framework, self.hear)
@@ -182,8 +182,8 @@ class WorkerShell:
         nothing of the next one, whose steps are weighed by the thread that trains.
         """
         generation, step = self.machine.generation, self.machine.step + 1
-        while not self._feed.covers(step):
-            if self._feed.ends_before(step):
+        while not self._leases.covers(step):
+            if self._leases.ends_before(step):
                 return
             while_waiting()
             self.link.wait_news(self.link.orders)
@@ -191,7 +191,7 @@ class WorkerShell:
 
     def weigh_if_known(self) -> None:
         """The same, without waiting: a thread that needs the weight before the data has come waits in `weigh`."""
-        if self.machine.weight_is_due and self._feed.covers(self.machine.step + 1):
+        if self.machine.weight_is_due and self._leases.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
 
     def keep_schedules(self) -> None:

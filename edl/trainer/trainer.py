@@ -36,7 +36,7 @@ from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.sources.port import Source
-from edl.trainer import fork_stand_in as splitting
+from edl.trainer import fork_stand_in
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.audit import AuditedCount, AuditFile
 from edl.trainer.data.shards import Held, ShardGenerator
@@ -69,9 +69,9 @@ class Trainer:
         self._framework = framework
         self._rings = rings
         self._settings: Settings | None = None
-        self._feed = SharedLeases()
+        self._leases = SharedLeases()
         self._extras = Extras(framework.sort)
-        self._shell = WorkerShell(framework, self._feed, self._extras)
+        self._shell = WorkerShell(framework, self._leases, self._extras)
         # The shell's own; here, as each look at a cold object costs the hot path.
         self._count: Count | AuditedCount = self._shell.count
         self._machine = self._shell.machine
@@ -79,7 +79,7 @@ class Trainer:
         self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
-        self._rates = Rates(framework, self._shell, self._feed, self._extras)
+        self._rates = Rates(framework, self._shell, self._leases, self._extras)
         self._comparison = Comparison(framework, self._shell, self._extras)
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
@@ -103,10 +103,10 @@ class Trainer:
         """
         if self._settings is not None:
             raise UsageError("edl.init() was called twice in this process: call it once, before everything else of edl")
-        if splitting.is_due(os.environ):
+        if fork_stand_in.is_due(os.environ):
             given = {"EDL_JOB": job, "EDL_COORDINATOR": coordinator}
             os.environ.update({name: value for name, value in given.items() if value is not None})
-            splitting.split()
+            fork_stand_in.split()
         settings = joined(
             os.environ,
             job=job,
@@ -143,7 +143,7 @@ class Trainer:
         if self._settings is None or self._left:
             return
         self._left = True
-        self._feed.close()
+        self._leases.close()
         if self._shards is not None:
             self._shards.close()
         link = self._shell.link
@@ -192,7 +192,7 @@ class Trainer:
     def epoch(self) -> int:
         """Pass over the data that the mini-batch being worked on belongs to, from 0."""
         self._started()
-        epoch = self._feed.epoch(self._machine.step + 1)
+        epoch = self._leases.epoch(self._machine.step + 1)
         self._epoch = self._epoch if epoch is None else epoch
         return self._epoch
 
@@ -204,7 +204,7 @@ class Trainer:
         if self._shell.rehearses:
             return 0
         step = self._machine.step + 1
-        own = self._feed.own(step)
+        own = self._leases.own(step)
         if own is None:
             raise UsageError(
                 f"edl.own_samples(): step {step} has no mini-batch yet; ask in the loop over elastic_shard_generator()"
@@ -342,12 +342,12 @@ class Trainer:
     @property
     def leases(self) -> SharedLeases:
         """What this worker holds now."""
-        return self._feed
+        return self._leases
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         """Until samples of `step` (None: of the coming one) may be handed out. False: none come, or are here yet."""
         self.begin_batch()
-        machine, leases = self._machine, self._feed
+        machine, leases = self._machine, self._leases
         leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
         if not leases.offers(step or machine.step + 1) and not (
             wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
@@ -384,7 +384,7 @@ class Trainer:
     @property
     def ends_pass(self) -> bool:
         """The mini-batch being worked on is the last one of its epoch, on all workers of this generation alike."""
-        return self._feed.ends_pass(self._machine.step + 1)
+        return self._leases.ends_pass(self._machine.step + 1)
 
     @property
     def voided(self) -> bool:
@@ -411,7 +411,7 @@ class Trainer:
 
     def _wait_committed(self, handed_out: Callable[[], int]) -> None:
         """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
-        while self._machine.step < handed_out() and not self._feed.closed:
+        while self._machine.step < handed_out() and not self._leases.closed:
             time.sleep(COMMIT_POLL_S)
 
     def begin_batch(self) -> None:
@@ -526,7 +526,7 @@ class Trainer:
 
     def _check_samples(self, samples: int) -> None:
         shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank
-        if shards is None or self._shell.rehearses or not self._feed.covers(step):
+        if shards is None or self._shell.rehearses or not self._leases.covers(step):
             return
         if samples != (share := shards.share(step)) and share:  # without a share of its own it has stand-ins
             raise UsageError(

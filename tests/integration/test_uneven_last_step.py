@@ -59,10 +59,10 @@ def last_step(left: int) -> tuple[list[int], list[float]]:
     counts, weights = [], []
     for worker in ledger.roster:
         leases = ledger.leases(worker)
-        feed = SharedLeases()
-        feed.adopt(Share(1, 0, leases, ledger.totals(), ledger.covered_step, 1, last=True), (1, 1))
+        held = SharedLeases()
+        held.adopt(Share(1, 0, leases, ledger.totals(), ledger.covered_step, 1, last=True), (1, 1))
         counts.append(leases[-1].share(3))
-        weights.append(feed.weight(3))
+        weights.append(held.weight(3))
     return counts, weights
 
 

@@ -57,7 +57,7 @@ LATER = (*ENDS, *WAITS, *BLAME, *CALLED, *OWN, *HELD, *AWAY)
 
 # Of a leaver that hands on the model and counts; of a worker that has not booted, planned with others that have; of one
 # that waits for the last samples of a pass in a ring that is given up, while a plan that came to nothing is remembered;
-# of one that waits at the mark of a planned switch and misses it; of a newcomer that sat in a ring that came to none;
+# of one that waits at the mark of a planned switch and misses it; of a newcomer that sat in a ring given up since;
 # and of the simulation itself: of a worker that gives up just before the last one comes, of one that dies before the
 # job has heard of it, of a job that begins anew, as all that had trained are gone before any ring was on record.
 @pytest.mark.parametrize(

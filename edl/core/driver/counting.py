@@ -1,4 +1,4 @@
-"""Recounts of horovodrun's driver: when to have one, when it is over, and what it has decided.
+"""Counts of workers by horovodrun's driver: when to have one, when it is over, and what it has decided.
 
 Owns: what the record has of the driver (`DriverCount`), which nothing else changes. Does not own: what is done about
 it (`edl.core.driver.driver`).
@@ -49,7 +49,7 @@ class Dismiss:
     workers: tuple[str, ...]
 
 
-class Recounts:
+class CountTimes:
     """What one leader has seen of when things happened."""
 
     def __init__(self) -> None:

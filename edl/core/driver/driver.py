@@ -24,7 +24,7 @@ class HorovodrunDriver:
     def __init__(self, working: WorkingState, sizing: Sizing) -> None:
         self._working = working
         self._sizing = sizing
-        self._recounts = counting.Recounts()
+        self._counts = counting.CountTimes()
 
     def lose(self, worker: Identity) -> None:
         """Its slot may have failed in the driver's eyes."""
@@ -37,7 +37,7 @@ class HorovodrunDriver:
         working = self._working
         if working.record.driver is None:
             return
-        match self._recounts.follows(working.record, working.seen, working.left_at, working.now):
+        match self._counts.follows(working.record, working.seen, working.left_at, working.now):
             case counting.Begin(driver):
                 working.change(driver=driver)
                 working.tell(facts.DriverCounts(number=driver.begun))

@@ -21,11 +21,11 @@ from edl.trainer.shell import WorkerShell
 class Rates:
     """Of one trainer; none of them at first. Belongs to the training thread."""
 
-    def __init__(self, framework: Framework, shell: WorkerShell, feed: SharedLeases, extras: Extras) -> None:
+    def __init__(self, framework: Framework, shell: WorkerShell, leases: SharedLeases, extras: Extras) -> None:
         self._framework = framework
         self._shell = shell
         self._machine = shell.machine
-        self._feed = feed
+        self._leases = leases
         self._extras = extras
         self._following: FollowingRate | None = None
         self._scheduled: ScheduledRate | None = None
@@ -64,9 +64,9 @@ class Rates:
         """The mini-batch being worked on is committed."""
         step = self._machine.step + 1
         if self._scheduled is not None:
-            self._scheduled.count(self._feed.samples(step))
-        if self._following is not None and not self._feed.ends_pass(step):
-            self._following.count(self._feed.samples(step))
+            self._scheduled.count(self._leases.samples(step))
+        if self._following is not None and not self._leases.ends_pass(step):
+            self._following.count(self._leases.samples(step))
 
     def skip(self) -> None:
         """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
@@ -96,7 +96,7 @@ class Rates:
             if scheduled is not None:
                 raise UsageError("edl.schedule_rate() needs samples to count: take them from elastic_shard_generator()")
             return
-        coming, batch = machine.step + 1, self._feed.batch or machine.size * machine.opened.batch
+        coming, batch = machine.step + 1, self._leases.batch or machine.size * machine.opened.batch
         factor = 1.0 if following is None else following.at(coming, batch)
         if scheduled is not None:
             factor *= scheduled.at(batch)

@@ -10,7 +10,7 @@ import pytest
 from edl.config import Settings
 from edl.horovodrun import meeting
 from edl.horovodrun.meeting import WayToMeeting
-from edl.host.horovodrun_env import Surroundings
+from edl.host.horovodrun_env import HorovodrunEnv
 
 DRIVER = "10.0.0.1"
 
@@ -52,7 +52,7 @@ async def attend(board: Board, folder: Path, *hosts: int, first_s: float = 0.0) 
     async def one(rank: int, host: int) -> str | None:
         await asyncio.sleep(first_s if rank == 0 else 0.03 * rank)
         slot = hosts[:rank].count(host)
-        about = Surroundings(
+        about = HorovodrunEnv(
             host=f"h{host}",
             slot=slot,
             rank=rank,
@@ -86,7 +86,9 @@ async def test_without_a_worker_at_the_driver_the_first_one_begins(founded: list
 async def test_a_newcomer_learns_how_often_the_driver_has_counted(tmp_path: Path):
     board, file = Board(), tmp_path / "secret"
     file.write_text("secret")
-    about = Surroundings(host="h1", slot=0, rank=0, size=1, slots=1, driver=DRIVER, port=1, interface="1", elastic=True)
+    about = HorovodrunEnv(
+        host="h1", slot=0, rank=0, size=1, slots=1, driver=DRIVER, port=1, interface="1", elastic=True
+    )
     settings = Settings(job="j", secret_file=file, home=tmp_path)
     first, newcomer = (WayToMeeting(about, settings, board, tmp_path) for _ in range(2))  # type: ignore[arg-type]
     await first.attend([], lambda _: None)
@@ -100,7 +102,9 @@ async def test_a_newcomer_learns_how_often_the_driver_has_counted(tmp_path: Path
 async def test_who_does_not_come_is_not_waited_for_without_end(founded: list[str], tmp_path: Path, monkeypatch):
     monkeypatch.setattr(meeting, "ALL_S", 0.1)
     board = Board()
-    about = Surroundings(host="h2", slot=0, rank=0, size=2, slots=1, driver=DRIVER, port=1, interface="2", elastic=True)
+    about = HorovodrunEnv(
+        host="h2", slot=0, rank=0, size=2, slots=1, driver=DRIVER, port=1, interface="2", elastic=True
+    )
     file = tmp_path / "secret"
     file.write_text("secret")
     settings = Settings(job="j", secret_file=file, home=tmp_path)

@@ -237,7 +237,7 @@ def test_the_audit_has_the_weight_of_its_step_though_a_pipelines_thread_weighs_t
 
 def test_what_a_pipelines_thread_finds_for_a_ring_that_is_left_weighs_nothing_in_the_next() -> None:
     shell = seated(Members(1), 0, 70, 3)
-    leases = shell._feed = WhileAnotherRingIsEntered()
+    leases = shell._leases = WhileAnotherRingIsEntered()
     leases.shell, shell.machine.supply.leases = shell, leases
     shell.weigh(shell.while_waiting)
     assert shell.machine.generation == 4

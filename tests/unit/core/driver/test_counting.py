@@ -1,4 +1,4 @@
-"""Recounts of horovodrun's driver, as a leader has them."""
+"""Counts of workers by horovodrun's driver, as a leader has them."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class Script:
         machine = self.machine = seat.machine
         machine.state, machine.generation, machine.size = TrainerState.TRAINING, 1, 2
         machine.opened = DataSpec(16, 1, 4)
-        self.trainer._feed.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
+        self.trainer._leases.adopt(Share(1, 0, (MINE,), TOTALS, 4, 1, last=True), (1, 1))
         machine.unusual.even_until = 0
         self.scheduler = Scheduler()
         self.average = np.zeros(2)

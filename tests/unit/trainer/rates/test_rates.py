@@ -28,9 +28,9 @@ class Worker:
         self.rates_until = NEVER
         self.ring = SimpleNamespace(place=None)
         framework: Any = SimpleNamespace(ring=self.ring, scale_rates=lambda: None, set_rate=self.set.append)
-        feed: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
+        leases: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
-        self.rates = Rates(framework, shell, feed, Extras())
+        self.rates = Rates(framework, shell, leases, Extras())
 
     def hear(self, happened: RatesHold) -> None:
         self.rates_until = happened.until_step

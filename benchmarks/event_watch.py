@@ -21,7 +21,7 @@ from edl.launch.whereabouts import Whereabouts, locate
 AGAIN_S = 0.1
 
 
-class Telling:
+class EventWatch:
     """A context: it follows until it is left. `heard` only grows."""
 
     def __init__(self, job: str, home: str) -> None:
@@ -32,7 +32,7 @@ class Telling:
         self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
         self.heard: list[Event] = []
 
-    def __enter__(self) -> Telling:
+    def __enter__(self) -> EventWatch:
         self._thread.start()
         return self
 

@@ -1,4 +1,4 @@
-"""Recounts, with a driver that goes by Horovod's rules, and everything else coming late, twice, or not at all.
+"""Counts by horovodrun, with a driver that goes by Horovod's rules, and all else coming late, twice, or not at all.
 
 The driver below is Horovod's `ElasticDriver` and `WorkerStateRegistry` without threads: a barrier of as many parties as
 it has workers, at which a worker that asks twice is counted twice, and an end that depends on who has ended how.
