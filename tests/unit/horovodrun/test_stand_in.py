@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 
 import pytest
+from horovodrun_told import TOLD
 
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError
@@ -13,17 +14,6 @@ from edl.horovodrun.post import JobUnknown, TrainerEnded
 from edl.horovodrun.stand_in import StandIn
 from edl.host.credentials import coordinator_of
 from edl.outside import client
-
-TOLD = {
-    "HOROVOD_HOSTNAME": "localhost",
-    "HOROVOD_LOCAL_RANK": "0",
-    "HOROVOD_RANK": "0",
-    "HOROVOD_SIZE": "1",
-    "HOROVOD_LOCAL_SIZE": "1",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "1",
-    "HOROVOD_GLOO_IFACE": "lo",
-}
 
 
 @pytest.mark.parametrize("by", ["digest", "tls"])

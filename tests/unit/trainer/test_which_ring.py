@@ -6,22 +6,12 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from horovodrun_told import TOLD
 
 from edl.errors import ConfigError
 from edl.trainer import fork_stand_in
 from edl.trainer.arrays import Arrays
 from edl.trainer.trainer import Trainer
-
-HOROVODRUN = {
-    "HOROVOD_HOSTNAME": "localhost",
-    "HOROVOD_LOCAL_RANK": "0",
-    "HOROVOD_RANK": "0",
-    "HOROVOD_SIZE": "1",
-    "HOROVOD_LOCAL_SIZE": "1",
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": "127.0.0.1",
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": "4711",
-    "HOROVOD_GLOO_IFACE": "lo",
-}
 
 
 def test_a_framework_whose_gradients_horovod_alone_averages(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -35,7 +25,7 @@ def test_a_framework_whose_gradients_horovod_alone_averages(monkeypatch: pytest.
 
 
 def test_under_horovodrun_the_ring_is_horovods(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name, value in {**HOROVODRUN, "EDL_RING": "torch"}.items():
+    for name, value in {**TOLD, "EDL_RING": "torch"}.items():
         monkeypatch.setenv(name, value)
     with pytest.raises(ConfigError, match="EDL_RING=torch: under horovodrun the ring is Horovod's; unset it") as caught:
         fork_stand_in.split()

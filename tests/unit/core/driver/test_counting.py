@@ -6,7 +6,7 @@ from itertools import pairwise
 
 from machine_job import SPEC, Job
 
-from edl.core.job.inputs import Acknowledge, Refuse, TimePassed, Vanished
+from edl.core.job.inputs import Acknowledge, Refuse, Vanished
 from edl.core.job.report import status_of
 from edl.protocol.assignment import Verdict
 from edl.protocol.driver import Word
@@ -19,10 +19,6 @@ class Driven(Job):
 
     def start(self, worker: str, slot: str) -> list[object]:
         return self.feed(Register(Identity(worker, "host", "127.0.0.1", 100, 101, slot), self.np, 1, 0))
-
-    def pass_time(self, seconds: float) -> None:
-        self.now += seconds
-        self.feed(TimePassed())
 
     def word(self, worker: str, **word: object) -> list[object]:
         """Said of the driver, by a worker that trains on."""

@@ -2,42 +2,20 @@
 
 from __future__ import annotations
 
-from machine_job import Job
+from machine_job import LONG, Job, with_newcomers
 
 from edl.core.job.inputs import TimePassed
 from edl.core.job.machine import JobMachine
 from edl.facts import SwitchPutOff
-from edl.protocol.data import DataSpec
 from edl.protocol.job import Muster
 from edl.protocol.messages import Phase
-
-SPEC = DataSpec(total=10_000_000, epochs=1, batch=10)
-
-
-def with_newcomers(*newcomers: str, away: tuple[str, ...] = ()) -> Job:
-    """Two train, and others come to them, of whom some are not found."""
-    job = Job(np=2)
-    job.unmet = set(away)
-    for worker in ("a", "b"):
-        job.join(worker)
-    for worker in ("a", "b"):
-        job.see(worker, Phase.TRAINING, generation=1, step=3, data=SPEC)
-    for worker in newcomers:
-        job.join(worker)
-        job.see(worker, Phase.READY, data=SPEC)
-    return job
-
-
-def pass_time(job: Job, seconds: float) -> None:
-    job.now += seconds
-    job.feed(TimePassed())
 
 
 def names(job: Job, worker: str, *ranks: int) -> None:
     """Its daemon has not reached these."""
     muster = job.machine.record.muster
     assert muster is not None
-    job.see(worker, Phase.TRAINING, generation=1, step=3, data=SPEC, met=(muster.number, *ranks))
+    job.see(worker, Phase.TRAINING, generation=1, step=3, data=LONG, met=(muster.number, *ranks))
 
 
 def test_the_step_is_announced_once_all_have_met() -> None:
@@ -57,7 +35,7 @@ def test_the_step_is_announced_once_all_have_met() -> None:
 
 def test_a_newcomer_that_is_gone_before_all_have_met_costs_nothing() -> None:
     job = with_newcomers("c", away=("c",))
-    job.see("c", Phase.FAILED, reason="killed", data=SPEC)
+    job.see("c", Phase.FAILED, reason="killed", data=LONG)
     record = job.machine.record
     assert (record.plan, record.muster, record.planned) == (None, None, 1)
 
@@ -66,16 +44,16 @@ def test_a_newcomer_that_is_not_found_is_left_out_for_a_while_and_told_of_once()
     job = with_newcomers("c", "d", away=("c",))
     names(job, "b", 2)
     assert job.machine.record.plan is None
-    pass_time(job, job.machine.lead_times.muster_s)
+    job.pass_time(job.machine.lead_times.muster_s)
     job.feed(TimePassed())
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.roster == ("a", "b", "d")
     [told] = [tell.fact for tell in job.told if isinstance(tell.fact, SwitchPutOff)]
     assert told.reason.endswith("did not reach c")
     for worker in ("a", "b", "d"):
-        job.see(worker, Phase.TRAINING, generation=2, step=job.machine.record.plan.after_step or 0, data=SPEC)
+        job.see(worker, Phase.TRAINING, generation=2, step=job.machine.record.plan.after_step or 0, data=LONG)
     job.unmet.clear()
-    pass_time(job, job.machine.lead_times.lease_s)
+    job.pass_time(job.machine.lead_times.lease_s)
     assert job.machine.record.plan is not None
     assert job.machine.record.plan.roster == ("a", "b", "d", "c")
 
@@ -86,18 +64,18 @@ def test_a_worker_that_is_gone_is_not_remembered_for_having_been_missed() -> Non
         worker = f"c{number}"
         job.unmet = {worker}
         job.join(worker)
-        job.see(worker, Phase.READY, data=SPEC)
-        pass_time(job, job.machine.lead_times.muster_s)
-        pass_time(job, job.machine.lead_times.muster_s)
+        job.see(worker, Phase.READY, data=LONG)
+        job.pass_time(job.machine.lead_times.muster_s)
+        job.pass_time(job.machine.lead_times.muster_s)
         assert job.kinds().count("switch_put_off") == number + 1
         assert job.machine._switching._mustering._told == {worker}
-        job.see(worker, Phase.FAILED, reason="killed", data=SPEC)
+        job.see(worker, Phase.FAILED, reason="killed", data=LONG)
 
 
 def test_a_switch_waits_for_those_who_train() -> None:
     job = with_newcomers("c", away=("b",))
-    pass_time(job, job.machine.lead_times.muster_s)
-    pass_time(job, job.machine.lead_times.muster_s)
+    job.pass_time(job.machine.lead_times.muster_s)
+    job.pass_time(job.machine.lead_times.muster_s)
     assert (job.machine.record.plan, job.kinds().count("switch_put_off")) == (None, 1)
     job.unmet.clear()
     job.feed(TimePassed())
@@ -111,7 +89,7 @@ def test_another_leader_goes_on_with_the_call() -> None:
     assert heir.record.muster == job.machine.record.muster
     job.machine = heir
     for worker, phase, generation in (("a", Phase.TRAINING, 1), ("b", Phase.TRAINING, 1), ("c", Phase.READY, 0)):
-        job.see(worker, phase, generation=generation, step=3 * generation, data=SPEC)
+        job.see(worker, phase, generation=generation, step=3 * generation, data=LONG)
     assert heir.record.plan is None
     job.unmet.clear()
     job.now = 51.0

@@ -3,35 +3,13 @@
 from __future__ import annotations
 
 import msgspec
-from machine_job import Job
+from machine_job import LONG, Job, with_newcomers
 
 from edl.core.job.inputs import Reported, TimePassed
 from edl.core.job.machine import JobMachine
 from edl.facts import SwitchPutOff, WorkerLost, WorkerUnfit
-from edl.protocol.data import DataSpec
 from edl.protocol.job import Plan, WorkerState
 from edl.protocol.messages import Phase
-
-SPEC = DataSpec(total=10_000_000, epochs=1, batch=10)
-
-
-def with_newcomers(*newcomers: str) -> Job:
-    """Two train, others come to them, and all can form a ring beside the one of now."""
-    job = Job(np=2)
-    job.prepares = True
-    for worker in ("a", "b"):
-        job.join(worker)
-    for worker in ("a", "b"):
-        job.see(worker, Phase.TRAINING, generation=1, step=3, data=SPEC)
-    for worker in newcomers:
-        job.join(worker)
-        job.see(worker, Phase.READY, data=SPEC)
-    return job
-
-
-def pass_time(job: Job, seconds: float) -> None:
-    job.now += seconds
-    job.feed(TimePassed())
 
 
 def says(job: Job, *workers: str, failure: str = "", generation: int = 0) -> None:
@@ -54,7 +32,7 @@ def plan(job: Job) -> Plan | None:
 
 
 def test_the_step_is_announced_once_the_next_ring_stands_at_all_members() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     assert prepared(job) == (2, ("a", "b", "c"))
     place = job.orders("c").summons.place
     assert place is not None
@@ -72,29 +50,29 @@ def test_the_step_is_announced_once_the_next_ring_stands_at_all_members() -> Non
 
 
 def test_where_one_of_them_forms_rings_in_line_only_all_do() -> None:
-    job = with_newcomers()
+    job = with_newcomers(prepares=True)
     job.prepares = False
     job.join("c")
-    job.see("c", Phase.READY, data=SPEC)
+    job.see("c", Phase.READY, data=LONG)
     planned = plan(job)
     assert planned is not None
     assert (planned.generation, planned.prepared) == (2, False)
 
 
 def test_of_a_newcomer_that_dies_meanwhile_the_others_hear_no_step() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     says(job, "a")
-    job.see("c", Phase.FAILED, reason="killed", data=SPEC)
+    job.see("c", Phase.FAILED, reason="killed", data=LONG)
     assert (plan(job), prepared(job)) == (None, None)
     assert job.orders("a").summons is None
     assert "switch_put_off" not in job.kinds()
 
 
 def test_no_number_is_used_twice() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     says(job, "a", "b")
     job.join("d")
-    job.see("d", Phase.READY, data=SPEC)
+    job.see("d", Phase.READY, data=LONG)
     assert prepared(job) == (3, ("a", "b", "c", "d"))
     says(job, "a", "b", "c", generation=2)
     assert plan(job) is None, "that was another ring"
@@ -104,9 +82,9 @@ def test_no_number_is_used_twice() -> None:
 
 
 def test_a_death_is_followed_at_once_and_what_was_prepared_is_let_go_of() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     says(job, "a", "b")
-    job.see("b", Phase.FAILED, generation=1, step=3, reason="killed", data=SPEC)
+    job.see("b", Phase.FAILED, generation=1, step=3, reason="killed", data=LONG)
     planned = plan(job)
     assert planned is not None
     assert (planned.generation, planned.roster, planned.after_step, planned.prepared) == (3, ("a", "c"), None, False)
@@ -114,35 +92,35 @@ def test_a_death_is_followed_at_once_and_what_was_prepared_is_let_go_of() -> Non
 
 
 def test_a_newcomer_that_cannot_is_left_out_for_a_while_and_then_called_alone() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     job.join("d")
-    job.see("d", Phase.READY, data=SPEC)
+    job.see("d", Phase.READY, data=LONG)
     says(job, "c", failure="no route to host")
-    pass_time(job, job.machine.lead_times.torn_s)
+    job.pass_time(job.machine.lead_times.torn_s)
     assert prepared(job) is None, "the others are waited for no longer than they may say who else is gone"
     job.feed(TimePassed())
     assert prepared(job) == (4, ("a", "b", "d")), "training goes on without a moment's stop"
     [told] = [tell.fact for tell in job.told if isinstance(tell.fact, SwitchPutOff)]
     assert "c says no route" in told.reason
     says(job, "a", "b", "d")
-    pass_time(job, job.machine.lead_times.lease_s)
+    job.pass_time(job.machine.lead_times.lease_s)
     planned = plan(job)
     assert planned is not None
     for step in (planned.after_step or 0, 200):
         for worker in ("a", "b", "d"):
-            job.see(worker, Phase.TRAINING, generation=4, step=step, data=SPEC)
+            job.see(worker, Phase.TRAINING, generation=4, step=step, data=LONG)
     job.feed(TimePassed())
     assert prepared(job) is not None
     assert prepared(job)[1] == ("a", "b", "d", "c")  # type: ignore[index]
 
 
 def test_a_newcomer_that_says_nothing_hangs() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     job.join("d")
-    job.see("d", Phase.READY, data=SPEC)
+    job.see("d", Phase.READY, data=LONG)
     says(job, "a", "b", "d")
     for _ in range(121):  # two step time-outs, while the leader is there
-        pass_time(job, 1.0)
+        job.pass_time(1.0)
     assert prepared(job) == (4, ("a", "b", "d"))
     [lost] = [tell.fact for tell in job.told if isinstance(tell.fact, WorkerLost)]
     assert lost.worker == "c"
@@ -150,22 +128,22 @@ def test_a_newcomer_that_says_nothing_hangs() -> None:
 
 
 def test_one_that_trains_and_says_nothing_is_not_lost_for_it() -> None:
-    job = with_newcomers()
-    job.see("b", Phase.TRAINING, generation=1, step=4, data=SPEC, leaving=True)
+    job = with_newcomers(prepares=True)
+    job.see("b", Phase.TRAINING, generation=1, step=4, data=LONG, leaving=True)
     for _ in range(250):
-        pass_time(job, 1.0)
+        job.pass_time(1.0)
     planned = plan(job)
     assert planned is not None
     assert (planned.roster, planned.prepared) == (("a",), False)
 
 
 def test_newcomers_of_whom_one_is_at_fault_are_called_one_by_one() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     job.join("d")
-    job.see("d", Phase.READY, data=SPEC)
+    job.see("d", Phase.READY, data=LONG)
     says(job, "a", "b", "c", "d", failure="connection reset by peer")
     assert (plan(job), prepared(job)) == (None, None)
-    pass_time(job, job.machine.lead_times.lease_s)
+    job.pass_time(job.machine.lead_times.lease_s)
     assert prepared(job) == (4, ("a", "b", "c"))
     says(job, "a", "b", "c", failure="connection reset by peer")
     job.feed(TimePassed())
@@ -175,18 +153,18 @@ def test_newcomers_of_whom_one_is_at_fault_are_called_one_by_one() -> None:
 
 
 def test_who_says_twice_that_it_cannot_is_unfit() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     for _ in range(2):
         says(job, "a", "b", failure="connection reset by peer")
         says(job, "c", failure="no room for another ring")
-        pass_time(job, job.machine.lead_times.lease_s)
+        job.pass_time(job.machine.lead_times.lease_s)
     [unfit] = [tell.fact for tell in job.told if isinstance(tell.fact, WorkerUnfit)]
     assert (unfit.worker, unfit.reason) == ("c", "no room for another ring")
 
 
 def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_cannot_beside() -> None:
-    job = with_newcomers()
-    job.see("b", Phase.TRAINING, generation=1, step=4, data=SPEC, leaving=True)
+    job = with_newcomers(prepares=True)
+    job.see("b", Phase.TRAINING, generation=1, step=4, data=LONG, leaving=True)
     for generation in (2, 3):
         assert prepared(job) == (generation, ("a",)), "a ring of one has no other to meet, and is prepared, too"
         says(job, "a", failure="no room for another ring")
@@ -198,7 +176,7 @@ def test_those_who_stay_when_one_leaves_form_their_ring_in_line_where_they_canno
 
 
 def test_another_leader_goes_on_with_what_is_prepared() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     says(job, "a", "b", "c", generation=9)
     heir = JobMachine(job.machine.record, job.machine.lead_times)
     for worker in ("a", "b", "c"):
@@ -209,7 +187,7 @@ def test_another_leader_goes_on_with_what_is_prepared() -> None:
 
 
 def test_one_that_changes_its_mind_before_the_step_is_announced_stops_no_member() -> None:
-    job = with_newcomers("c")
+    job = with_newcomers("c", prepares=True)
     says(job, "a", "b")
     says(job, "a", failure="connection reset by peer")
     says(job, "c", failure="connection reset by peer")
