@@ -44,6 +44,7 @@ from edl.daemon.policies import Code, job_policy, own_code
 from edl.daemon.stand_in import StandInLink
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
+from edl.host.life_lock import LIFE, watch_life
 from edl.host.network import LOOPBACK, address_of, address_towards, interface_of
 from edl.host.processes import raise_open_files, used_by, watch_exit, yield_to_trainers
 from edl.protocol import link as say
@@ -101,6 +102,7 @@ class Daemon:
     async def run(self) -> None:
         """Until the worker's end is known to the job, and its trainer is gone. Raises ConfigError."""
         watch = watch_exit(self._trainer, self._on_trainer_exit)
+        watch_life(self._folder / LIFE, self._trainer, self._on_trainer_exit)
         collecting = asyncio.ensure_future(collect_regularly())
         await self._pipe.start()
         if self._settings.stand_in is not None:
@@ -263,6 +265,8 @@ class Daemon:
             self._connection = None  # its process tells whether it ended (`_on_trainer_exit`)
 
     def _on_trainer_exit(self, _: int) -> None:
+        if self._trainer_gone.is_set():  # its lock said so before its pidfd
+            return
         self._observer.died()
         self._trainer_gone.set()
         if self._introductions is not None:

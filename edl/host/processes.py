@@ -22,6 +22,8 @@ from edl.errors import ConfigError
 _PR_SET_PDEATHSIG = 1
 _START_TIME_FIELD = 22 - 3  # of /proc/<pid>/stat, counted after the name
 _USER_TIME_FIELD = 14 - 3
+_FLAGS_FIELD = 9 - 3
+_EXITING = 0x4  # PF_EXITING of the kernel
 
 # The child outlives the shell, is adopted by init or the nearest subreaper, and is no zombie of ours when it ends.
 _DETACH = '"$@" </dev/null 1>&2 & echo $!'
@@ -33,6 +35,17 @@ def process_start_time(pid: int) -> int | None:
         return int(_stat(pid)[_START_TIME_FIELD])
     except (FileNotFoundError, ProcessLookupError):
         return None
+
+
+def is_ending(pid: int) -> bool:
+    """Whether a process is gone, or about to go: its memory and its connections may be there for a while yet."""
+    try:
+        fields, status = _stat(pid), Path(f"/proc/{pid}/status").read_text(errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return True
+    pending = (line.split()[1] for line in status.splitlines() if line.startswith(("SigPnd:", "ShdPnd:")))
+    killed = any(int(signals, 16) >> (signal.SIGKILL - 1) & 1 for signals in pending)
+    return killed or fields[0] in "ZX" or bool(int(fields[_FLAGS_FIELD]) & _EXITING)
 
 
 def used_by(pid: int) -> tuple[float, int]:

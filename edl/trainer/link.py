@@ -24,6 +24,7 @@ from edl.config import Settings
 from edl.core.job.restarts import MOST, Restarts
 from edl.errors import ConfigError, JobFailed
 from edl.host.folders import make_folder
+from edl.host.life_lock import LIFE, hold_for_life
 from edl.host.processes import process_start_time, spawn_daemon
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
@@ -55,6 +56,7 @@ class DaemonLink:
         self._story = story
         self._folder = make_folder()
         self.page = Page.create(self._folder / "page")
+        hold_for_life(self._folder / LIFE)
         self._news = threading.Condition()
         self._orders: Orders | None = None
         self._count = 0  # commands heard from this daemon
