@@ -46,6 +46,11 @@ class RingEngine:
         """No ring stands here, forms or is being left."""
         return self.place is None and not self._busy.locked()
 
+    @property
+    def free(self) -> bool:
+        """A ring may begin to form here at once."""
+        return self.idle and not self.held
+
     def stands(self, generation: int) -> bool:
         """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries

@@ -53,15 +53,19 @@ class HorovodRing:
 
     def enter(self, place: Place, timeout_s: float) -> None:
         self.release(place.generation)
-        self.size = 0
-        if self._engine.held and self._spare is not None:  # by an attempt that does not end
-            self._engine, self._spare = self._spare, self._engine
+        self.leave()
         self._engine.form(place, timeout_s)
         self._sit()
 
     def leave(self) -> None:
+        """Aside, where the other engine stands still: it is the next one's, and nothing waits for the end of this."""
         self.size = 0
-        self._engine.leave()
+        left, spare = self._engine, self._spare
+        if spare is None or not spare.free or left.free:
+            left.leave()
+            return
+        self._engine, self._spare = spare, left
+        _let_go(left)
 
     # ------------------------------------------------------------------------------ the next ring, beside this one
 

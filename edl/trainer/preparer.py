@@ -38,14 +38,6 @@ class Preparer:
             self._released = max(self._released, generation)
         self._framework.ring.release(generation)
 
-    def wait_over(self, timeout_s: float) -> None:
-        """Until none is being formed: one that was let go of ends soon. Raises RingBroken."""
-        thread = self._thread
-        if thread is not None:
-            thread.join(timeout_s)
-            if thread.is_alive():
-                raise RingBroken(f"a ring that was given up while it formed has not ended within {timeout_s:g} s")
-
     def _prepare(self, place: Place, timeout_s: float, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()  # it was let go of, and is bounded by its own time-out (I12)

@@ -282,7 +282,6 @@ class WorkerShell:
         ring.leave()
         self._framework.discard()
         self._moments.append(time.monotonic())
-        self._preparer.wait_over(self.step_timeout_s)
         ring.enter(command.assignment.place, self.step_timeout_s)
 
     def _agree(self, number: int) -> Input:

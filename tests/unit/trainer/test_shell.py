@@ -50,19 +50,23 @@ class FakeRing:
         self.beside: dict[int, Place] = {}  # that stand beside the present one
         self.may_form = threading.Event()  # else it waits for the others
         self.may_form.set()
+        self.began = threading.Event()
+        self.may_end = threading.Event()  # else what was given up does not, for now
+        self.may_end.set()
         self.given_up: set[int] = set()
         self.forming = 0
 
     def enter(self, place: Place, timeout_s: float) -> None:
-        assert not self.forming, "two rings form at once"
+        assert self.forming in {0, *self.given_up}, "two rings form at once"
         self.place = place
 
     def prepare(self, place: Place, timeout_s: float) -> None:
         assert not self.forming, "two rings form at once"
         self.forming = place.generation
+        self.began.set()
         try:
             while not self.may_form.wait(0.001):
-                if place.generation in self.given_up:
+                if place.generation in self.given_up and self.may_end.is_set():
                     raise RingBroken("it was given up")
             self.beside[place.generation] = place
         finally:
@@ -291,11 +295,17 @@ def hears_of_ring(shell: WorkerShell, generation: int, version: int) -> None:
     shell.take_news(called_to(generation, version))
 
 
+def await_prepared(shell: WorkerShell) -> None:
+    """Or given up: the newest thread has ended."""
+    assert shell._preparer._thread is not None
+    shell._preparer._thread.join(PATIENCE_S)
+
+
 def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
     hears_of_ring(shell, 4, version=2)
-    shell._preparer.wait_over(PATIENCE_S)
+    await_prepared(shell)
     assert shell.link.sent[-1] == Prepared(4)  # type: ignore[attr-defined]
     assert (ring.place, list(ring.beside)) == (None, [4])
     shell.machine.state = TrainerState.BETWEEN
@@ -310,16 +320,21 @@ def test_a_ring_is_prepared_beside_training_and_adopted_without_leaving_anything
     assert entered.pause.total >= entered.pause.enter >= 0
 
 
-def test_a_death_ends_what_is_being_prepared_before_another_ring_is_formed() -> None:
+def test_a_death_gives_up_what_is_being_prepared_and_the_next_ring_does_not_wait_for_its_end() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)
     ring.may_form.clear()
+    ring.may_end.clear()
     hears_of_ring(shell, 4, version=2)
+    assert ring.began.wait(PATIENCE_S)
     shell.machine.state = TrainerState.BETWEEN
     forced = msgspec.structs.replace(orders(Assignment(Place(5, 0, 1, "w"), None, 0)), version=3)
     with contextlib.suppress(Waits):
         shell.hear(OrdersRead(forced))
     assert ring.place == Place(5, 0, 1, "w")
+    assert ring.forming == 4
+    ring.may_end.set()
+    await_prepared(shell)
     assert not any(isinstance(word, Prepared) for word in shell.link.sent)  # type: ignore[attr-defined]
     assert ring.beside == {}
 
@@ -331,7 +346,7 @@ def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_lef
     for version, generation in enumerate((4, 5, 6), 2):
         hears_of_ring(shell, generation, version)
     ring.may_form.set()
-    shell._preparer.wait_over(PATIENCE_S)
+    await_prepared(shell)
     assert [word for word in shell.link.sent if isinstance(word, Prepared)] == [Prepared(6)]  # type: ignore[attr-defined]
     assert list(ring.beside) == [6]
 
@@ -345,6 +360,6 @@ def test_what_cannot_be_prepared_is_told_with_its_reason() -> None:
 
     ring.prepare = prepare  # type: ignore[method-assign]
     hears_of_ring(shell, 4, version=2)
-    shell._preparer.wait_over(PATIENCE_S)
+    await_prepared(shell)
     assert shell.link.sent[-1] == Prepared(4, "no route to host")  # type: ignore[attr-defined]
     assert shell.machine.state is TrainerState.TRAINING
