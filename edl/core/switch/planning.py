@@ -88,7 +88,7 @@ def decide(now: Situation) -> Decision:
     if record.generation == 0:
         return _first(now, roster)
     if not any(worker in record.roster for worker in roster):
-        return GiveUp("no worker is left that has the model's state")
+        return GiveUp(_why_none_has_the_state(now))
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
     return _instead(now, roster) or Follow(roster, forced, why=why(now, roster))
@@ -119,6 +119,12 @@ def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
     # Members of the present ring have the model and come first; newcomers may have to wait for the next generation.
     new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
     return tuple([*kept, *new][:most])
+
+
+def _why_none_has_the_state(now: Situation) -> str:
+    if any(_is(now, worker, WorkerState.LEAVING) for worker in now.record.roster):
+        return "no worker stays that has the model's state: those that have it were told to leave"
+    return "no worker is left that has the model's state"
 
 
 def _no_worker_would_come(now: Situation) -> bool:
