@@ -11,7 +11,7 @@ from edl.coordination import zookeeper
 from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError
-from edl.host import credentials as access
+from edl.host import credentials
 from edl.host.network import LOOPBACK
 from edl.launch.records import Folder
 
@@ -22,7 +22,7 @@ RESTART_PAUSE_S = 1.0
 @asynccontextmanager
 async def coordinator_of(settings: Settings, folder: Folder, address: str = LOOPBACK) -> AsyncIterator[Coordinator]:
     """One of our own listens at `address`. Raises ConfigError with one line if it cannot be reached or started."""
-    named = access.coordinator_of(settings)
+    named = credentials.coordinator_of(settings)
     if named is not None:
         store = await zookeeper.connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
         await store.close()
@@ -31,7 +31,7 @@ async def coordinator_of(settings: Settings, folder: Folder, address: str = LOOP
     server = await LocalServer.start(
         folder.zookeeper,
         port=settings.zookeeper_port,
-        digest=access.digest_of(settings.secret()),
+        digest=credentials.digest_of(settings.secret()),
         address=address,
     )
     keeping = asyncio.create_task(_keep_alive(server))

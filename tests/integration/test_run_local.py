@@ -197,6 +197,7 @@ class TestInterrupt:
         assert time.monotonic() - begun < patient(END_GRACE_S)
         self.end(edl, launcher)
 
+    # Some of the moments; all of them, without processes: `tests/unit/launch/test_interrupted_start.py`.
     @pytest.mark.parametrize(
         "moment",
         [
