@@ -47,9 +47,13 @@ class Edl:
         return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
-        """`under`: a command that starts it, such as nohup."""
-        main = [*MAIN[:2], FORKING] if any(word.startswith(str(WARM)) for word in arguments) else MAIN
-        return self.start_command([*under, *main, *arguments], **environ)
+        """`under`: a command that starts it, such as nohup. A warm job's ZooKeeper is warm too, unless
+        EDL_TEST_COORDINATOR is empty.
+        """
+        if not any(word.startswith(str(WARM)) for word in arguments):
+            return self.start_command([*under, *MAIN, *arguments], **environ)
+        environ = {"EDL_TEST_COORDINATOR": self.warm.coordinator(), **environ}
+        return self.start_command([*under, *MAIN[:2], FORKING, *arguments], **environ)
 
     def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:
         """Something else than `edl`, in the same surroundings."""

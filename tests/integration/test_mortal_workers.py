@@ -62,7 +62,7 @@ def test_newcomers_may_die_at_any_moment_and_a_leaver_in_its_last(edl, tmp_path,
 
 
 def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2)
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="5")  # it is called again after 12.5 s
     job.wait_size(2)
     job.grow(3, "cut off")
     edl.wait(lambda: job.status()["unfit"], "it is left out", timeout_s=60)

@@ -31,7 +31,8 @@ ENDLESS = ["--epochs", "100000", "--step-time", "0.01"]
 @pytest.fixture
 def training(edl):
     """A job of two workers that trains: its launcher and its status."""
-    launcher = edl.start("run", "-np", "2", "--job", "x", *edl.warm.command(SCRIPT), *ENDLESS)
+    command = [*edl.warm.command(SCRIPT), *ENDLESS]
+    launcher = edl.start("run", "-np", "2", "--job", "x", *command, EDL_TEST_COORDINATOR="")  # with its own ZooKeeper
     edl.wait((edl.home / "jobs" / "x" / "record.json").exists, "record")
 
     def trains():

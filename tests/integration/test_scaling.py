@@ -34,7 +34,7 @@ def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):
 
 def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
     """As systemd sends it: its daemon, which may be the leader's, dies of it before any other has heard of the wish."""
-    job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="15")
+    job = Job(edl, tmp_path / "out", workers=3, EDL_SESSION_TIMEOUT="8")
     status = job.wait_size(3)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
     other = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
@@ -49,7 +49,7 @@ def test_a_signal_to_all_of_a_worker_lets_it_leave(edl, tmp_path):
 
 
 def test_a_killed_daemon_of_the_leader_is_replaced_and_the_job_goes_on(edl, tmp_path):
-    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="15")  # the other daemon must be there by then
+    job = Job(edl, tmp_path / "out", workers=2, EDL_SESSION_TIMEOUT="8")  # the other daemon must be there by then
     status = job.wait_size(2)
     leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
     os.kill(leader["daemon_pid"], signal.SIGKILL)

@@ -132,7 +132,7 @@ def test_no_worker_outlives_the_zygote(tmp_path: Path) -> None:
     warm = WarmPython()
     try:
         (tmp_path / "script.py").write_text(SCRIPT)
-        command = [*warm.command(tmp_path / "script.py", "torch"), WAITS]
+        command = [*warm.command(tmp_path / "script.py", "nothing"), WAITS]
         process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         pid = told(process)["pid"]
     finally:

@@ -38,6 +38,7 @@ def test_a_switch_that_was_announced_is_made_while_the_coordinator_is_away(edl, 
         "EDL_TEST_DIE": "announced",
         "EDL_TEST_DIED": str(tmp_path / "died"),
         "EDL_TEST_ZOOKEEPER": str(here),
+        "EDL_TEST_COORDINATOR": "",  # one of its own
     }
     job = Job(edl, tmp_path / "out", workers=2, **environ)
     job.wait_size(2)

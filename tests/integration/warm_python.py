@@ -1,9 +1,9 @@
 """A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
 
-Owns: one zygote for each framework (warm/zygote.py), started when it is first asked for, ended with the tests. What a
-boot is, is tested by jobs that are started cold: the first of test_run_job.py, an example of TensorFlow, a worker
-that the README starts by hand, test_horovodrun.py, and by all benchmarks. With EDL_TEST_COLD=1 there is no zygote: all
-boot.
+Owns: one zygote for each framework (warm/zygote.py) and one ZooKeeper (warm/coordinator.py), started when they are
+first asked for, ended with the tests. What a boot is, is tested by jobs that are started cold: the first of
+test_run_job.py, an example of TensorFlow, a worker that the README starts by hand, test_horovodrun.py, and by all
+benchmarks; a launcher's own ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boot.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class WarmPython:
 
     def __init__(self) -> None:
         self._folder = Path(tempfile.mkdtemp(prefix="edl-warm-"))  # 0700; a socket's path must be short
-        self._zygotes: dict[str, subprocess.Popen[bytes]] = {}
+        self._started: dict[str, subprocess.Popen[bytes]] = {}
 
     def command(self, script: Path, framework: str = "") -> list[str]:
         """What stands for `python script.py`; the script's arguments come after it."""
@@ -49,30 +49,44 @@ class WarmPython:
             command.write_text(f"#!{sys.executable}\n{FORKING}\n")
             command.chmod(0o700)
         path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
-        return {"PATH": path, "EDL_TEST_ZYGOTE": str(self.socket(needed(script)))}
+        zygote = str(self.socket(needed(script)))
+        return {"PATH": path, "EDL_TEST_ZYGOTE": zygote, "EDL_TEST_COORDINATOR": self.coordinator()}
 
     def socket(self, framework: str) -> Path:
         """Where the zygote can be asked, as soon as it has imported the framework."""
         path = self._folder / framework
-        if framework not in self._zygotes:
+        self._start(framework, [str(WARM / "zygote.py"), framework, str(path), "x" * 8192])
+        return path
+
+    def coordinator(self) -> str:
+        """The file that tells where the shared ZooKeeper is, once it is there."""
+        if os.environ.get("EDL_TEST_COLD"):
+            return ""
+        folder = self._folder / "coordinator"
+        folder.mkdir(exist_ok=True)
+        self._start("zookeeper", [str(WARM / "coordinator.py"), str(folder)])
+        return str(folder / "hosts")
+
+    def _start(self, name: str, command: list[str]) -> None:
+        """Unless it runs already."""
+        log = self._folder / f"{name}.log"
+        if name not in self._started:
             kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
-            with path.with_suffix(".log").open("wb") as log:
-                command = [sys.executable, str(WARM / "zygote.py"), framework, str(path), "x" * 8192]
-                self._zygotes[framework] = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", "--", *command],
+            with log.open("wb") as output:
+                self._started[name] = subprocess.Popen(
+                    ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *command],
                     env={**kept, **QUIET},
                     stdin=subprocess.DEVNULL,
-                    stdout=log,
+                    stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
                 )
-        assert self._zygotes[framework].poll() is None, path.with_suffix(".log").read_text()
-        return path
+        assert self._started[name].poll() is None, log.read_text()
 
     def close(self) -> None:
-        for zygote in self._zygotes.values():
-            zygote.kill()
-            zygote.wait()
+        for process in self._started.values():
+            process.kill()
+            process.wait()
         shutil.rmtree(self._folder)
 
 

@@ -3,22 +3,33 @@
 Without it they would be stubs, whose pids are not those that the job knows of its workers. Besides, a stub is in the
 way of signals to a whole process group, and of SIGSTOP. What is left out is that a worker is a child of its launcher:
 when the launcher is killed, its connections to the zygote end, and with them its workers.
+
+Its job has a part of a ZooKeeper that runs for many tests, and that is closed to others as one of its own would be.
 """
 
 from __future__ import annotations
 
+import asyncio
 import os
+import secrets
 import select
 import subprocess
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from stub import ask, read_number
+from stub import CALL_S, ask, read_number
 
-from edl.launch import workers
+from edl.config import Settings
+from edl.coordination.settings import Coordinator
+from edl.host.credentials import digest_of
+from edl.launch import local, workers
+from edl.launch.records import Folder
 
 STUB = str(Path(__file__).with_name("stub.py"))
+COORDINATOR = "EDL_TEST_COORDINATOR"  # a file that tells where the shared one is, once it is there
 ZYGOTE = "EDL_TEST_ZYGOTE"  # the socket of the one that `python SCRIPT` is forked from, where a command is as typed
 
 
@@ -63,4 +74,25 @@ class Subprocess:
         return Forked(socket, script, env)
 
 
+def coordinator_of(settings: Settings, folder: Folder) -> Any:
+    """What a launcher takes for the one of its own."""
+    shared = Path(os.environ.get(COORDINATOR, ""))
+    return part_of(shared, settings) if shared.name and settings.coordinator is None else its_own(settings, folder)
+
+
+@asynccontextmanager
+async def part_of(shared: Path, settings: Settings) -> AsyncIterator[Coordinator]:
+    hosts = await asyncio.to_thread(address_in, shared)
+    yield Coordinator(f"{hosts}/{secrets.token_hex(8)}", digest_of(settings.secret()))
+
+
+def address_in(shared: Path) -> str:
+    deadline = time.monotonic() + CALL_S
+    while not shared.exists():
+        assert time.monotonic() < deadline, f"no ZooKeeper in {shared}"
+        time.sleep(0.01)
+    return shared.read_text()
+
+
+its_own, local.coordinator_of = local.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
 workers.subprocess = Subprocess  # type: ignore[assignment, attr-defined]

@@ -11,6 +11,7 @@ dies, its worker is killed.
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import ctypes
 import gc
@@ -21,11 +22,13 @@ import select
 import signal
 import socket
 import sys
+import threading
 import types
 from pathlib import Path
 from typing import Any
 
 MODULES = {
+    "nothing": (),
     # The last one takes as long as all others, and is what the first optimizer of a script imports.
     "torch": ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo"),
     "tensorflow": ("horovod.tensorflow", "edl.tensorflow"),
@@ -180,11 +183,27 @@ def become(request: Request, zygote: int, added: dict[str, str], places: Places)
 
 
 def run(script: str) -> None:
-    """As Python runs a script."""
+    """As Python runs a script, but that it does not take all modules apart at the end.
+
+    That would be the longest part of a short job's end: each of the zygote's pages is copied for it. Threads are waited
+    for, and what was registered for the end is called.
+    """
     main = types.ModuleType("__main__")
     main.__file__ = script
     sys.modules["__main__"] = main
-    exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    try:
+        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+    except SystemExit as end:
+        if not isinstance(end.code, int | None):
+            raise
+        status = end.code or 0
+    else:
+        status = 0
+    threading._shutdown()  # type: ignore[attr-defined]
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    os._exit(status)
 
 
 def warm_up(framework: str) -> dict[str, str]:
