@@ -142,8 +142,8 @@ class Round:
                 lambda: len(self._training(WORKERS, 0.0, self._before)) == WORKERS, "three workers train", BOOT_S
             )
             victim = next(worker for worker in self._workers() if worker.steps[-1].rank == rank)
-            os.kill(victim.pid, signal.SIGKILL)
             killed, wall = time.monotonic(), time.time()
+            os.kill(victim.pid, signal.SIGKILL)
             left = WORKERS if self.mode == "torchrun" else WORKERS - 1
             self._wait(
                 lambda: sum(bool(one.since(killed)) for one in self._workers()) >= left,

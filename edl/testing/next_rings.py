@@ -52,6 +52,7 @@ class NextRings:
         self.job = job
         self.attempts: dict[int, RingBeside] = {}
         self.held: dict[str, int] = {}  # by worker: the ring that its process forms, or has formed, beside its own
+        self._begun: set[tuple[str, int]] = set()  # by whose threads, ever: a worker forms no ring twice
         self._called: set[int] = set()  # generations whose members were called to prepare their ring
         self._adopted = 0  # the newest
 
@@ -60,6 +61,8 @@ class NextRings:
     def carry_out(self, worker: SimWorker, command: EnterRing | AdoptRing | PrepareRing | ReleaseRing) -> None:
         """It goes to another ring, or makes ready to."""
         match command:
+            case EnterRing(assignment, begun=True):
+                self.join(worker, assignment)
             case EnterRing(assignment):
                 self._is_to_form(worker, assignment.place.generation)
                 self.job.rings.arrive(worker, assignment)
@@ -75,6 +78,13 @@ class NextRings:
         if worker.id in self.held:
             self._violated(f"{worker.id} keeps ring {self.held[worker.id]}, and prepares ring {place.generation}")
         generation = self.held[worker.id] = place.generation
+        if generation <= worker.generation:
+            self._violated(f"{worker.id} prepares ring {generation}, and sits in {worker.generation}")
+        self._begun.add((worker.id, generation))
+        if generation not in self._called:  # in place of a ring that is broken
+            self.job.happens(Moment.PREPARING, worker)
+            self.job.rings.begin(worker, place)
+            return
         self.attempts.setdefault(generation, RingBeside(generation, place.size))
         self.job.happens(Moment.PREPARING, worker)
         if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:  # it notices by itself
@@ -87,7 +97,28 @@ class NextRings:
         """It is not wanted any more: those who still form it with this one find that out."""
         if self.held.get(worker.id) == generation:
             del self.held[worker.id]
-            self._break(generation, worker)
+            self._part(worker, generation)
+
+    def join(self, worker: SimWorker, assignment: Assignment) -> None:
+        """Its mini-batch is over: it waits for what its thread has begun in place of a ring that is broken."""
+        generation = assignment.place.generation
+        if assignment.after_step is not None or self.held.pop(worker.id, 0) != generation:
+            self._violated(f"{worker.id} waits for ring {generation}, which its thread does not form")
+            return
+        self.job.rings.join(worker, assignment)
+
+    def begun(self, worker: SimWorker, generation: int) -> None:
+        """What stands in place of a broken ring does here."""
+        if self._forms(worker, generation):
+            self.job.happens(Moment.PREPARED, worker)
+            if self._is_there(worker):
+                self.job.tell(worker, RingPrepared(generation))
+
+    def not_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
+        """Unless its trainer waits for it by now, which fails then by itself."""
+        if self._forms(worker, generation):
+            del self.held[worker.id]
+            self.job.tell(worker, RingNotPrepared(generation, reason))
 
     def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
         """Between two of its mini-batches: the ring stands, at this one and at all others."""
@@ -106,7 +137,7 @@ class NextRings:
         """Its process died, and what it had prepared with it; who waits for it in a collective notices."""
         generation = self.held.pop(worker.id, 0)
         if generation:
-            self._break(generation, worker)
+            self._part(worker, generation)
         for attempt in self.attempts.values():
             if attempt.stands and worker.id in attempt.came:
                 for other in attempt.came.values():
@@ -118,8 +149,16 @@ class NextRings:
     def give_up(self, worker: SimWorker) -> None:
         """Its daemon died, which asked for the addresses of the others."""
         generation = self.held.get(worker.id, 0)
-        if generation and not self.attempts[generation].forms:
+        if generation and generation not in self.attempts:
+            self.job.after(self._soon(), self.job.rings.fail_begun, worker, generation, "its daemon died")
+        elif generation and not self.attempts[generation].forms:
             self._fail_soon(worker, generation, "its daemon died")
+
+    def _part(self, worker: SimWorker, generation: int) -> None:
+        if generation in self.attempts:
+            self._break(generation, worker)
+        else:
+            self.job.rings.leave_begun(worker, generation)
 
     # ----------------------------------------------------------------------------------------------------- how it forms
 
@@ -217,6 +256,8 @@ class NextRings:
 
     def _is_to_form(self, worker: SimWorker, generation: int) -> None:
         """In line: it was not prepared."""
+        if (worker.id, generation) in self._begun:
+            self._violated(f"{worker.id} forms ring {generation} in line, which its thread has begun")
         planned = None if worker.orders is None else worker.orders.assignment
         if planned is not None and planned.prepared and planned.place.generation == generation:
             self._violated(f"{worker.id} forms ring {generation}, which stands")

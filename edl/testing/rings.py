@@ -21,6 +21,7 @@ from edl.core.worker.inputs import (
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
+from edl.protocol.ring import Place
 from edl.testing.faults import Moment
 from edl.testing.models import Model, mean, of_own, of_sample
 from edl.testing.worker import SimWorker
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
 Sample = tuple[int, int]  # epoch, position
 
 STEP_S = 0.01
+LONG_STEP = 3  # times as long
 STEP_TIMEOUT_S = 0.3
 FORM_S = 0.004
 
@@ -42,7 +44,9 @@ class Meeting:
         self.generation = generation
         self.size = size
         self.arrived: dict[int, str] = {}  # by rank
+        self.ahead: set[str] = set()  # of these: whose threads form it, while they are at a mini-batch
         self.forming = False
+        self.connected = False
 
 
 class SimRing:
@@ -75,34 +79,109 @@ class Rings:
             self.fail(worker, generation, reason)
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
+        """In line: it forms the ring now."""
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
         if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:  # it notices by itself
             self._later(worker, place.generation, "connect: no route to host")
             return
-        meeting = self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
-        if worker.alive and not worker.stalled:
-            meeting.arrived[place.rank] = worker.id
-        if len(meeting.arrived) == meeting.size:
-            meeting.forming = True
-            self.job.after(FORM_S, self._form, meeting)
-        else:
-            self.job.after(STEP_TIMEOUT_S, self.fail, worker, place.generation, "the others did not come in time")
+        self._come(self._meeting(place), worker, place)
+        self._wait(worker, place.generation)
 
     def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
         """Into a ring that stands: the others come to it after the same step, and it waits for them in a collective."""
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
-        meeting = self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
+        self._come(self._meeting(place), worker, place, 0.0)
+        self._wait(worker, place.generation)
+
+    def _meeting(self, place: Place) -> Meeting:
+        return self.meetings.setdefault(place.generation, Meeting(place.generation, place.size))
+
+    def _come(self, meeting: Meeting, worker: SimWorker, place: Place, form_s: float = FORM_S) -> None:
         if worker.alive and not worker.stalled:
             meeting.arrived[place.rank] = worker.id
-        if len(meeting.arrived) == meeting.size:
+        if len(meeting.arrived) == meeting.size and not meeting.forming:
             meeting.forming = True
-            self.job.after(0.0, self._form, meeting)
+            self.job.after(form_s, self._connect, meeting)
+
+    def _wait(self, worker: SimWorker, generation: int) -> None:
+        meeting = self.meetings.get(generation)
+        if meeting is None or not meeting.forming or meeting.ahead:
+            self.job.after(STEP_TIMEOUT_S, self.fail, worker, generation, "the others did not come in time")
+
+    # ------------------------------------------------------------- begun by a thread, beside the mini-batch of before
+
+    def begin(self, worker: SimWorker, place: Place) -> None:
+        """In place of a ring that is broken; those who wait for it in line meet with this one's thread."""
+        if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:
+            self._fail_soon(worker, place.generation, "connect: no route to host")
+            return
+        meeting = self._meeting(place)
+        meeting.ahead.add(worker.id)
+        self._come(meeting, worker, place)
+        self.job.after(STEP_TIMEOUT_S, self.fail_begun, worker, place.generation, "the others did not come in time")
+
+    def join(self, worker: SimWorker, assignment: Assignment) -> None:
+        """Its mini-batch is over, and it waits for what its thread has begun."""
+        self._left(worker)
+        self.job.happens(Moment.ENTERING, worker)
+        generation = assignment.place.generation
+        meeting = self.meetings.get(generation)
+        if meeting is None or worker.id not in meeting.ahead:
+            self._later(worker, generation, "connection reset by peer")
+            return
+        meeting.ahead.discard(worker.id)
+        if meeting.connected and not meeting.ahead:
+            self._form(meeting)
         else:
-            self.job.after(STEP_TIMEOUT_S, self.fail, worker, place.generation, "the others did not come in time")
+            self._wait(worker, generation)
+
+    def leave_begun(self, worker: SimWorker, generation: int) -> None:
+        """It is not wanted any more, or its thread is gone."""
+        meeting = self.meetings.get(generation)
+        if meeting is not None and worker.id in meeting.ahead:
+            self._part(meeting, worker)
+
+    def fail_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
+        """Unless it is connected to all by now, or its trainer waits for it."""
+        meeting = self.meetings.get(generation)
+        if meeting is not None and not meeting.connected and worker.id in meeting.ahead:
+            self._part(meeting, worker)
+            self.job.next_rings.not_begun(worker, generation, reason)
+
+    def _fail_soon(self, worker: SimWorker, generation: int, reason: str) -> None:
+        self.job.after(self._soon(), self.job.next_rings.not_begun, worker, generation, reason)
+
+    def _part(self, meeting: Meeting, worker: SimWorker) -> None:
+        """One that is connected to others leaves: they notice, those who are at a mini-batch when they come to it."""
+        meeting.ahead.discard(worker.id)
+        meeting.arrived = {rank: one for rank, one in meeting.arrived.items() if one != worker.id}
+        if meeting.forming:
+            self._break(meeting)
+
+    def _break(self, meeting: Meeting) -> None:
+        """It comes to nothing for all that have come."""
+        if self.meetings.pop(meeting.generation, None) is not meeting:
+            return
+        for one in sorted(meeting.arrived.values()):
+            other = self.job.workers[one]
+            if one not in meeting.ahead:
+                self._later(other, meeting.generation, "connection reset by peer")
+            elif not meeting.connected:
+                self._fail_soon(other, meeting.generation, "connection reset by peer")
+
+    def _connect(self, meeting: Meeting) -> None:
+        """All are connected. Those that are at a mini-batch come once it is over."""
+        if self.meetings.get(meeting.generation) is not meeting:
+            return
+        meeting.connected = True
+        for one in sorted(meeting.ahead):
+            self.job.next_rings.begun(self.job.workers[one], meeting.generation)
+        if self.meetings.get(meeting.generation) is meeting and not meeting.ahead:
+            self._form(meeting)
 
     def _later(self, worker: SimWorker, generation: int, reason: str) -> None:
         self.job.after(self._soon(), self.fail, worker, generation, reason)
@@ -117,6 +196,8 @@ class Rings:
             meeting = self.meetings.get(generation)
             if meeting is not None and not meeting.forming:
                 meeting.arrived.pop(worker.assignment.place.rank, None)
+            elif meeting is not None and meeting.connected:  # it waits for those who are at a mini-batch
+                self._part(meeting, worker)
             self.job.broken(worker, reason)
 
     def missed(self, worker: SimWorker) -> None:
@@ -125,6 +206,10 @@ class Rings:
             if worker.id in meeting.arrived.values() and not worker.alive and not meeting.forming:
                 for other in sorted(set(meeting.arrived.values()) - {worker.id}):
                     self._later(self.job.workers[other], meeting.generation, "connection reset by peer")
+                    fail = (self.job.workers[other], meeting.generation, "connection reset by peer")
+                    self.job.after(self._soon(), self.fail_begun, *fail)
+            elif worker.id in meeting.arrived.values() and not worker.alive and meeting.connected:
+                self._part(meeting, worker)
         self._left(worker)
 
     def _left(self, worker: SimWorker) -> None:
@@ -250,7 +335,9 @@ class Rings:
                 supplied.append(worker)
             else:
                 self.job.checks.pace.waits(worker)
-        if not whole:
+        if not whole and supplied and self.job.random.random() < 0.4:  # some notice late: their mini-batch is long
+            self.arm(ring, LONG_STEP * STEP_S)
+        elif not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
                 self.job.broken(worker, "connection reset by peer")
         elif len(supplied) == len(ring.members):

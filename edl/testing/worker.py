@@ -80,6 +80,7 @@ class SimWorker:
         self.count = Steps()
         self.leases = SimLeases()
         self.machine = WorkerMachine(self.leases, self.count)
+        self.machine.next_ring.able = prepares
         self.model: Model = fresh(worker)
         self.weight = 0.0  # of its samples among all workers', as its optimizer was told
         self.wanted = 1  # epochs; by its first pass, where each asks for one more

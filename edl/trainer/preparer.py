@@ -22,6 +22,7 @@ class Preparer:
         self._framework = framework
         self._tell = tell
         self._thread: threading.Thread | None = None  # the newest
+        self._failure = (0, "")  # the newest that did not form, and why
         self._released = 0  # rings up to this generation are not wanted any more
         self._turn = threading.Lock()
 
@@ -38,6 +39,14 @@ class Preparer:
             self._released = max(self._released, generation)
         self._framework.ring.release(generation)
 
+    def wait_formed(self, generation: int) -> None:
+        """Until the ring that was begun last is formed, or is not: its own time-out bounds that. Raises RingBroken."""
+        if self._thread is not None:
+            self._thread.join()
+        failed, why = self._failure
+        if failed == generation:
+            raise RingBroken(why)
+
     def _prepare(self, place: Place, timeout_s: float, before: threading.Thread | None) -> None:
         if before is not None:
             before.join()  # it was let go of, and is bounded by its own time-out (I12)
@@ -49,12 +58,16 @@ class Preparer:
         try:
             self._framework.ring.prepare(place, timeout_s)
         except RingBroken as error:
-            self._tell(RingNotPrepared(place.generation, str(error)))
+            self._tell_failed(place.generation, str(error))
         except Exception as error:  # the leader would wait for this member's word in vain
-            self._tell(RingNotPrepared(place.generation, repr(error)))
+            self._tell_failed(place.generation, repr(error))
             raise
         else:
             self._tell_stands(place.generation)
+
+    def _tell_failed(self, generation: int, why: str) -> None:
+        self._failure = (generation, why)
+        self._tell(RingNotPrepared(generation, why))
 
     def _tell_stands(self, generation: int) -> None:
         """Unless it was let go of just before it began to form: then it is again, and for good."""

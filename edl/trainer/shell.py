@@ -137,6 +137,7 @@ class WorkerShell:
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
+        self.machine.next_ring.able = self._framework.ring.prepares
         self.hear(OrdersRead(None))
 
     def end_batch(self, *, attention: bool) -> None:
@@ -276,13 +277,20 @@ class WorkerShell:
         self._framework.ring.adopt(generation)
 
     def _form(self, command: EnterRing) -> None:
-        ring = self._framework.ring
-        if command.cut:
-            ring.abort()
-        ring.leave()
+        ring, place = self._framework.ring, command.assignment.place
+        if command.begun:
+            ring.abort(range(place.generation))
+        else:
+            if command.cut:
+                ring.abort()
+            ring.leave()
         self._framework.discard()
         self._moments.append(time.monotonic())
-        ring.enter(command.assignment.place, self.step_timeout_s)
+        if command.begun:
+            self._preparer.wait_formed(place.generation)
+            ring.adopt(place.generation)
+        else:
+            ring.enter(place, self.step_timeout_s)
 
     def _agree(self, number: int) -> Input:
         """Each number is an all-reduce of its own."""

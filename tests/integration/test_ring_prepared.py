@@ -197,6 +197,16 @@ def test_the_ring_that_stands_fails_while_the_next_one_forms(fleet: Fleet) -> No
     change(fleet, [0, 1])
 
 
+def test_a_ring_in_place_of_a_broken_one_forms_beside_the_mini_batch_that_is_void(fleet: Fleet) -> None:
+    generation = fleet[0].call("stands")
+    with fleet.preparing([1, 0]) as following:
+        fleet.together([0, 1], "abort_of", [(generation,)] * 2)
+        following.come(0, 1)
+        assert all("Broken" in answer or "Error" in answer for answer in train(fleet, [0, 1]))
+        assert fleet.together([0, 1], "prepared") == ["", ""]
+    adopt(fleet, [1, 0], following.generation)
+
+
 def test_the_ring_that_stands_fails_when_the_next_one_is_there(fleet: Fleet) -> None:
     """A worker that has missed the word voids a mini-batch, and adopts the ring that already stands."""
     generation = fleet[0].call("stands")

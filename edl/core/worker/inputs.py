@@ -194,10 +194,12 @@ class EnterRing:
     """Leave the ring of now, and form the assigned one; `RingFormed` or `RingFailed` is the answer.
 
     `cut`: a member of the ring of now is gone. Do not negotiate its end, and free those who wait for it.
+    `begun`: a thread forms the assigned one already (`PrepareRing`): wait for what becomes of that, and adopt it.
     """
 
     assignment: Assignment
     cut: bool
+    begun: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -245,7 +245,8 @@ class WorkerMachine:
             self.orders = orders if self.orders is None or not are_newer(self.orders, orders) else self.orders
             told = self._adopt(orders)  # of which the buffer drops what is old
             if orders is self.orders and self.state not in ENDING:
-                told += self.next_ring.heed(orders)
+                works = isinstance(happened, OrdersHeard) and self.state is TrainerState.TRAINING
+                told += self.next_ring.heed(orders, works_in=self.generation if works else 0)
         match happened:
             case OrdersHeard():
                 return [*told, *self._abort(happened.orders)]
@@ -357,11 +358,18 @@ class WorkerMachine:
         how = {"has_state": self.has_state, "voided": self.void is not None, "booted": self.booted}
         self._entering = Entering(assignment, begin(assignment, self.generation, self.count.step, **how))
         if not assignment.prepared:
-            cut = self.generation in replaced(assignment)
-            return [*self.next_ring.release(), EnterRing(assignment, cut)]
+            return self._enter_unprepared(self._entering, assignment)
         if self.next_ring.adopt(assignment.place.generation):
             return [AdoptRing(assignment)]
         return self._fail(self._entering, "what was prepared of it does not stand any more")  # the others adopt theirs
+
+    def _enter_unprepared(self, entering: Entering, assignment: Assignment) -> list[Command]:
+        """In line; or a thread has begun to form it when its word came, which may be through by now."""
+        generation, (failed, why) = assignment.place.generation, self.next_ring.failed
+        if failed == generation:  # no ring is formed twice under one number
+            return self._fail(entering, why)
+        cut, begun = self.generation in replaced(assignment), self.next_ring.join(generation)
+        return [*self.next_ring.release(), EnterRing(assignment, cut, begun)]
 
     def _on_ring(self, happened: FromRing) -> list[Command]:
         entering = self._entering
@@ -415,6 +423,7 @@ class WorkerMachine:
         self._entering = None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
+        self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and place.size > 1
         self.supply.weightless = False

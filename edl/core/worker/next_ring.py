@@ -1,4 +1,7 @@
-"""The ring that a worker forms beside the one it sits in, before a switch: it is adopted, or let go of.
+"""The ring that a worker forms beside the one it sits in, before it goes there: it is entered, or let go of.
+
+One is prepared for a switch, before that is announced. Another takes the place of a ring that is broken: its members
+begin to form it as soon as they hear of it, each beside the mini-batch that is void.
 
 Owns: which one that is, and whether it stands. Does not own: when it is wanted (`edl.core.switch.preparing`), nor how
 it is formed (`edl.trainer.preparer`).
@@ -8,7 +11,7 @@ from __future__ import annotations
 
 from edl.core.worker.inputs import Command, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared, TellDaemon
 from edl.protocol import link as say
-from edl.protocol.assignment import Orders
+from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.ring import Place
 
 
@@ -16,9 +19,13 @@ class NextRing:
     """Of one worker: at most one at a time, and each number once."""
 
     def __init__(self) -> None:
+        self.able = False  # rings form here beside others, as far as is known
         self.generation = 0  # being formed, or formed; 0: there is none
         self.stands = False
+        self.failed = (0, "")  # the newest that came to nothing, and why
+        self._trusted = True  # no attempt has failed since this worker came to its ring
         self._newest = 0  # that was ever begun
+        self._called = False  # to that one, by the leader: it waits for our word
         self._said: say.Prepared | None = None  # of the newest, as its daemon was told
 
     @property
@@ -26,20 +33,31 @@ class NextRing:
         """What another daemon must know of it."""
         return [] if self._said is None else [self._said]
 
-    def heed(self, orders: Orders) -> list[Command]:
-        """Begin what these orders want; let go of what they do not."""
-        place = None if orders.summons is None else orders.summons.place
-        wanted = _assigned(orders) if place is None else place.generation
-        commands = [] if self.generation == wanted else self.release()
-        return commands if place is None or place.generation <= self._newest else [*commands, self._begin(place)]
+    def heed(self, orders: Orders, works_in: int = 0) -> list[Command]:
+        """Begin what these orders want; let go of what they do not.
+
+        `works_in`: the ring in which this worker is at a mini-batch, if it is. It comes to the next one after that.
+        """
+        called = None if orders.summons is None else orders.summons.place
+        assigned = None if orders.assignment is None else orders.assignment.place
+        wanted = called or assigned
+        released = [] if wanted is not None and self.generation == wanted.generation else self.release()
+        due = called or self._due(orders.assignment, works_in)
+        if due is None or due.generation <= self._newest:
+            return released
+        self._called = called is not None
+        return [*released, self._begin(due)]
 
     def take(self, happened: RingPrepared | RingNotPrepared) -> list[Command]:
-        """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
+        """It is formed, or will not be. Of one that nobody wants any more, nothing is told."""
         if happened.generation != self.generation:
             return []
         failure = happened.reason or "no reason was given" if isinstance(happened, RingNotPrepared) else ""
         self.stands = not failure
-        self.generation = 0 if failure else self.generation
+        if failure:
+            self.generation, self.failed, self._trusted = 0, (happened.generation, failure), False
+        if not self._called:  # its members find out when they come to it
+            return []
         self._said = say.Prepared(happened.generation, failure)
         return [TellDaemon(self._said)]
 
@@ -50,19 +68,33 @@ class NextRing:
             self.generation, self.stands = 0, False
         return stands
 
+    def join(self, generation: int) -> bool:
+        """It is to stand in place of a broken one, and this worker comes to it now; False: it was not begun."""
+        begun = self.generation == generation
+        if begun:
+            self.generation, self.stands = 0, False
+        return begun
+
+    def sit(self) -> None:
+        """This worker sits in a ring."""
+        self._trusted = True
+
     def release(self) -> list[Command]:
         """It is never adopted."""
         released: list[Command] = [ReleaseRing(self.generation)] if self.generation else []
         self.generation, self.stands = 0, False
         return released
 
+    def _due(self, assignment: Assignment | None, works_in: int) -> Place | None:
+        """The ring in place of a broken one, which may begin to form beside the mini-batch that is void.
+
+        After an attempt that has failed here it is formed in line, which may do whatever that one failed for.
+        """
+        if not (self.able and self._trusted) or assignment is None or assignment.after_step is not None:
+            return None
+        return assignment.place if 0 < works_in < assignment.place.generation else None
+
     def _begin(self, place: Place) -> Command:
         self._newest = self.generation = place.generation
         self.stands = False
         return PrepareRing(place)
-
-
-def _assigned(orders: Orders) -> int:
-    """The generation of the ring that was prepared for the switch which is announced; 0: none is."""
-    assignment = orders.assignment
-    return assignment.place.generation if assignment is not None and assignment.prepared else 0

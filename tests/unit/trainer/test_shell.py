@@ -339,6 +339,42 @@ def test_a_death_gives_up_what_is_being_prepared_and_the_next_ring_does_not_wait
     assert ring.beside == {}
 
 
+def goes_to_what_is_begun(shell: WorkerShell) -> None:
+    """A member has died: the next ring begins beside the mini-batch that is void, which is over later."""
+    shell.machine.next_ring.able = True
+    forced = msgspec.structs.replace(orders(Assignment(Place(4, 0, 1, "w"), None, 0)), version=2)
+    shell.take_news(forced)
+    shell.machine.state = TrainerState.BETWEEN
+    with contextlib.suppress(Waits):
+        shell.hear(OrdersRead(forced))
+
+
+def test_after_a_death_the_ring_that_was_begun_is_waited_for_and_adopted() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+    ring.may_form.clear()
+    threading.Timer(0.05, ring.may_form.set).start()
+    goes_to_what_is_begun(shell)
+    assert (ring.place, ring.beside) == (Place(4, 0, 1, "w"), {})
+    assert any(isinstance(word, Entered) for word in shell.link.sent)  # type: ignore[attr-defined]
+
+
+def test_if_it_does_not_form_the_leader_hears_why_and_it_is_not_formed_again() -> None:
+    shell = seated(Members(1), 0, 70, 3)
+    ring = trains(shell)
+
+    def prepare(place: Place, timeout_s: float) -> None:
+        ring.may_form.wait(PATIENCE_S)
+        raise RingBroken("no route to host")
+
+    ring.prepare = prepare  # type: ignore[method-assign]
+    ring.may_form.clear()
+    threading.Timer(0.05, ring.may_form.set).start()
+    goes_to_what_is_begun(shell)
+    assert ring.place is None
+    assert shell.link.sent[-1] == Broke(4, 70, "no route to host")  # type: ignore[attr-defined]
+
+
 def test_the_next_attempt_waits_for_the_end_of_the_one_before_and_no_ring_is_left_over() -> None:
     shell = seated(Members(1), 0, 70, 3)
     ring = trains(shell)

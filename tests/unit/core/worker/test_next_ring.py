@@ -10,6 +10,7 @@ import pytest
 from edl.core.worker.inputs import (
     AbortRings,
     AdoptRing,
+    BatchEnded,
     Command,
     EnterRing,
     OrdersHeard,
@@ -149,3 +150,75 @@ def test_a_worker_that_ends_begins_nothing() -> None:
     worker = Worker()
     worker.machine.handle(ScriptEnded())
     assert worker.prepares() == []
+
+
+# ------------------------------------------------------------------------------- in place of a ring that is broken
+
+
+def able() -> Worker:
+    worker = Worker()
+    worker.machine.next_ring.able = True
+    return worker
+
+
+def forced(generation: int) -> Assignment:
+    return seat(generation, prepared=False, after_step=None)
+
+
+def comes(worker: Worker, reason: str = "connection reset by peer") -> list[Command]:
+    """Its mini-batch was void, and is over."""
+    worker.machine.void = reason
+    worker.machine.handle(BatchEnded())
+    return worker.machine.handle(OrdersRead(worker.machine.orders))
+
+
+def test_in_place_of_a_broken_ring_one_is_begun_at_once_and_nothing_is_told_of_it() -> None:
+    worker = able()
+    assert worker.hears(assignment=forced(2)) == [PrepareRing(forced(2).place), AbortRings(range(2))]
+    assert worker.hears(assignment=forced(2)) == [AbortRings(range(2))]
+    assert worker.machine.handle(RingPrepared(2)) == []
+    assert worker.machine.story() == [say.Entered(1, 0, 0, None)]
+    assert comes(worker) == [EnterRing(forced(2), cut=True, begun=True)]
+
+
+def test_a_worker_that_comes_before_it_stands_waits_for_it() -> None:
+    worker = able()
+    worker.hears(assignment=forced(2))
+    assert comes(worker) == [EnterRing(forced(2), cut=True, begun=True)]
+    assert worker.machine.handle(RingPrepared(2)) == []  # what its thread says, the one that waits hears by itself
+
+
+def test_one_that_has_failed_is_not_formed_again_and_the_next_one_is_formed_in_line() -> None:
+    worker = able()
+    worker.hears(assignment=forced(2))
+    assert worker.machine.handle(RingNotPrepared(2, "no route to host")) == []
+    broke = next(one.said for one in comes(worker) if isinstance(one, TellDaemon) and isinstance(one.said, say.Broke))
+    assert (broke.generation, broke.reason) == (2, "no route to host")
+    worker.machine.state = TrainerState.TRAINING  # in a ring that it did not tell of
+    assert worker.hears(assignment=forced(3)) == [AbortRings(range(3))]
+    worker.machine.next_ring.sit()
+    assert PrepareRing(forced(4).place) in worker.hears(assignment=forced(4))
+
+
+def test_another_death_begins_another_one() -> None:
+    worker = able()
+    worker.hears(assignment=forced(2))
+    assert worker.hears(assignment=forced(3)) == [ReleaseRing(2), PrepareRing(forced(3).place), AbortRings(range(3))]
+
+
+@pytest.mark.parametrize("assignment", [seat(2, prepared=False), forced(1)], ids=["planned", "its own"])
+def test_nothing_else_is_begun(assignment: Assignment) -> None:
+    assert not any(isinstance(one, PrepareRing) for one in able().hears(assignment=assignment))
+
+
+@pytest.mark.parametrize("state", [TrainerState.BETWEEN, TrainerState.WAITING, TrainerState.ENTERING])
+def test_a_worker_that_is_at_no_mini_batch_forms_it_in_line(state: TrainerState) -> None:
+    worker = able()
+    worker.machine.state = state
+    assert not any(isinstance(one, PrepareRing) for one in worker.hears(assignment=forced(2)))
+
+
+def test_a_worker_whose_rings_form_beside_no_other_forms_it_in_line() -> None:
+    worker = Worker()
+    worker.hears(assignment=forced(2))
+    assert comes(worker) == [EnterRing(forced(2), cut=True)]
