@@ -7,6 +7,7 @@ Owns: whether there are two that take turns, and whose turn it is. Does not own:
 from __future__ import annotations
 
 import atexit
+import ctypes
 import importlib
 import logging
 from collections.abc import Sequence
@@ -15,7 +16,7 @@ from typing import Any
 
 from edl.collectives.guard import Guard
 from edl.collectives.libraries import Library, Native, nothing
-from edl.collectives.pairs import PAIRS
+from edl.collectives.pairs import HINDER, PAIRS
 
 logger = logging.getLogger("edl")
 
@@ -51,7 +52,7 @@ def _libraries(module: str) -> Sequence[Library]:
     calls = operations._basics.MPI_LIB_CTYPES
     native = Native(calls._name, calls, Guard(calls._name))
     try:
-        _check(operations._basics, native)
+        _check(native)
         return PAIRS[module](operations, native)
     except (OSError, ImportError) as error:
         logger.debug("no ring is formed beside one that stands: %s", error)
@@ -59,10 +60,24 @@ def _libraries(module: str) -> Sequence[Library]:
     return [Library(native, nothing, forget)]
 
 
-def _check(basics: Any, native: Native) -> None:
+def _check(native: Native) -> None:
     """Raises ImportError where there cannot be two."""
-    found = [way for way in OTHER_WAYS if getattr(basics, f"{way}_built")()]
+    found = [way for way in OTHER_WAYS if getattr(native.calls, f"horovod_{way}_built")()]
     if found:
         raise ImportError(f"Horovod was built with {', '.join(found)}")
+    if not native.guard.active:
+        raise ImportError("there is no guard around Horovod")
     if not native.guard.whole:
-        raise ImportError("there is no guard around Horovod, or it does not know this one")
+        raise ImportError("the guard around Horovod does not know this one")
+
+
+def hindrance(module: str, path: str, version: str) -> str:
+    """Why no ring forms beside one that stands, with Horovod's library at `path`, which is loaded, and the framework's
+    `version`; empty: it does. For who looks over a machine, and does not import the framework for it.
+    """
+    try:
+        _check(Native(path, calls := ctypes.CDLL(path), Guard(calls._name)))
+        HINDER[module](path, version)
+    except (OSError, ImportError) as error:
+        return str(error)
+    return ""

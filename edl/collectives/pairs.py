@@ -59,14 +59,19 @@ XLA = "HOROVOD_ENABLE_XLA_OPS"
 
 def of_tensorflow(operations: Any, native: Native) -> Sequence[Library]:
     """Two copies: TensorFlow's kernels are bound to Horovod's own library. Raises OSError, ImportError."""
-    if os.environ.get(XLA):
-        raise ImportError(f"with {XLA}, Horovod's operations are compiled, and bound to one library")
     if native.calls.horovod_is_initialized():
         raise ImportError("the script has called Horovod's init() before it imported edl")
-    built = turns_of(operations.tf.__version__)
+    return _taking_turns(native.path, ctypes.CDLL(str(_built(operations.tf.__version__))))
+
+
+def _built(version: str) -> Path:
+    """What hands tensors on. Raises ImportError where it would not, or is missing."""
+    if os.environ.get(XLA):
+        raise ImportError(f"with {XLA}, Horovod's operations are compiled, and bound to one library")
+    built = turns_of(version)
     if not built.exists():
         raise ImportError(f"there is no {built.name}: scripts/setup builds it")
-    return _taking_turns(native.path, ctypes.CDLL(str(built)))
+    return built
 
 
 def turns_of(version: str) -> Path:
@@ -102,6 +107,10 @@ def _renaming(names: Sequence[bytes], prefix: str) -> Callable[[bytes], bytes]:
     return rename
 
 
+HINDER: Mapping[str, Callable[[str, str], object]] = {  # of the library and of the framework's version; raise as below
+    "horovod.torch": lambda path, _version: copy_of(path),
+    "horovod.tensorflow": lambda _path, version: _built(version),
+}
 PAIRS: Mapping[str, Callable[[Any, Native], Sequence[Library]]] = {
     "horovod.torch": of_torch,
     "horovod.tensorflow": of_tensorflow,

@@ -35,6 +35,7 @@ PYTHON = (3, 11)
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
 PROBE_TIMEOUT_S = 60
 REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
+PREPARED = f"{REBUILD}; or train with `edl run --ring torch`, whose rings always form beside training"
 WITHOUT = f"train with `edl run --ring torch`, which needs none; or {REBUILD}"
 
 
@@ -90,7 +91,7 @@ def check_edl_package() -> Checked:
 # be loaded into this one. TensorFlow's libraries are enough for Horovod's, and ten times quicker than the import.
 PROBE = """
 import ctypes, sys
-framework, folder, library = sys.argv[1:]
+framework, folder, library, version = sys.argv[1:]
 if framework == "torch":
     import torch
 else:
@@ -98,6 +99,8 @@ else:
         ctypes.CDLL(folder + "/" + name, ctypes.RTLD_GLOBAL)
 horovod = ctypes.CDLL(library)
 print(*(name for name in ("gloo", "nccl", "mpi") if getattr(horovod, f"horovod_{name}_built")()))
+from edl.collectives.face import hindrance
+print(hindrance(f"horovod.{framework}", library, version))
 """
 
 
@@ -120,8 +123,8 @@ def check_horovod_for(framework: str) -> Checked:
     return _try_library(title, framework, installed, [str(folder), str(library)])
 
 
-def _try_library(title: str, framework: str, version: str, arguments: list[str]) -> Checked:
-    command = [sys.executable, "-c", PROBE, framework, *arguments]
+def _try_library(title: str, framework: str, version: str, places: list[str]) -> Checked:
+    command = [sys.executable, "-c", PROBE, framework, *places, version]
     try:
         probe = subprocess.run(command, capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=False)
     except subprocess.TimeoutExpired:
@@ -129,11 +132,14 @@ def _try_library(title: str, framework: str, version: str, arguments: list[str])
     if probe.returncode:
         reason = (probe.stderr.strip().splitlines() or [f"ended with {probe.returncode}"])[-1]
         return Checked(title, Health.FAIL, f"its library does not load: {reason}", REBUILD)
-    operations = probe.stdout.split()
-    found = f"{framework} {version}, {' '.join(operations)}"
-    if "gloo" not in operations:
+    operations, *hindrance = probe.stdout.splitlines()
+    found = f"{framework} {version}, {operations}"
+    if "gloo" not in operations.split():
         return Checked(title, Health.FAIL, f"{found}; gloo is missing", REBUILD)
-    return Checked(title, Health.OK, found)
+    if why := " ".join(hindrance):
+        in_line = f"{found}; at a change of size training stands still until the next ring is formed: {why}"
+        return Checked(title, Health.WARN, in_line, PREPARED if framework == "torch" else REBUILD)
+    return Checked(title, Health.OK, f"{found}; the next ring forms beside training")
 
 
 def _package_folder(name: str) -> Path | None:

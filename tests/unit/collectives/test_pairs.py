@@ -48,17 +48,18 @@ def test_names_stay_as_long_as_they_are() -> None:
 @pytest.fixture
 def horovod(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Any:
     """A Horovod of nothing but its basics."""
-    calls = SimpleNamespace(_name="no library")
-    basics = SimpleNamespace(MPI_LIB_CTYPES=calls, **{f"{way}_built": lambda: False for way in OTHER_WAYS})
+    built = {f"horovod_{way}_built": lambda: False for way in OTHER_WAYS}
+    calls = SimpleNamespace(_name="no library", **built)
+    basics = SimpleNamespace(MPI_LIB_CTYPES=calls)
     name = f"horovod_of_{request.node.name}"
     for module, content in ((name, {}), (f"{name}.mpi_ops", {"_basics": basics})):
         made = ModuleType(module)
         vars(made).update(content)
         monkeypatch.setitem(sys.modules, module, made)
-    guard = SimpleNamespace(whole=True)
+    guard = SimpleNamespace(active=True, whole=True)
     monkeypatch.setattr(face, "Guard", lambda path: guard)
     monkeypatch.setattr(face, "PAIRS", {name: lambda operations, native: [native, native]})
-    return SimpleNamespace(name=name, basics=basics, guard=guard)
+    return SimpleNamespace(name=name, basics=basics, calls=calls, guard=guard)
 
 
 def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.MonkeyPatch, horovod: Any) -> None:
@@ -69,7 +70,7 @@ def test_there_are_two_of_a_horovod_that_has_gloo_alone(monkeypatch: pytest.Monk
 
 
 def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
-    horovod.basics.nccl_built = lambda: True
+    horovod.calls.horovod_nccl_built = lambda: True
     with caplog.at_level(logging.DEBUG, "edl"):
         (library,) = Face(horovod.name).libraries
     assert library.native.path == "no library"
@@ -77,7 +78,7 @@ def test_there_is_one_of_a_horovod_that_has_more(caplog: pytest.LogCaptureFixtur
 
 
 def test_there_is_one_where_it_is_not_guarded(caplog: pytest.LogCaptureFixture, horovod: Any) -> None:
-    horovod.guard.whole = False
+    horovod.guard.active = horovod.guard.whole = False
     with caplog.at_level(logging.DEBUG, "edl"):
         assert len(Face(horovod.name).libraries) == 1
     assert "no guard around Horovod" in caplog.text

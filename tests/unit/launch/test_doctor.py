@@ -99,8 +99,19 @@ class TestHorovod:
     @pytest.mark.parametrize(("printed", "outcome"), [("gloo nccl", "ok"), ("mpi", "fail")])
     def test_gloo_is_what_counts(self, site, monkeypatch, printed, outcome):
         self.build(site, pytorch="2.13.0+cpu")
-        monkeypatch.setattr(doctor, "PROBE", f"print('{printed}')")
+        monkeypatch.setattr(doctor, "PROBE", f"print('{printed}'); print()")
         assert doctor.check_horovod_for("torch").outcome == outcome
+
+    def test_whether_the_next_ring_forms_beside_training(self, site, monkeypatch):
+        self.build(site, pytorch="2.13.0+cpu")
+        monkeypatch.setattr(doctor, "PROBE", "print('gloo'); print()")
+        assert doctor.check_horovod_for("torch").found == "torch 2.13.0+cpu, gloo; the next ring forms beside training"
+        monkeypatch.setattr(doctor, "PROBE", "print('gloo'); print('there is no guard around Horovod')")
+        check = doctor.check_horovod_for("torch")
+        assert check.outcome is Health.WARN
+        assert check.found.endswith("until the next ring is formed: there is no guard around Horovod")
+        assert "scripts/setup" in check.remedy
+        assert "--ring torch" in check.remedy
 
 
 class TestCoordinator:
