@@ -17,6 +17,7 @@ from edl.errors import InvalidTransition
 from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
+from edl.testing.account_checks import AccountChecks
 from edl.testing.faults import Fault
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.pace import Pace
@@ -43,6 +44,7 @@ class Checks:
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.records = RecordChecks(self.violated)
+        self.accounts = AccountChecks(self.violated)
         self.writing = WritingChecks(job)
         self.pace = Pace(job, self.violated)
         self._rosters: dict[int, tuple[str, ...]] = {}
@@ -280,6 +282,8 @@ class Checks:
         """It begins in a new ring, with the newest model of its members."""
         if worker.step and worker.model.learned != self._learned[worker.step]:
             self.violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
+        if worker.step and not worker.has_state:
+            self.violated("I5", f"{worker.id} goes on after step {worker.step}, and would give its model to no other")
 
     def applied(self, workers: list[SimWorker]) -> None:
         """Some members of a ring have applied one step: it is as if one had trained all samples of all steps."""

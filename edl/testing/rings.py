@@ -80,6 +80,7 @@ class Rings:
 
     def arrive(self, worker: SimWorker, assignment: Assignment) -> None:
         """In line: it forms the ring now."""
+        self.job.checks.accounts.enters(worker, assignment.place.generation)
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
@@ -91,6 +92,7 @@ class Rings:
 
     def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
         """Into a ring that stands: the others come to it after the same step, and it waits for them in a collective."""
+        self.job.checks.accounts.enters(worker, assignment.place.generation)
         self._left(worker)
         self.job.happens(Moment.ENTERING, worker)
         place = assignment.place
@@ -306,14 +308,15 @@ class Rings:
         copies = isinstance(copy, CopyState) or copy.unsure
         return not copies or members[copy.root] in living
 
-    @staticmethod
-    def _take_half(worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
+    def _take_half(self, worker: SimWorker, copy: CopyState | CopyRest, models: list[Model]) -> None:
         """Of a whole state, or of what only may differ."""
         mine, theirs = worker.model, models[copy.root]
         if isinstance(copy, CopyRest) and copy.unsure:
             worker.model = Model(mine.learned, mine.half_copied(theirs).carried)
         elif isinstance(copy, CopyState) and not (copy.is_root or copy.current):
             worker.model = mine.half_copied(theirs)
+        elif isinstance(copy, CopyState) and worker.step and not worker.has_state:
+            self.job.checks.violated("I5", f"{worker.id} has the whole state of step {worker.step}, and gives it up")
 
     # -------------------------------------------------------------------------------------------------- its steps
 

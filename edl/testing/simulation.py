@@ -487,6 +487,7 @@ class SimJob:
 
     def _report(self, worker: SimWorker) -> None:
         worker.report_due = False
+        self.checks.accounts.reports(worker)
         observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation

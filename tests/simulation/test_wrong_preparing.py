@@ -172,8 +172,8 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     keeps_what_is_not_wanted: (failing, {"I14"}),
     keeps_it_beyond_the_end: (ends_meanwhile, {"I14"}),
     begins_again_what_has_failed: (failing, {"I14"}),
-    tells_another_daemon_nothing_of_it: (renewed, {"I12", "I14"}),
-    tells_nothing_of_a_failure: (failing, {"I12", "I14"}),
+    tells_another_daemon_nothing_of_it: (renewed, {"I9"}),
+    tells_nothing_of_a_failure: (failing, {"I9"}),
 }
 
 

@@ -1,4 +1,13 @@
-"""Mutants of a worker's machine: each breaks one of its rules, and whole jobs must notice (see `test_checks`)."""
+"""Mutants of a worker's machine: each breaks one of its rules, and whole jobs must notice (see `test_checks`).
+
+Not here, as a job in one thread cannot need them, or does not come to them (tried in vain, in 60 jobs and more of each
+kind below): that a collective is cut when a member is gone, and for the newest orders alone (collectives of simulated
+rings end by themselves); that a ring is cut as it is left only where it is broken; that what a pipeline's thread finds
+for a ring that was left sets no weight, and that it is given stand-ins once; that a switch which was missed while no
+worker has samples is told (members meet before a switch is announced, so that its word is not that late any more); that
+a trainer obeys no order to leave before its step (the step at which it looks says the same).
+`tests/unit/core/worker/test_worker_machine.py` and `tests/unit/trainer/test_shell.py` hold these.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +19,13 @@ from mutants import LosesTheNewest, Mutant, Patch, Play, ReadsUnevenly, expect_n
 
 from edl.core.worker import machine as module
 from edl.core.worker.agreement import Beginning
-from edl.core.worker.inputs import AwaitOrders, CopyRest, SetWeight
+from edl.core.worker.inputs import AwaitOrders, Command, CopyRest, SetWeight, TellDaemon
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER, Enter, next_move
 from edl.core.worker.states import TrainerState
 from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
+from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Fault, Moment, Planned, SimJob, scenario
@@ -184,6 +194,73 @@ def tells_another_daemon_nothing(patch: Patch) -> None:
     replace(patch, "story", lambda _right, self: [])
 
 
+def tells_its_daemon_of_no_ring_that_failed(patch: Patch) -> None:
+    replace(patch, "_fail", lambda right, self, *given: without_broke(right(self, *given)))
+
+
+def tells_its_daemon_of_no_void_mini_batch(patch: Patch) -> None:
+    replace(patch, "_end_batch", lambda right, self, attention: without_broke(right(self, attention)))
+
+
+def without_broke(commands: list[Command]) -> list[Command]:
+    return [one for one in commands if not (isinstance(one, TellDaemon) and isinstance(one.said, say.Broke))]
+
+
+def tells_another_daemon_of_no_broken_ring(patch: Patch) -> None:
+    replace(patch, "story", lambda right, self: [one for one in right(self) if not isinstance(one, say.Broke)])
+
+
+def goes_again_to_a_ring_that_failed(patch: Patch) -> None:
+    def fails(right, self, *given):
+        before = self._failed_generation
+        commands = right(self, *given)
+        self._failed_generation = before
+        return commands
+
+    replace(patch, "_fail", fails)
+
+
+def gives_up_a_whole_state_for_a_copy_that_broke_off(patch: Patch) -> None:
+    def copies(right, self, *given, **how):
+        command = right(self, *given, **how)
+        self._tainted = not command.is_root
+        return command
+
+    replace(patch, "_copy_whole", copies)
+
+
+def takes_its_state_for_half_copied_for_ever(patch: Patch) -> None:
+    def sits(right, self, entering):
+        before = self._tainted
+        commands = right(self, entering)
+        self._tainted = before
+        return commands
+
+    replace(patch, "_sit", sits)
+
+
+def takes_the_newest_share_whichever_ring_it_is_of(patch: Patch) -> None:
+    def adopts(_right, self, orders, _generation, _entered_after, step):
+        for share in orders.shares[-1:]:
+            self.leases.adopt(share, (orders.term, orders.version), at_work=step + 1)
+            self.leases_of = share.generation
+        return self.heed_mark()
+
+    replace(patch, "adopt", adopts, Supply)
+
+
+def goes_on_before_its_share_has_come(patch: Patch) -> None:
+    patch.setattr(WorkerMachine, "has_share", property(lambda self: self.generation > 0))
+
+
+def commits_a_void_mini_batch(patch: Patch) -> None:
+    def ends(right, self, attention):
+        self.void = None
+        return right(self, attention)
+
+    replace(patch, "_end_batch", ends)
+
+
 def killed(seed: int) -> SimJob:
     """In a step, which some of the others may have applied."""
     job = LosesTheNewest(DATA, seed=seed, workers=4)
@@ -224,6 +301,13 @@ def cut_off(seed: int) -> SimJob:
     return job
 
 
+def killed_twice(seed: int) -> SimJob:
+    """In a step, and then another as the newest state is copied to those that are behind."""
+    job = SimJob(DATA, seed=seed, workers=5)
+    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8), Planned(Fault.KILL, Moment.FORMING, 2)])
+    return job
+
+
 def sits_and_dies(seed: int) -> SimJob:
     """A member dies in a new ring before the leader knows that it stands."""
     job = SimJob(DATA, seed=seed, workers=3)
@@ -248,7 +332,7 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     waits_for_its_share_and_hears_of_no_other_ring: (sits_and_dies, "I12"),
     waits_for_first_data_for_ever: (first_ring, "I12"),
     passes_a_mark: (later(newcomer, 40), "I7"),
-    tells_no_daemon_how_far_it_has_read: (newcomer, "I12"),
+    tells_no_daemon_how_far_it_has_read: (newcomer, "I9"),
     weighs_evenly: (newcomer, "I7"),
     weighs_only_once_in_a_ring: (newcomer, "I7"),
     keeps_the_even_weight_of_a_ring_that_begins: (newcomer, "I7"),
@@ -257,7 +341,16 @@ MUTANTS: dict[Mutant, tuple[Play, str]] = {
     goes_by_orders_that_newer_ones_have_overtaken: (growing, "I12"),
     stays_at_a_mark_that_is_lifted: (shared_out, "I12"),
     takes_each_mini_batch_for_void_after_one_was: (killed, "I5"),
-    tells_another_daemon_nothing: (scenario, "I12"),
+    tells_another_daemon_nothing: (scenario, "I9"),
+    tells_its_daemon_of_no_ring_that_failed: (cut_off, "I9"),
+    tells_its_daemon_of_no_void_mini_batch: (killed, "I9"),
+    tells_another_daemon_of_no_broken_ring: (killed, "I9"),
+    goes_again_to_a_ring_that_failed: (cut_off, "I2"),
+    gives_up_a_whole_state_for_a_copy_that_broke_off: (killed_twice, "I5"),
+    takes_its_state_for_half_copied_for_ever: (growing, "I5"),
+    takes_the_newest_share_whichever_ring_it_is_of: (growing, "I7"),
+    goes_on_before_its_share_has_come: (killed, "I7"),
+    commits_a_void_mini_batch: (killed, "I12"),
 }
 
 

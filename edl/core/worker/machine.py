@@ -431,7 +431,6 @@ class WorkerMachine:
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
-        self.leases.forget_before(beginning.step + 1)
         sat.append(TellDaemon(say.Entered(place.generation, beginning.step, self.supply.leases_of, None)))
         return [*sat, *self._go_on()]
 
