@@ -53,6 +53,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.driver import Word
 from edl.protocol.job import Identity
 from edl.protocol.job_policy import JobPolicy
+from edl.protocol.ring import RingKind
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import Page
 from edl.transport.pipe import Connection, PipeServer
@@ -241,7 +242,8 @@ class Daemon:
         answering = settings.slot is not None and settings.slot >= settings.np  # `edl run` starts with np of them
         again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
         limits = settings.np, settings.min_workers, settings.max_workers or 0
-        return messages.Register(identity, *limits, answering, self._job_policy, settings.keep_nodes_s, again)
+        policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
+        return messages.Register(identity, *limits, answering, policy, keep_s, again, ring)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 

@@ -15,6 +15,7 @@ from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ring import RingKind
 
 
 class JobState(StrEnum):
@@ -197,6 +198,7 @@ class Record(msgspec.Struct, frozen=True):
     trials: Trials = Trials()
     muster: Muster | None = None
     musters: int = 0  # ever called
+    ring: RingKind = RingKind.UNSAID  # as its first worker has said
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -14,6 +14,7 @@ from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.job import KEEP_S, Identity, Status
 from edl.protocol.job_policy import JobPolicy
+from edl.protocol.ring import RingKind
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -85,6 +86,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     job_policy: JobPolicy = JobPolicy()  # of the job, where this worker is its first
     keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
     again: bool = False
+    ring: RingKind = RingKind.UNSAID
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):

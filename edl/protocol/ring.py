@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from enum import StrEnum
+
 import msgspec
+
+
+class RingKind(StrEnum):
+    """What the rings of a job are made of, as `--ring` says it on all its workers."""
+
+    UNSAID = ""
+    HOROVOD = "horovod"
+    TORCH = "torch"
 
 
 class Place(msgspec.Struct, frozen=True):

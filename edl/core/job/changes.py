@@ -11,6 +11,7 @@ from edl.protocol.figures import Rate
 from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ring import RingKind
 
 
 class OtherChanges(TypedDict, total=False):
@@ -48,6 +49,7 @@ class OtherChanges(TypedDict, total=False):
     trials: Trials
     muster: Muster | None
     musters: int
+    ring: RingKind
 
 
 class Changes(OtherChanges, total=False):

@@ -160,17 +160,15 @@ class JobMachine:
             limits, job_policy = Limits(happened.minimum, maximum), happened.job_policy
             driver = counting.found(happened.identity)
             working.change(
-                target=happened.np, limits=limits, driver=driver, job_policy=job_policy, keep_s=happened.keep_s
+                target=happened.np,
+                limits=limits,
+                driver=driver,
+                job_policy=job_policy,
+                keep_s=happened.keep_s,
+                ring=happened.ring,
             )
             working.ledgers.batching = happened.job_policy.batching
-        maximum, present = self.record.limits.maximum, len(scaling.staying(self.record))
-        if maximum and present >= maximum:
-            full = f"the job has {present} workers and may have at most {maximum}"
-            working.commands.append(
-                Refuse(f"{full}: wait until one leaves, or give it a larger --max-np at its next start")
-            )
-            return
-        if refusal := self._fitness.refusal(happened.identity):
+        if refusal := self._refusal(happened):
             working.commands.append(Refuse(refusal))
             return
         number = self.record.arrivals + 1
@@ -180,9 +178,20 @@ class JobMachine:
         working.change(members=(*self.record.members, member), arrivals=number, driver=driver)
         working.durations.enter(happened.identity.id, member.state, working.now)
         if first:
-            working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=maximum))
+            working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=self.record.limits.maximum))
         working.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
         self._sizing.welcome(happened.identity.id, answering=happened.answering)
+
+    def _refusal(self, newcomer: Register) -> str:
+        """Why it is not let in; empty when it is."""
+        record = self.record
+        if newcomer.ring is not record.ring:
+            return f"the job trains with --ring {record.ring}, not {newcomer.ring}: say the same on all workers"
+        maximum, present = record.limits.maximum, len(scaling.staying(record))
+        if maximum and present >= maximum:
+            full = f"the job has {present} workers and may have at most {maximum}"
+            return f"{full}: wait until one leaves, or give it a larger --max-np at its next start"
+        return self._fitness.refusal(newcomer.identity)
 
     def _on_reported(self, happened: Reported) -> bool:
         """False when nothing can follow from the report."""

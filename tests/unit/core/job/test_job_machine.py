@@ -15,6 +15,7 @@ from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, WorkerState
 from edl.protocol.messages import AskScale, AskStop, Phase, Register
+from edl.protocol.ring import RingKind
 
 
 def running(np: int = 2, data: DataSpec = SPEC) -> Job:
@@ -331,6 +332,15 @@ def test_a_size_outside_the_limits_is_refused_with_the_limit(size: int, why: str
     job.join("w0")
     (refusal,) = [command for command in job.feed(AskScale(size)) if isinstance(command, Refuse)]
     assert why in refusal.reason
+
+
+def test_a_worker_that_says_another_ring_is_not_let_in() -> None:
+    job = Job(np=2, minimum=1, maximum=4)
+    job.feed(Register(Identity("w0", "host", "127.0.0.1", 1, 2), 2, 1, 4, ring=RingKind.TORCH))
+    (refusal,) = job.feed(Register(Identity("w1", "host", "127.0.0.1", 3, 4), 2, 1, 4, ring=RingKind.HOROVOD))
+    assert refusal == Refuse("the job trains with --ring torch, not horovod: say the same on all workers")
+    job.feed(Register(Identity("w2", "host", "127.0.0.1", 5, 6), 2, 1, 4, ring=RingKind.TORCH))
+    assert [member.identity.id for member in job.machine.record.members] == ["w0", "w2"]
 
 
 def test_a_second_request_during_a_scaling_is_not_lost() -> None:
