@@ -387,26 +387,33 @@ class SimJob:
 
     def demand(self, size: int) -> None:
         """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
-        coming = self._under_way()
-        self.ask(size, lambda: coming.extend(self._under_way()))
+        others = self._unheard()
+        self.ask(size, lambda: others.extend(self._unheard()))
         self.note(f"{size} workers are asked for, and nothing else happens")
         for turn in range(1, 8):
             self.after(turn * REACH_S / 8, self._insist, self._calm_at)
-        self.after(REACH_S, self._reached, self._calm_at, size, coming)
+        self.after(REACH_S, self._reached, self._calm_at, size, others)
 
     def _insist(self, calm_at: float) -> None:
         if calm_at == self._calm_at and self.durable.state not in OVER:
             self.start_missing()
 
-    def _reached(self, calm_at: float, size: int, coming: list[SimWorker]) -> None:
-        """`coming`: who was under way before the request was on record. Let in after it, they are welcome beyond it."""
-        if calm_at == self._calm_at and not any(worker.admitted for worker in coming):
+    def _reached(self, calm_at: float, size: int, others: list[SimWorker]) -> None:
+        """`others`: who came or went, unheard of, before the request was on record. Let in after it, they are welcome
+        beyond it; heard to leave after it, they make the job smaller by one.
+        """
+        if calm_at == self._calm_at and not any(worker.admitted for worker in others):
             self.checks.reached(size)
 
     def _under_way(self) -> list[SimWorker]:
         """Started, and not let in yet."""
         coming = (worker for worker in self.workers.values() if worker.alive and not worker.admitted)
         return [worker for worker in coming if worker.doing is not TrainerState.OVER]
+
+    def _unheard(self) -> list[SimWorker]:
+        """Under way, or a member that was asked to leave, of which the leader does not know."""
+        staying = (one.identity.id for one in self.durable.members if one.state is not WorkerState.LEAVING)
+        return [*self._under_way(), *(worker for worker in map(self.workers.get, staying) if worker and worker.leaving)]
 
     def start_missing(self) -> None:
         """What `edl run` does when its job is asked to grow."""
