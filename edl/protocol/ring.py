@@ -16,7 +16,7 @@ class RingKind(StrEnum):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """One worker's seat in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
+    """One worker's place in the ring of one generation. Generation 0 is the solo ring: size 1, no rendezvous."""
 
     generation: int
     rank: int

@@ -31,7 +31,7 @@ class GroupSeat(Protocol):
     """The ring."""
 
     @property
-    def seat(self) -> ProcessGroups:
+    def groups(self) -> ProcessGroups:
         """Its groups now."""
 
     @property
@@ -75,7 +75,7 @@ class Buckets:
     def __init__(self, ring: GroupSeat) -> None:
         self._ring = ring
         self._known: list[int] = []  # ids of the parameters that the buckets are for
-        self._seat: ProcessGroups | None = None  # and the ring
+        self._groups: ProcessGroups | None = None  # and the ring
         self._buckets: list[_Bucket] = []
         self._of: dict[torch.Tensor, _Bucket] = {}
         self._sparse: dict[torch.Tensor, int] = {}  # whose gradient was so once: how many of its dimensions are
@@ -84,9 +84,9 @@ class Buckets:
 
     def expect(self, parameters: Sequence[torch.Tensor]) -> None:
         known = [id(parameter) for parameter in parameters]
-        if known != self._known or self._seat is not self._ring.seat:
+        if known != self._known or self._groups is not self._ring.groups:
             # What the operations of a ring that broke still write is no part of the next one's steps.
-            self._known, self._seat = known, self._ring.seat
+            self._known, self._groups = known, self._ring.groups
             self._buckets = [_Bucket(some) for some in cut(parameters)]
             self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
 
@@ -119,19 +119,19 @@ class Buckets:
     def _begin_next(self) -> None:
         bucket = self._buckets[self._next]
         self._next += 1
-        seat = self._ring.seat
-        share = bucket.factor / seat.place.size  # the average of (own share * size * gradient) is the sum of shares
+        groups = self._ring.groups
+        share = bucket.factor / groups.place.size  # the average of (own share * size * gradient) is the sum of shares
         dense = []
         for parameter, gradient in bucket.gradients():
             if gradient.is_sparse:
                 self._sparse[parameter] = gradient.sparse_dim()
             if parameter in self._sparse:
                 rows = _rows_of(gradient, self._sparse[parameter], share)
-                self._waits.append(_sparse_begun(seat, parameter, rows))
+                self._waits.append(_sparse_begun(groups, parameter, rows))
             else:
                 dense.append(gradient)
         if dense:
-            self._waits.append(_dense_begun(seat, bucket, dense))
+            self._waits.append(_dense_begun(groups, bucket, dense))
 
 
 def cut(parameters: Sequence[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
@@ -156,11 +156,11 @@ def _kind(tensor: torch.Tensor) -> tuple[torch.dtype, torch.device]:
     return tensor.dtype, tensor.device
 
 
-def _dense_begun(seat: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
+def _dense_begun(groups: ProcessGroups, bucket: _Bucket, gradients: list[torch.Tensor]) -> Callable[[], None]:
     """What is copied is divided by the size on its way back, which costs nothing more; so a sum must have room. How it
     is done goes by the bucket, which is the same on all workers.
     """
-    size = seat.place.size
+    size = groups.place.size
     copied = len(bucket.parameters) > 1
     divided_after = copied and bucket.parameters[0].dtype in {torch.float32, torch.float64}
     if not copied and gradients[0].is_contiguous():
@@ -168,10 +168,10 @@ def _dense_begun(seat: ProcessGroups, bucket: _Bucket, gradients: list[torch.Ten
     else:
         together = bucket.together(gradients)
     scale(together, bucket.factor if divided_after else bucket.factor / size)
-    work = seat.begun(seat.gradients.allreduce([together]))
+    work = groups.begun(groups.gradients.allreduce([together]))
 
     def wait() -> None:
-        seat.wait(work)
+        groups.wait(work)
         if together is not gradients[0]:
             pieces = torch.split(together, [gradient.numel() for gradient in gradients])
             for piece, gradient in zip(pieces, gradients, strict=True):
@@ -193,12 +193,12 @@ def _rows_of(gradient: torch.Tensor, dimensions: int, share: float) -> torch.Ten
     return torch.sparse_coo_tensor(none, values, rows.shape, check_invariants=False, is_coalesced=True)
 
 
-def _sparse_begun(seat: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
+def _sparse_begun(groups: ProcessGroups, parameter: torch.Tensor, rows: torch.Tensor) -> Callable[[], None]:
     """All ranks' rows, summed up."""
-    work = seat.begun(seat.gradients.allreduce([rows]))
+    work = groups.begun(groups.gradients.allreduce([rows]))
 
     def wait() -> None:
-        seat.wait(work)
+        groups.wait(work)
         parameter.grad = rows
 
     return wait

@@ -56,10 +56,10 @@ _NATIVE = {
 class Handle:
     """An operation under way."""
 
-    def __init__(self, seat: ProcessGroups, works: Sequence[Any], outcome: Callable[[], Any]) -> None:
+    def __init__(self, groups: ProcessGroups, works: Sequence[Any], outcome: Callable[[], Any]) -> None:
         """`outcome` is called once, when all are through."""
-        self._seat = seat
-        self._works = [seat.begun(work) for work in works]
+        self._groups = groups
+        self._works = [groups.begun(work) for work in works]
         self._outcome: Callable[[], Any] | None = outcome
         self._found: Any = None
 
@@ -71,38 +71,38 @@ class Handle:
         """Raises RingBroken."""
         if self._outcome is not None:
             for work in self._works:
-                self._seat.wait(work)
+                self._groups.wait(work)
             self._found, self._outcome = self._outcome(), None
         return self._found
 
 
 def reduce(
-    seat: ProcessGroups, tensor: torch.Tensor, into: torch.Tensor, op: Op, before: float, after: float
+    groups: ProcessGroups, tensor: torch.Tensor, into: torch.Tensor, op: Op, before: float, after: float
 ) -> Handle:
     """All members' tensors, times `before`, by `op`, times `after`, are to be in `into`, which may be the same."""
     if tensor.dtype not in SUMMED:
         raise UsageError(f"a tensor of {tensor.dtype} cannot be reduced: cast it, say to torch.float32")
     working = tensor.detach().clone(memory_format=torch.contiguous_format)
     _scale(working, before)
-    works = [] if seat.place.size == 1 else [seat.rest.allreduce([working], _reducing(op))]
+    works = [] if groups.place.size == 1 else [groups.rest.allreduce([working], _reducing(op))]
 
     def outcome() -> torch.Tensor:
         if op is Op.Average:
-            _divide(working, seat.place.size)
+            _divide(working, groups.place.size)
         _scale(working, after)
         with torch.no_grad():
             into.copy_(working)
         return into
 
-    return Handle(seat, works, outcome)
+    return Handle(groups, works, outcome)
 
 
-def broadcast(seat: ProcessGroups, into: torch.Tensor, root: int) -> Handle:
+def broadcast(groups: ProcessGroups, into: torch.Tensor, root: int) -> Handle:
     """`into` is to hold what that of rank `root` does."""
-    if not 0 <= root < seat.place.size:
-        raise UsageError(f"root_rank={root}: there are ranks 0 to {seat.place.size - 1}")
+    if not 0 <= root < groups.place.size:
+        raise UsageError(f"root_rank={root}: there are ranks 0 to {groups.place.size - 1}")
     working = into.detach().contiguous()
-    works = [] if seat.place.size == 1 else [seat.rest.broadcast([_bytes(working)], rooted(root))]
+    works = [] if groups.place.size == 1 else [groups.rest.broadcast([_bytes(working)], rooted(root))]
 
     def outcome() -> torch.Tensor:
         if working.data_ptr() != into.data_ptr():
@@ -110,43 +110,43 @@ def broadcast(seat: ProcessGroups, into: torch.Tensor, root: int) -> Handle:
                 into.copy_(working)
         return into
 
-    return Handle(seat, works, outcome)
+    return Handle(groups, works, outcome)
 
 
-def gather(seat: ProcessGroups, tensor: torch.Tensor) -> Handle:
+def gather(groups: ProcessGroups, tensor: torch.Tensor) -> Handle:
     """All members' rows, one member after the other. How many each has is waited for here."""
     rows = _rows(tensor)
-    if seat.place.size == 1:
-        return Handle(seat, [], rows.clone)
-    counts = row_counts(seat, len(rows))
+    if groups.place.size == 1:
+        return Handle(groups, [], rows.clone)
+    counts = row_counts(groups, len(rows))
     most = max(counts)
     own = rows.new_zeros((most, *rows.shape[1:]))
     own[: len(rows)] = rows
     gathered = [torch.empty_like(own) for _ in counts]
-    works = [seat.rest.allgather([[_bytes(one) for one in gathered]], [_bytes(own)])]
-    return Handle(seat, works, lambda: torch.cat([one[:count] for one, count in zip(gathered, counts, strict=True)]))
+    works = [groups.rest.allgather([[_bytes(one) for one in gathered]], [_bytes(own)])]
+    return Handle(groups, works, lambda: torch.cat([one[:count] for one, count in zip(gathered, counts, strict=True)]))
 
 
-def all_to_all(seat: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] | None) -> Handle:
+def all_to_all(groups: ProcessGroups, tensor: torch.Tensor, splits: Sequence[int] | None) -> Handle:
     """Some rows to each member; the outcome is all that came for this one, and how many rows came from each."""
-    size, rows = seat.place.size, _rows(tensor)
+    size, rows = groups.place.size, _rows(tensor)
     sent = _checked(splits, len(rows), size)
     if size == 1:
-        return Handle(seat, [], lambda: (rows.clone(), torch.tensor(sent, dtype=torch.int32)))
+        return Handle(groups, [], lambda: (rows.clone(), torch.tensor(sent, dtype=torch.int32)))
     coming = torch.empty(size, dtype=torch.int64)
-    seat.wait(seat.begun(seat.rest.alltoall_base(coming, torch.tensor(sent, dtype=torch.int64), [], [])))
+    groups.wait(groups.begun(groups.rest.alltoall_base(coming, torch.tensor(sent, dtype=torch.int64), [], [])))
     received = coming.tolist()
     found = rows.new_empty((sum(received), *rows.shape[1:]))
-    works = [seat.rest.alltoall_base(_row_bytes(found), _row_bytes(rows), received, list(sent))]
-    return Handle(seat, works, lambda: (found, coming.to(torch.int32)))
+    works = [groups.rest.alltoall_base(_row_bytes(found), _row_bytes(rows), received, list(sent))]
+    return Handle(groups, works, lambda: (found, coming.to(torch.int32)))
 
 
-def row_counts(seat: ProcessGroups, own: int) -> list[int]:
+def row_counts(groups: ProcessGroups, own: int) -> list[int]:
     """How many rows each member has."""
-    if seat.place.size == 1:
+    if groups.place.size == 1:
         return [own]
-    counts = [torch.empty(1, dtype=torch.int64) for _ in range(seat.place.size)]
-    seat.wait(seat.begun(seat.rest.allgather([counts], [torch.tensor([own])])))
+    counts = [torch.empty(1, dtype=torch.int64) for _ in range(groups.place.size)]
+    groups.wait(groups.begun(groups.rest.allgather([counts], [torch.tensor([own])])))
     return [int(count) for count in counts]
 
 

@@ -85,12 +85,12 @@ def _through(
     return found
 
 
-def _seat() -> ProcessGroups:
+def _groups() -> ProcessGroups:
     ring = framework.ring
     assert isinstance(ring, GroupRing)  # `horovod_names` has looked
     if ring.place is None:
         raise UsageError("a collective before edl.init(): call that first")
-    return ring.seat
+    return ring.groups
 
 
 def _op(call: str, average: bool | None, op: Any) -> Op:
@@ -124,7 +124,7 @@ def allreduce_async_(  # noqa: PLR0913, PLR0917 - Horovod's signature
 ) -> Handle:
     """Begins an all-reduce in place; `synchronize()` of what is returned waits for it."""
     _one_ring("allreduce", process_set)
-    return act.reduce(_seat(), tensor, tensor, _op("allreduce", average, op), prescale_factor, postscale_factor)
+    return act.reduce(_groups(), tensor, tensor, _op("allreduce", average, op), prescale_factor, postscale_factor)
 
 
 def allreduce_async(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Handle:
@@ -185,12 +185,12 @@ def sparse_allreduce_async(
 ) -> Callable[[], torch.Tensor]:
     """Of a sparse tensor; what is returned waits, and gives the sparse result."""
     _one_ring("sparse_allreduce_async", process_set)
-    seat, kind = _seat(), _op("sparse_allreduce_async", None, op)
+    groups, kind = _groups(), _op("sparse_allreduce_async", None, op)
     if kind not in {Op.Average, Op.Sum}:
         raise UsageError(f"sparse_allreduce_async({name=}, op={kind.name}): there are Average and Sum")
     rows = tensor.detach().clone().coalesce()
-    works = [] if seat.place.size == 1 else [seat.rest.allreduce([rows])]
-    return Handle(seat, works, lambda: rows / seat.place.size if kind is Op.Average else rows).result
+    works = [] if groups.place.size == 1 else [groups.rest.allreduce([rows])]
+    return Handle(groups, works, lambda: rows / groups.place.size if kind is Op.Average else rows).result
 
 
 # ------------------------------------------------------------------------------------- gather, scatter, broadcast
@@ -199,17 +199,19 @@ def sparse_allreduce_async(
 def allgather_async(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> Handle:  # noqa: ARG001
     """Begins an all-gather; how many rows each has is waited for at once."""
     _one_ring("allgather", process_set)
-    return act.gather(_seat(), tensor)
+    return act.gather(_groups(), tensor)
 
 
 def allgather(tensor: torch.Tensor, name: str | None = None, process_set: Any = None) -> torch.Tensor:
     """All workers' rows, by rank. Gradients come back through it."""
-    seat = _seat()
-    before = sum(act.row_counts(seat, len(tensor))[: seat.place.rank]) if tensor.requires_grad and tensor.dim() else 0
+    groups = _groups()
+    before = (
+        sum(act.row_counts(groups, len(tensor))[: groups.place.rank]) if tensor.requires_grad and tensor.dim() else 0
+    )
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
         mean = allreduce_(gradient.clone())
-        return mean.narrow(0, before, len(tensor)) if tensor.dim() else mean[seat.place.rank]
+        return mean.narrow(0, before, len(tensor)) if tensor.dim() else mean[groups.place.rank]
 
     return _through(tensor, lambda one: allgather_async(one, name, process_set).result(), back)
 
@@ -234,12 +236,12 @@ def reducescatter_async(
 ) -> Handle:
     """Begins a reduction of which each worker keeps its share of the rows."""
     _one_ring("reducescatter", process_set)
-    seat, kind = _seat(), _op("reducescatter", None, op)
+    groups, kind = _groups(), _op("reducescatter", None, op)
     if kind not in {Op.Average, Op.Sum} or tensor.dim() == 0:
         raise UsageError("reducescatter: Average or Sum, of a tensor with rows")
     into = torch.empty_like(tensor)
-    whole = act.reduce(seat, tensor, into, kind, prescale_factor, postscale_factor)
-    own = act.share_of(len(tensor), seat.place.rank, seat.place.size)
+    whole = act.reduce(groups, tensor, into, kind, prescale_factor, postscale_factor)
+    own = act.share_of(len(tensor), groups.place.rank, groups.place.size)
 
     def outcome() -> torch.Tensor:
         found: torch.Tensor = whole.result()
@@ -266,7 +268,7 @@ def reducescatter(  # noqa: PLR0913, PLR0917 - Horovod's signature
         return found
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
-        factor = _seat().place.size if _op("reducescatter", None, op) is Op.Sum else 1
+        factor = _groups().place.size if _op("reducescatter", None, op) is Op.Sum else 1
         return allgather(gradient * (factor * prescale_factor * postscale_factor))
 
     return _through(tensor, reduced, back)
@@ -290,7 +292,7 @@ def broadcast_async_(
 ) -> Handle:
     """Begins a broadcast in place."""
     _one_ring("broadcast", process_set)
-    return act.broadcast(_seat(), tensor, root_rank)
+    return act.broadcast(_groups(), tensor, root_rank)
 
 
 def broadcast_async(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Handle:
@@ -309,7 +311,7 @@ def broadcast(tensor: torch.Tensor, root_rank: int, name: str | None = None, pro
 
     def back(gradient: torch.Tensor) -> torch.Tensor:
         mean = allreduce_(gradient.clone())
-        return mean if _seat().place.rank == root_rank else torch.zeros_like(mean)
+        return mean if _groups().place.rank == root_rank else torch.zeros_like(mean)
 
     return _through(tensor, lambda one: broadcast_async(one, root_rank, name, process_set).result(), back)
 
@@ -322,7 +324,7 @@ def alltoall_async(
 ) -> Handle:
     """Begins to send each worker its rows; how many come is waited for at once."""
     _one_ring("alltoall", process_set)
-    return act.all_to_all(_seat(), tensor, splits.tolist() if isinstance(splits, torch.Tensor) else splits)
+    return act.all_to_all(_groups(), tensor, splits.tolist() if isinstance(splits, torch.Tensor) else splits)
 
 
 def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, process_set: Any = None) -> Any:
@@ -341,9 +343,9 @@ def alltoall(tensor: torch.Tensor, splits: Any = None, name: str | None = None, 
 def barrier(process_set: Any = None) -> None:
     """Until all workers are here."""
     _one_ring("barrier", process_set)
-    seat = _seat()
-    if seat.place.size > 1:
-        seat.wait(seat.begun(seat.rest.barrier()))
+    groups = _groups()
+    if groups.place.size > 1:
+        groups.wait(groups.begun(groups.rest.barrier()))
 
 
 # --------------------------------------------------------------------------------------------------- handles
@@ -367,7 +369,7 @@ class _Later(Handle):
     """What comes of other operations."""
 
     def __init__(self, handles: Sequence[Handle], outcome: Callable[[], Any]) -> None:
-        super().__init__(_seat(), (), outcome)
+        super().__init__(_groups(), (), outcome)
         self._handles = handles
 
     def is_done(self) -> bool:
@@ -385,11 +387,11 @@ def broadcast_object(obj: Any, root_rank: int = 0, name: str | None = None, proc
 
 def allgather_object(obj: Any, name: str | None = None) -> list[Any]:  # noqa: ARG001 - Horovod's signature
     """Each worker's, by rank. The same may travel."""
-    return [_object(obj, root, "allgather_object") for root in range(_seat().place.size)]
+    return [_object(obj, root, "allgather_object") for root in range(_groups().place.size)]
 
 
 def _object(obj: Any, root: int, call: str) -> Any:
-    place, ring, sorts = _seat().place, framework.ring, framework.sorts
+    place, ring, sorts = _groups().place, framework.ring, framework.sorts
     if place.rank == root:
         packing = Packing(sorts)
         head = msgspec.msgpack.encode(packing.of(obj, f"{call}(...)"))
@@ -407,7 +409,7 @@ def broadcast_parameters(params: Any, root_rank: int) -> None:
     """The contents of a `state_dict()`, or of parameters, named or not, of `root_rank`, in place."""
     pairs: Iterable[Any] = sorted(params.items()) if isinstance(params, dict) else params
     tensors = [pair[1] if isinstance(pair, tuple) else pair for pair in pairs]
-    place = _seat().place
+    place = _groups().place
     if place.size > 1:
         with torch.no_grad():
             state.broadcast_tensors(framework.ring, tensors, root_rank, receive=place.rank != root_rank)
@@ -419,7 +421,7 @@ def broadcast_optimizer_state(
     model: torch.nn.Module | None = None,  # noqa: ARG001 - sparse parameters need no care here
 ) -> None:
     """All of an optimizer of `root_rank`: hyper-parameters and state."""
-    _seat()
+    _groups()
     state.synchronize(_Only(optimizer), framework.ring, root_rank)
 
 
@@ -446,17 +448,17 @@ def is_initialized() -> bool:
 
 def local_size() -> int:
     """Workers on this host."""
-    return _seat().place.local_size
+    return _groups().place.local_size
 
 
 def cross_rank() -> int:
     """Number of this host among those that have this local rank too."""
-    return _seat().place.cross_rank
+    return _groups().place.cross_rank
 
 
 def cross_size() -> int:
     """Hosts that have this local rank."""
-    return _seat().place.cross_size
+    return _groups().place.cross_size
 
 
 def _yes() -> bool:

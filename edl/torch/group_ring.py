@@ -152,16 +152,16 @@ class GroupRing:
     # ----------------------------------------------------------------------------------------- bytes and numbers
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
-        return self._words.broadcast(self.seat.place, payload, root)
+        return self._words.broadcast(self.groups.place, payload, root)
 
     def agree(self, value: int) -> int:
-        return self._words.agree(self.seat.place, value)
+        return self._words.agree(self.groups.place, value)
 
     def same(self, value: int) -> bool:
-        return self._words.same(self.seat.place, value)
+        return self._words.same(self.groups.place, value)
 
     @property
-    def seat(self) -> ProcessGroups:
+    def groups(self) -> ProcessGroups:
         """The groups of this ring. Raises RingBroken outside any."""
         if self._standing is None:
             raise RingBroken("this process is in no ring")
@@ -181,18 +181,18 @@ class GroupRing:
         return Buckets(self)
 
     def mean(self, tensor: torch.Tensor, name: str) -> torch.Tensor:  # noqa: ARG002 - they pair up by their order
-        seat = self.seat
-        found = tensor / seat.place.size
-        if seat.place.size > 1:
-            seat.wait(seat.begun(seat.rest.allreduce([found])))
+        groups = self.groups
+        found = tensor / groups.place.size
+        if groups.place.size > 1:
+            groups.wait(groups.begun(groups.rest.allreduce([found])))
         return found
 
     def broadcast_begun(self, contents: torch.Tensor, root: int, name: str) -> Callable[[], None]:  # noqa: ARG002
-        seat = self.seat
-        if seat.place.size == 1:
+        groups = self.groups
+        if groups.place.size == 1:
             return lambda: None
-        work = seat.begun(seat.rest.broadcast([contents], rooted(root)))
-        return lambda: seat.wait(work)
+        work = groups.begun(groups.rest.broadcast([contents], rooted(root)))
+        return lambda: groups.wait(work)
 
     def is_failure(self, error: BaseException) -> bool:
         """Whether a collective that failed has raised this; if so, the ring counts as broken."""
@@ -210,16 +210,16 @@ class _Tensors:
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:  # noqa: ARG002 - they pair up by their order
         tensor = torch.frombuffer(bytearray(payload), dtype=torch.uint8)
-        seat = self._ring.seat
-        seat.wait(seat.begun(seat.rest.broadcast([tensor], rooted(root))))
+        groups = self._ring.groups
+        groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))))
         return tensor.numpy().tobytes()
 
     def largest(self, values: list[int], name: str) -> list[int]:  # noqa: ARG002
         tensor = torch.tensor(values, dtype=torch.int64)
-        seat = self._ring.seat
+        groups = self._ring.groups
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        seat.wait(seat.begun(seat.rest.allreduce([tensor], options)))
+        groups.wait(groups.begun(groups.rest.allreduce([tensor], options)))
         found: list[int] = tensor.tolist()
         return found
 

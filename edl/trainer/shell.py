@@ -45,7 +45,6 @@ from edl.core.worker.inputs import (
     ReleaseRing,
     RingFailed,
     RingFormed,
-    ScriptFailed,
     SetWeight,
     StateCopied,
     StepCovered,
@@ -164,10 +163,6 @@ class WorkerShell:
         self.hear(HealingBegins(root, current))
         if self.machine.void is not None:
             raise RingBroken(self.machine.void)
-
-    def note_failure(self, reason: str) -> None:
-        """Why the script ends, when it does not end well."""
-        self.hear(ScriptFailed(reason))
 
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes. Any thread."""

@@ -18,8 +18,7 @@ from edl.core.job import machine as job
 from edl.core.job import working_state as working
 from edl.core.resize import scaling, sizing
 from edl.core.switch import mustering, planning, switching, unfit
-from edl.core.worker import agreement
-from edl.core.worker import moves as seat
+from edl.core.worker import agreement, moves
 from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
@@ -44,7 +43,7 @@ def plans_with_workers_that_boot(patch: Patch) -> None:
 
 
 def leaves_its_ring_too_early(patch: Patch) -> None:
-    patch.setattr(seat, "_is_due", lambda _seat, _assignment: True)
+    patch.setattr(moves, "_is_due", lambda _where, _assignment: True)
     patch.setattr(simulation, "attention_step", lambda _generation, _orders: 0)
 
 

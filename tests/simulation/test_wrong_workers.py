@@ -94,7 +94,7 @@ def waits_for_its_share_and_hears_of_no_other_ring(patch: Patch) -> None:
     def looks(right, self):
         orders = self.orders
         if self.state is TrainerState.AWAITING_SHARE and not self.has_share and orders is not None:
-            move = next_move(self._seat(waiting=True), orders)
+            move = next_move(self._where(waiting=True), orders)
             return [] if isinstance(move, Enter) else right(self)
         return right(self)
 

@@ -16,8 +16,8 @@ from edl.protocol.job import Identity, Member
 Host = tuple[str, str]  # a name alone may be that of several machines, made from one image
 
 
-class Seating(msgspec.Struct, frozen=True):
-    """A worker's place in a roster, in Horovod's words."""
+class Ranks(msgspec.Struct, frozen=True):
+    """A worker's ranks in a roster, in Horovod's words."""
 
     rank: int
     local_rank: int
@@ -53,7 +53,7 @@ def grouped(workers: Sequence[str], members: Mapping[str, Member]) -> tuple[str,
     return tuple(worker for host in hosts.values() for worker in host)
 
 
-def seatings(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Seating]:
+def ranks_of(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, Ranks]:
     """Of all of a roster at once, as all will ask. One that is no member any more passes for a host of its own."""
     places: dict[str, tuple[Host, int]] = {}
     sizes: defaultdict[Host, int] = defaultdict(int)
@@ -66,6 +66,6 @@ def seatings(roster: Sequence[str], members: Mapping[str, Member]) -> dict[str, 
         across[local_rank].append(host)
     order = {(local_rank, host): at for local_rank, hosts in across.items() for at, host in enumerate(hosts)}
     return {
-        worker: Seating(rank, local_rank, sizes[host], order[local_rank, host], len(across[local_rank]))
+        worker: Ranks(rank, local_rank, sizes[host], order[local_rank, host], len(across[local_rank]))
         for rank, (worker, (host, local_rank)) in enumerate(places.items())
     }

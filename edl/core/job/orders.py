@@ -8,7 +8,7 @@ import msgspec
 
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
-from edl.core.job.hosts import Seating, seatings
+from edl.core.job.hosts import Ranks, ranks_of
 from edl.core.switch.exchange import errands
 from edl.core.switch.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
@@ -97,9 +97,9 @@ class OrderBook:
 
     def _assignment(self, worker: str) -> Assignment | None:
         plan = self.record.plan
-        if plan is None or worker not in self._seats:
+        if plan is None or worker not in self._ranks:
             return None
-        place = _place(worker, self._seats[worker], plan.generation, len(plan.roster))
+        place = _place(worker, self._ranks[worker], plan.generation, len(plan.roster))
         return Assignment(
             place=place,
             after_step=plan.after_step,
@@ -118,25 +118,25 @@ class OrderBook:
 
     def _summons(self, worker: str) -> Summons | None:
         """By those that it is to ask in the switch: so it is known that it can, and their daemons are connected."""
-        muster, seat = self.record.muster, self._called.get(worker)
-        if muster is None or seat is None:
+        muster, ranks = self.record.muster, self._called.get(worker)
+        if muster is None or ranks is None:
             return None
-        place = _place(worker, seat, muster.generation, len(muster.roster)) if muster.generation else None
-        return Summons(muster.number, self._peers(seat.rank, muster.roster), place)
+        place = _place(worker, ranks, muster.generation, len(muster.roster)) if muster.generation else None
+        return Summons(muster.number, self._peers(ranks.rank, muster.roster), place)
 
     @cached_property
     def _newcomers(self) -> int:
         return 0 if self.record.plan is None else newcomers(self.record, self.record.plan)
 
     @cached_property
-    def _seats(self) -> dict[str, Seating]:
+    def _ranks(self) -> dict[str, Ranks]:
         """Of each in the planned roster."""
-        return seatings(self.record.plan.roster if self.record.plan else (), self._members)
+        return ranks_of(self.record.plan.roster if self.record.plan else (), self._members)
 
     @cached_property
-    def _called(self) -> dict[str, Seating]:
+    def _called(self) -> dict[str, Ranks]:
         """Of each that is called."""
-        return seatings(self.record.muster.roster if self.record.muster else (), self._members)
+        return ranks_of(self.record.muster.roster if self.record.muster else (), self._members)
 
     def _shares(self, worker: str) -> list[Share]:
         record, plan = self.record, self.record.plan
@@ -146,7 +146,7 @@ class OrderBook:
             if record.rebatch is not None:
                 present = msgspec.structs.replace(present, rebatch=record.rebatch.number, mark=record.rebatch.mark)
             found.append(present)
-        if plan is not None and plan.after_step is not None and worker in self._seats and self._planned is not None:
+        if plan is not None and plan.after_step is not None and worker in self._ranks and self._planned is not None:
             found.append(self._planned.share(worker, plan.generation, plan.after_step))
         found += [
             data.share(worker, one.generation, one.after_step)
@@ -161,16 +161,16 @@ def newcomers(record: Record, plan: Plan) -> int:
     return 0 if record.generation == 0 else len(set(plan.roster) - set(record.roster))
 
 
-def _place(worker: str, seat: Seating, generation: int, size: int) -> Place:
+def _place(worker: str, ranks: Ranks, generation: int, size: int) -> Place:
     return Place(
         generation=generation,
-        rank=seat.rank,
+        rank=ranks.rank,
         size=size,
         worker=worker,
-        local_rank=seat.local_rank,
-        local_size=seat.local_size,
-        cross_rank=seat.cross_rank,
-        cross_size=seat.cross_size,
+        local_rank=ranks.local_rank,
+        local_size=ranks.local_size,
+        cross_rank=ranks.cross_rank,
+        cross_size=ranks.cross_size,
     )
 
 

@@ -67,7 +67,7 @@ from edl.core.worker.inputs import (
     TrainStandIns,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.moves import Enter, Leave, Move, Seat, Stop, are_newer, given_up, next_move, replaced
+from edl.core.worker.moves import Enter, Leave, Location, Move, Stop, are_newer, given_up, next_move, replaced
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
 from edl.core.worker.supply import Supply
@@ -233,8 +233,8 @@ class WorkerMachine:
             story.append(self._ended)
         return story
 
-    def _seat(self, *, waiting: bool) -> Seat:
-        return Seat(max(self.generation, self._failed_generation), self.count.step, waiting)
+    def _where(self, *, waiting: bool) -> Location:
+        return Location(max(self.generation, self._failed_generation), self.count.step, waiting)
 
     # ------------------------------------------------------------------------------------------------------- orders
 
@@ -266,7 +266,7 @@ class WorkerMachine:
         orders = self.orders
         if self.state is TrainerState.AWAITING_SHARE and self.has_share:
             return self._go_on_with_data()
-        move = None if orders is None else next_move(self._seat(waiting=self.state in READY), orders)
+        move = None if orders is None else next_move(self._where(waiting=self.state in READY), orders)
         if isinstance(move, Leave | Stop):
             return self._obey(move)
         if isinstance(move, Enter):
@@ -301,8 +301,8 @@ class WorkerMachine:
         """
         if self.orders is None or (ahead and self.state not in (*ALONE, TrainerState.TRAINING)):
             return []
-        seat = self._seat(waiting=False)
-        move = next_move(seat, self.orders)
+        where = self._where(waiting=False)
+        move = next_move(where, self.orders)
         if not ahead and isinstance(move, Leave | Stop):
             return self._obey(move)
         if isinstance(move, Stop) and move.reason:
@@ -310,13 +310,13 @@ class WorkerMachine:
             return [Fail(move.reason)]
         if isinstance(move, Leave | Stop):
             self.leases.close()
-        elif ahead and self._restarts and _is_left(self.orders, seat):
+        elif ahead and self._restarts and _is_left(self.orders, where):
             # The training thread may be taking down the iterator, which waits for this one; the leases that this one
             # waits for come only after that.
             return [BreakIteration()]
         elif isinstance(move, Enter) and not self.has_share and self.generation in given_up(self.orders):
             return self._stand_in()
-        return self._miss(seat, move)
+        return self._miss(where, move)
 
     def _stand_in(self) -> list[Command]:
         """Once: a pipeline that reads ahead asks again, and what it is given then would be trained in the next ring."""
@@ -326,9 +326,9 @@ class WorkerMachine:
         self.void = self.void or "the ring came to nothing before its data came"
         return [TrainStandIns()]
 
-    def _miss(self, seat: Seat, move: Move) -> list[Command]:
+    def _miss(self, where: Location, move: Move) -> list[Command]:
         """A switch that was due before its word came, and cannot come about while no worker has samples to go on to."""
-        if not isinstance(move, Enter) or self.leases.covers(seat.step + 1):
+        if not isinstance(move, Enter) or self.leases.covers(where.step + 1):
             return []
         if not move.assignment.after_step and not self.leases.marked[0]:  # else there are samples for a void mini-batch
             return []
@@ -539,11 +539,11 @@ class WorkerMachine:
         return told if self.orders is None else [*told, *self._adopt(self.orders)]
 
 
-def _is_left(orders: Orders, seat: Seat) -> bool:
-    """The ring of `seat` comes to nothing: it is given up, or the others have left it at a switch that was missed."""
-    if seat.generation in given_up(orders):
+def _is_left(orders: Orders, where: Location) -> bool:
+    """The ring that it is in comes to nothing: it is given up, or the others have left it at a switch it missed."""
+    if where.generation in given_up(orders):
         return True
     planned = orders.assignment
-    if planned is None or planned.after_step is None or not seat.generation:
+    if planned is None or planned.after_step is None or not where.generation:
         return False
-    return planned.place.generation > seat.generation and seat.step >= planned.after_step
+    return planned.place.generation > where.generation and where.step >= planned.after_step

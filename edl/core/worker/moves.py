@@ -11,8 +11,8 @@ NEVER: Final = 2**63 - 1
 
 
 @dataclass(frozen=True, slots=True)
-class Seat:
-    """Where a trainer sits. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
+class Location:
+    """Where a trainer is. `waiting`: it cannot train on here (rehearsed, or its ring is broken)."""
 
     generation: int  # 0: alone
     step: int
@@ -51,16 +51,16 @@ class Stop:
 Move = Stay | Wait | Enter | Leave | Stop
 
 
-def next_move(seat: Seat, orders: Orders) -> Move:
-    """What `orders` mean to a trainer on `seat`."""
+def next_move(where: Location, orders: Orders) -> Move:
+    """What `orders` mean to a trainer that is there."""
     if orders.verdict is Verdict.STOP:
         return Stop(orders.reason)
-    if orders.verdict is Verdict.LEAVE and (seat.waiting or seat.step >= orders.leave_after_step):
+    if orders.verdict is Verdict.LEAVE and (where.waiting or where.step >= orders.leave_after_step):
         return Leave()
     assignment = orders.assignment
-    if assignment is not None and assignment.place.generation > seat.generation and _is_due(seat, assignment):
+    if assignment is not None and assignment.place.generation > where.generation and _is_due(where, assignment):
         return Enter(assignment)
-    return Wait() if seat.waiting else Stay()
+    return Wait() if where.waiting else Stay()
 
 
 def given_up(orders: Orders) -> range:
@@ -97,7 +97,7 @@ def attention_step(generation: int, orders: Orders) -> int:
     return min(mark, assignment.after_step or 0)
 
 
-def _is_due(seat: Seat, assignment: Assignment) -> bool:
-    if seat.waiting or assignment.after_step is None or seat.step >= assignment.after_step:
+def _is_due(where: Location, assignment: Assignment) -> bool:
+    if where.waiting or assignment.after_step is None or where.step >= assignment.after_step:
         return True
-    return seat.generation < assignment.follows  # the others have gone on without it: there is no step to wait for
+    return where.generation < assignment.follows  # the others have gone on without it: there is no step to wait for

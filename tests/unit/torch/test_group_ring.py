@@ -144,8 +144,8 @@ def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
         members.enter(generation)
 
         def reduce_and_leave(ring: GroupRing, rank: int) -> None:
-            seat = ring.seat
-            seat.wait(seat.begun(seat.gradients.allreduce([tensors[rank].fill_(rank + 1.0)])))
+            groups = ring.groups
+            groups.wait(groups.begun(groups.gradients.allreduce([tensors[rank].fill_(rank + 1.0)])))
             ring.leave()
 
         assert members.all(reduce_and_leave) == [None] * SIZE
@@ -229,7 +229,7 @@ def test_members_that_are_not_told_learn_of_the_end_from_their_connections(membe
 
         def pump(ring: GroupRing, rank: int) -> None:
             while True:
-                ring.seat.wait(ring.seat.begun(ring.seat.gradients.allreduce([tensors[rank]])))
+                ring.groups.wait(ring.groups.begun(ring.groups.gradients.allreduce([tensors[rank]])))
 
         timer = threading.Timer(0.05, rings[0].abort)
         timer.start()
@@ -282,7 +282,7 @@ def test_gradients_of_all_kinds_are_averaged_alike_on_all(members: Members) -> N
 
 def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
     members.enter(1)
-    (ours,) = members.rings[0].seat._ours
+    (ours,) = members.rings[0].groups._ours
     with pytest.raises(TimeoutError):
         socket.create_connection(ours, timeout=0.2)
     assert members.agree() == [2] * SIZE
@@ -290,13 +290,13 @@ def test_a_ring_that_stands_takes_no_connection(members: Members) -> None:
 
 def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
     members.enter(1)
-    seat = members.rings[0].seat
+    groups = members.rings[0].groups
     with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as mine:
         accepted, _ = server.accept()
         with accepted:
-            assert sockets.living(seat._ours, seat._theirs) >= 2 * (SIZE - 1)
-            seat.give_up("a test")
-            assert sockets.living(seat._ours, seat._theirs) == 0
+            assert sockets.living(groups._ours, groups._theirs) >= 2 * (SIZE - 1)
+            groups.give_up("a test")
+            assert sockets.living(groups._ours, groups._theirs) == 0
             mine.sendall(b"x")
             assert accepted.recv(1) == b"x"
 
@@ -312,8 +312,8 @@ for generation in range(1, 7):
     places = gatherings.places(generation, 2)
     entering = [threading.Thread(target=ring.enter, args=(place, 20.0)) for ring, place in zip(rings, places)]
     [thread.start() for thread in entering], [thread.join() for thread in entering]
-    seats = [ring.seat for ring in rings]
-    works = [seat.begun(seat.gradients.allreduce([torch.ones(4_000_000)])) for seat in seats]
+    all_groups = [ring.groups for ring in rings]
+    works = [groups.begun(groups.gradients.allreduce([torch.ones(4_000_000)])) for groups in all_groups]
     rings[0].abort()
     [ring.leave() for ring in rings]
 places = gatherings.places(9, 3)

@@ -10,7 +10,7 @@ from edl.core.job.inputs import Refuse, Reported, Tell, TimePassed, TookOver, Va
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
-from edl.core.worker.moves import Enter, Seat, Stay, are_newer, given_up, next_move
+from edl.core.worker.moves import Enter, Location, Stay, are_newer, given_up, next_move
 from edl.events import Kind
 from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.data import DataSpec
@@ -350,7 +350,7 @@ def test_a_newcomer_that_fails_before_the_switch_step_makes_no_survivor_leave_be
         job.wait(1.0)
     assert (job.plan.roster, job.plan.after_step) == (("w0", "w1"), before.after_step)
     orders = job.orders("w0")
-    assert next_move(Seat(1, (before.after_step or 0) - 1, waiting=False), orders) == Stay()
+    assert next_move(Location(1, (before.after_step or 0) - 1, waiting=False), orders) == Stay()
     assert given_up(orders) == range(2, job.plan.generation), "no member lets go of the ring that trains"
     job.sit("w0", "w1", generation=job.plan.generation, step=before.after_step or 0)
     assert job.machine.record.roster == ("w0", "w1")
@@ -376,9 +376,9 @@ def test_who_was_left_behind_in_an_old_ring_waits_for_no_step_of_the_next_one() 
     assert orders.assignment is not None
     assert orders.assignment.after_step
     assert orders.assignment.follows == 1
-    assert next_move(Seat(1, 0, waiting=False), orders) == Stay()
+    assert next_move(Location(1, 0, waiting=False), orders) == Stay()
     later = msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, follows=2))
-    assert isinstance(next_move(Seat(1, 0, waiting=False), later), Enter)
+    assert isinstance(next_move(Location(1, 0, waiting=False), later), Enter)
 
 
 def test_a_newcomer_that_dies_in_the_ring_that_stands_makes_all_leave_at_once() -> None:
@@ -396,7 +396,7 @@ def test_a_ring_that_stood_before_any_member_told_is_gone_on_from_with_its_own_l
     assert first in given_up(job.orders("w0"))
     assignment = job.orders("w0").assignment
     assert assignment is not None
-    assert next_move(Seat(first, step + 3, waiting=False), job.orders("w0")) == Enter(assignment)
+    assert next_move(Location(first, step + 3, waiting=False), job.orders("w0")) == Enter(assignment)
     for worker in ("w0", "w1"):
         job.see(worker, Phase.TRAINING, job.machine.record.planned, step + 3, leases_of=first)
     assert (job.machine.record.roster, job.machine.record.began_step) == (("w0", "w1"), step + 3)

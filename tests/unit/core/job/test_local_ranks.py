@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from collections import Counter, defaultdict
 
-from edl.core.job.hosts import Seating, free_local_rank, grouped, seatings
+from edl.core.job.hosts import Ranks, free_local_rank, grouped, ranks_of
 from edl.protocol.job import Identity, Member, WorkerState
 
 
@@ -30,23 +30,23 @@ def test_ranks_go_host_by_host_and_hosts_by_their_first_workers() -> None:
 
 def test_seats_in_horovods_words() -> None:
     known = members("a", "b", "a", "b", "c")
-    seats = seatings(grouped(list(known), known), known)
-    assert seats == {
-        "w0": Seating(rank=0, local_rank=0, local_size=2, cross_rank=0, cross_size=3),
-        "w2": Seating(rank=1, local_rank=1, local_size=2, cross_rank=0, cross_size=2),
-        "w1": Seating(rank=2, local_rank=0, local_size=2, cross_rank=1, cross_size=3),
-        "w3": Seating(rank=3, local_rank=1, local_size=2, cross_rank=1, cross_size=2),
-        "w4": Seating(rank=4, local_rank=0, local_size=1, cross_rank=2, cross_size=3),
+    ranks = ranks_of(grouped(list(known), known), known)
+    assert ranks == {
+        "w0": Ranks(rank=0, local_rank=0, local_size=2, cross_rank=0, cross_size=3),
+        "w2": Ranks(rank=1, local_rank=1, local_size=2, cross_rank=0, cross_size=2),
+        "w1": Ranks(rank=2, local_rank=0, local_size=2, cross_rank=1, cross_size=3),
+        "w3": Ranks(rank=3, local_rank=1, local_size=2, cross_rank=1, cross_size=2),
+        "w4": Ranks(rank=4, local_rank=0, local_size=1, cross_rank=2, cross_size=3),
     }
 
 
 def test_a_local_rank_is_kept_for_life_and_what_gets_free_is_given_again() -> None:
     known = members("a", "a", "b")
     del known["w0"]
-    assert seatings(["w1", "w2"], known)["w1"] == Seating(0, 1, 1, 0, 1)
+    assert ranks_of(["w1", "w2"], known)["w1"] == Ranks(0, 1, 1, 0, 1)
     join(known, "w3", "a")
-    seats = seatings(["w1", "w2", "w3"], known)
-    assert (seats["w1"].local_rank, seats["w3"].local_rank) == (1, 0)
+    ranks = ranks_of(["w1", "w2", "w3"], known)
+    assert (ranks["w1"].local_rank, ranks["w3"].local_rank) == (1, 0)
 
 
 def slotted(worker: str, slot: str) -> Identity:
@@ -70,9 +70,9 @@ def test_machines_of_one_name_are_told_apart_by_their_addresses() -> None:
 
 def test_who_is_no_member_any_more_passes_for_a_host_of_its_own() -> None:
     known = members("a", "a")
-    seats = seatings(["w0", "gone", "w1"], known)
-    assert seats["gone"] == Seating(1, 0, 1, 1, 2)
-    assert seats["w1"].local_size == 2
+    ranks = ranks_of(["w0", "gone", "w1"], known)
+    assert ranks["gone"] == Ranks(1, 0, 1, 1, 2)
+    assert ranks["w1"].local_size == 2
 
 
 def test_whatever_comes_and_goes_local_ranks_differ_on_each_host_and_cross_ranks_count_up() -> None:
@@ -83,12 +83,12 @@ def test_whatever_comes_and_goes_local_ranks_differ_on_each_host_and_cross_ranks
             del known[dice.choice(list(known))]
         else:
             join(known, f"w{turn}", dice.choice("abcd"))
-        seats = seatings(list(known), known)
+        ranks = ranks_of(list(known), known)
         sizes = Counter(known[worker].identity.host for worker in known)
         across: defaultdict[int, list[int]] = defaultdict(list)
-        for worker, seat in seats.items():
+        for worker, seat in ranks.items():
             across[seat.local_rank].append(seat.cross_rank)
             assert seat.local_size == sizes[known[worker].identity.host]
-            assert seat.cross_size == sum(other.local_rank == seat.local_rank for other in seats.values())
-        assert len({(known[worker].identity.host, seat.local_rank) for worker, seat in seats.items()}) == len(known)
+            assert seat.cross_size == sum(other.local_rank == seat.local_rank for other in ranks.values())
+        assert len({(known[worker].identity.host, seat.local_rank) for worker, seat in ranks.items()}) == len(known)
         assert all(ranks == list(range(len(ranks))) for ranks in across.values())
