@@ -72,6 +72,10 @@ class Job:
     def grow(self, size: int, *deaths: str) -> None:
         """By `edl run`. Each worker that it starts from now on dies of the next of these deaths (`jobs/mortal.py`)."""
         self.deaths.write_text("\n".join(deaths))
+        self.scale(size)
+
+    def scale(self, size: int) -> None:
+        """As `edl scale` asks, without a process for it."""
         with client.Job("s") as job:
             job.scale(size)
 

@@ -26,13 +26,13 @@ def through_all(edl: Any, job: Job) -> list[dict[str, Any]]:
     """2 -> 3, one is killed and replaced, or several one after the other, -> 2; the job's events."""
     job.wait_size(2)
     job.wait_steps(3)
-    scale(edl, job, 3)
+    scale(job, 3)
     for number in range(KILLS):
         time.sleep(random.random() if number else 0.0)  # another moment of a step, and of an epoch
         kill(edl, job, of_rank(job, (1 + number) % 3))
         job.wait_size(3)
         job.wait_steps(3)
-    scale(edl, job, 2)
+    scale(job, 2)
     return job.finish()
 
 
@@ -45,9 +45,8 @@ def kill(edl: Any, job: Job, victim: dict[str, Any]) -> None:
     edl.wait(lambda: victim["id"] not in ids(job), "its loss is known", timeout_s=60)
 
 
-def scale(edl: Any, job: Job, size: int) -> None:
-    done = edl("scale", "s", str(size))
-    assert done.returncode == 0, done.stderr
+def scale(job: Job, size: int) -> None:
+    job.scale(size)
     job.wait_size(size)
     job.wait_steps(3)
 

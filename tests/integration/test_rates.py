@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import subprocess
-import sys
 from itertools import accumulate
 from pathlib import Path
 
@@ -19,7 +18,7 @@ SCRIPT = Path(__file__).parent / "jobs" / "scaled_rates.py"
 
 
 def test_each_update_is_made_with_its_rate_and_the_scripts_own_schedule_goes_on(edl):
-    done = subprocess.run([sys.executable, str(SCRIPT)], env=edl.environ, capture_output=True, text=True, check=False)
+    done = subprocess.run(edl.warm.command(SCRIPT), env=edl.environ, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     edl.wait_nothing_left()  # its daemon ends after it
     found = json.loads(done.stdout.splitlines()[-1])
