@@ -50,14 +50,16 @@ def watch_life(path: Path, pid: int, on_death: Callable[[int], None]) -> None:
 
 
 def _hold(lock: Any, held: threading.Event) -> None:
-    libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
-    with contextlib.suppress(AttributeError):  # a C library without robust ones: it is not held, and not heard of
-        libc.pthread_mutexattr_init(attributes)
-        libc.pthread_mutexattr_setpshared(attributes, SHARED)
-        libc.pthread_mutexattr_setrobust(attributes, ROBUST)
-        libc.pthread_mutex_init(lock, attributes)
-        libc.pthread_mutex_lock(lock)
-    held.set()
+    try:
+        libc, attributes = ctypes.CDLL(None), ctypes.create_string_buffer(LOCK_BYTES)
+        with contextlib.suppress(AttributeError):  # a C library without robust ones: it is not held, and not heard of
+            libc.pthread_mutexattr_init(attributes)
+            libc.pthread_mutexattr_setpshared(attributes, SHARED)
+            libc.pthread_mutexattr_setrobust(attributes, ROBUST)
+            libc.pthread_mutex_init(lock, attributes)
+            libc.pthread_mutex_lock(lock)
+    finally:
+        held.set()
     threading.Event().wait()
 
 
