@@ -14,9 +14,9 @@
 //    gloo/transport/tcp/device.cc takes -1 for the one error of getaddrinfo).
 //
 // 4. To free who waits for a peer that is gone, the ring's connections have to be shut down, and those alone: the script
-//    has connections of its own, which its threads open when they like. Nobody else knows which are which.
+//    has connections of its own, which its threads open when they like. Only the guard knows which are which.
 // 5. Horovod reads where it belongs from the environment, which all threads share: while a ring forms beside training,
-//    nobody may change that one. glibc's setenv() moves it away from under those who read it.
+//    no thread may change that one. glibc's setenv() moves it away from under those who read it.
 //
 // 6. horovod.torch waits for a collective in a loop that never sleeps (WaitAndClear in horovod/torch/mpi_ops_v2.cc).
 //    Where workers share cores, one that waits takes a core from those it waits for: newcomers, which wait for the
@@ -77,7 +77,7 @@ using Steady = std::chrono::steady_clock;
 constexpr long kLookNs = 20'000'000;            // how soon one who waits sees that there is a hurry
 constexpr auto kLeap = std::chrono::hours(1);   // longer than any time-out of gloo's
 constexpr int64_t kMostLeaps = 1'000'000;           // so that the clock stays within its 64 bits
-constexpr int64_t kSpinNs = 1'000'000;              // in a wait that is no longer, nobody naps
+constexpr int64_t kSpinNs = 1'000'000;              // in a wait that is no longer, no thread naps
 constexpr int64_t kLongestNapNs = 500'000;
 constexpr int64_t kNapShare = 32;                   // a nap is so small a part of the wait so far: it ends little later
 constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
@@ -102,7 +102,7 @@ void note(int attempt, const char* what) {
 
 // ----------------------------------------------------------------------------------------------- the ring's sockets
 
-// What the library has opened and not closed, by descriptor. A descriptor that somebody else closed behind its back may
+// What the library has opened and not closed, by descriptor. A descriptor that other code closed behind its back may
 // be another socket by now, which the inode tells. Never destroyed: the library's threads may outlive it.
 struct Sockets {
   std::mutex mutex;
@@ -198,7 +198,7 @@ void start(std::thread* thread, std::unique_ptr<State> state, void (*depend)()) 
 int (*real_close)(int) = nullptr;
 int close_descriptor(int descriptor) {
   if (role == Role::kGloos && standing) hurry = true;
-  forget(descriptor);  // before its number is given to somebody else
+  forget(descriptor);  // before its number is given out again
   return real_close(descriptor);
 }
 
@@ -230,7 +230,7 @@ int wait_until(pthread_cond_t* condition, pthread_mutex_t* mutex, clockid_t cloc
   const bool last = real_end.tv_sec < look.tv_sec ||
                     (real_end.tv_sec == look.tv_sec && real_end.tv_nsec <= look.tv_nsec);
   const int result = real_wait(condition, mutex, clock, last ? &real_end : &look);
-  // Only the caller can wait on: it must look at its condition first. Whoever was to be woken while this thread was
+  // Only the caller can wait on: it must look at its condition first. A thread that was to be woken while this one was
   // about to hold the mutex again, after the time was up, is not woken another time.
   return result == ETIMEDOUT && !last ? 0 : result;
 }
@@ -402,7 +402,7 @@ const char* edl_failure(int attempt) {
 
 void edl_set_hurry(int on) { hurry = on != 0; }
 
-// Whether a connection of the ring that stands has ended, or somebody is in a hurry for another reason.
+// Whether a connection of the ring that stands has ended, or the daemon is in a hurry for another reason.
 int edl_hurries() { return hurry; }
 
 // What the library finds in the environment by this name from now on; a null pointer: nothing.
@@ -413,7 +413,7 @@ void edl_set_variable(const char* name, const char* value) {
 
 void edl_set_standing(int on) { standing = on != 0; }
 
-// Shuts down all that the library has open: whoever waits for it sees the end. Returns how many. From any thread: none
+// Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread: none
 // of them is closed meanwhile.
 int edl_cut() {
   const std::lock_guard<std::mutex> lock(sockets().mutex);

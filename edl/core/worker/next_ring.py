@@ -49,7 +49,7 @@ class NextRing:
         return [*released, self._begin(due)]
 
     def take(self, happened: RingPrepared | RingNotPrepared) -> list[Command]:
-        """It is formed, or will not be. Of one that nobody wants any more, nothing is told."""
+        """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
         if happened.generation != self.generation:
             return []
         failure = happened.reason or "no reason was given" if isinstance(happened, RingNotPrepared) else ""
