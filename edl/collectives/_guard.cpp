@@ -413,8 +413,8 @@ void edl_set_variable(const char* name, const char* value) {
 
 void edl_set_standing(int on) { standing = on != 0; }
 
-// Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread: none
-// of them is closed meanwhile.
+// Shuts down all that the library has open: a thread that waits for it sees the end. Returns how many. From any thread:
+// none of them is closed meanwhile.
 int edl_cut() {
   const std::lock_guard<std::mutex> lock(sockets().mutex);
   int cut = 0;

@@ -129,7 +129,7 @@ class Daemon:
         self._job_policy = job_policy(self._settings, self._code)
         coordinator = coordinator_of(self._settings)
         store = await self._connect(coordinator)
-        self._restored_at = self._clock.now()  # who comes first after an outage cannot tell that there was one
+        self._restored_at = self._clock.now()  # the first worker after an outage cannot tell of it
         try:
             secret = await shared_secret(store, self._job, self._settings.secret())
             await self._serve(store, secret, self._address(coordinator))

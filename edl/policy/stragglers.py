@@ -1,9 +1,9 @@
-"""Who holds up the others: after Or, Zhang and Freedman (MLSys 2020), whose throughput while it computes is below 0.8
-of the median's, as a moving average over batches.
+"""Which worker holds up the others: after Or, Zhang and Freedman (MLSys 2020), one whose throughput while it computes
+is below 0.8 of the median's, as a moving average over batches.
 
 Owns: each worker's pace and the verdict. Does not own: measuring, nor replacing.
 
-All workers of a ring take the same time for a step; who is slow shows by what the others wait for it. So what counts is
+All workers of a ring take the same time for a step; a slow one shows by what the others wait for it. So what counts is
 the time of a step less that spent waiting for peers.
 """
 

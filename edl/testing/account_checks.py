@@ -14,7 +14,7 @@ Known = dict[str, object]
 
 
 class AccountChecks:
-    """Of one job. `violated`: who is told of an invariant that does not hold."""
+    """Of one job. `violated`: what to call when an invariant does not hold."""
 
     def __init__(self, violated: Callable[[str, str], NoReturn]) -> None:
         self._violated = violated

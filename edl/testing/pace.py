@@ -13,7 +13,7 @@ from edl.testing.worker import SimWorker
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
-HARMLESS: Final = {Fault.JOIN, Fault.LEAVE, Fault.SCALE}  # who trains does not notice, but for the switch itself
+HARMLESS: Final = {Fault.JOIN, Fault.LEAVE, Fault.SCALE}  # members do not notice, but for the switch itself
 
 
 class Pace:

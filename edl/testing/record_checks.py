@@ -13,7 +13,7 @@ Complain = Callable[[str, str], NoReturn]
 
 
 class RecordChecks:
-    """Of one job. `violated`: who is told of an invariant that does not hold."""
+    """Of one job. `violated`: what to call when an invariant does not hold."""
 
     def __init__(self, violated: Complain) -> None:
         self._violated = violated

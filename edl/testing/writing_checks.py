@@ -45,7 +45,7 @@ class WritingChecks:
         self._is_durable(leader)
 
     def answered(self, leader: SimLeader) -> None:
-        """Who asked hears that it was taken, or why it was not."""
+        """The caller hears that it was taken, or why it was not."""
         self._is_durable(leader)
 
     def asked_for_status(self, leader: SimLeader) -> None:

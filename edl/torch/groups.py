@@ -33,7 +33,7 @@ from edl.protocol.ring import Place
 from edl.torch.store import DaemonStore, PeerStore
 
 THREADS = 2  # of a group: so many operations are under way at once
-BACKSTOP = 2  # an operation may take so many times what a ring may take to form: who is stuck is for the leader to say
+BACKSTOP = 2  # an operation may take so many times what a ring may take to form: the leader says which member is stuck
 LATER_S = 1.0  # gloo's time-out, which names no reason, comes so long after the attempt's own
 ROW_BYTES = 1024  # of what a member writes down for the second group, besides 8 for each member
 CLOSE_TIMEOUT_S = 10.0  # for the others to read to the end; those who live do within milliseconds

@@ -75,7 +75,7 @@ class ReadsUnevenly(SimJob):
 
 
 class LosesTheNewest(SimJob):
-    """Who alone has applied the newest step dies as the others copy its state."""
+    """The only worker that has applied the newest step dies as the others copy its state."""
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
         if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
