@@ -16,6 +16,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 # The same, but that it knows already what it would import Horovod and TensorFlow for: three seconds of a core.
+# One test types the plain command.
 KNOWING = "from horovod.runner import launch; launch.gloo_built = lambda verbose: True; launch.run_commandline()"
 BOOT_S = 90
 
