@@ -86,6 +86,7 @@ class Observer:
             diverged=account.diverged,
             booted=account.booted,
             prepares=account.prepares,
+            sends_state=account.sends_state,
             prepared=account.prepared,
             met=self.met,
             at=now,

@@ -15,6 +15,7 @@ class Hello(msgspec.Struct, frozen=True, tag="hello"):
 
     member: bool = False  # it has had orders, by a daemon before this one
     prepares: bool = False  # it can form a ring beside the one that it sits in
+    sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
 
 
 class Opened(msgspec.Struct, frozen=True, tag="opened"):
@@ -32,12 +33,17 @@ class Rehearsed(msgspec.Struct, frozen=True, tag="rehearsed"):
 
 
 class Entered(msgspec.Struct, frozen=True, tag="entered"):
-    """The ring of `generation` stands, and all in it agreed on the committed step."""
+    """The ring of `generation` stands, and all in it agreed on the committed step.
+
+    `awaits_state`: the trainer takes part in the first step without samples, and has no state yet. It says this again
+    once it has. Until then it counts as a newcomer; but its pipeline reads by the leases of that ring.
+    """
 
     generation: int
     step: int
     leases_of: int  # the generation by whose leases the steps so far were trained; this one, if its leases hold
     pause: Pause | None
+    awaits_state: bool = False
 
 
 class Broke(msgspec.Struct, frozen=True, tag="broke"):

@@ -68,6 +68,7 @@ class Observation(msgspec.Struct, frozen=True):
     met: tuple[int, ...] = (0,)  # the newest call to a next ring, and the ranks of those it has not met there yet
     booted: bool = False  # it has sat in a ring of the job, or been through its rehearsal
     prepares: bool = False  # it can form a ring beside the one that it sits in
+    sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
     prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 

@@ -160,7 +160,7 @@ class Checks:
         newcomers = set(plan.roster) - set(record.roster)
         cut = plan.ledger is not None or self.job.spec is None  # else it takes another's place, after the same step
         if record.generation and plan.after_step is not None and newcomers and in_time and cut:
-            self._newcomers[plan.generation, plan.after_step + 1] = newcomers
+            self._newcomers[plan.generation, plan.after_step + (2 if plan.beside else 1)] = newcomers
 
     def _gives_up_only_who_hangs(self, before: Record, record: Record) -> None:
         for gone in record.gone:
@@ -231,7 +231,12 @@ class Checks:
                 self.violated("I7", f"{worker.id} has read {batch} for step {step}, which was taken back: {lease}")
 
     def weighs(self, worker: SimWorker, step: int, samples: int) -> None:
-        """What it brings into the reduction of `step` counts as much as its samples."""
+        """What it brings into the reduction of `step` counts as much as its samples; and nothing without a state."""
+        if worker.machine.awaits_state and (samples or worker.weight):
+            self.violated("I5", f"{worker.id} has no state, and brings {samples} samples into step {step}")
+        self._weighs(worker, step, samples)
+
+    def _weighs(self, worker: SimWorker, step: int, samples: int) -> None:
         own, total = worker.leases.own(step), worker.leases.samples(step)
         if own != samples or worker.weight != (samples / total if total else 0.0):
             told = f"{own} of {total} samples, weight {worker.weight}"
@@ -279,7 +284,9 @@ class Checks:
             self.violated("I4", f"generation {generation} has members that were not ready")
 
     def sat(self, worker: SimWorker) -> None:
-        """It begins in a new ring, with the newest model of its members."""
+        """It begins in a new ring, with the newest model of its members; unless it gets that beside the first step."""
+        if worker.machine.awaits_state:
+            return
         if worker.step and worker.model.learned != self._learned[worker.step]:
             self.violated("I5", f"{worker.id} goes on after step {worker.step} with another model than that step's")
         if worker.step and not worker.has_state:

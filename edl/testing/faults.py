@@ -25,6 +25,7 @@ class Fault(StrEnum):
     RENEW_DAEMON = "renew a daemon"  # it died: the trainer starts another, which registers again
     SCALE = "scale"  # another size is asked for
     AWAY = "the coordinator is away"  # for a while it answers no call, and ends no session
+    CUT_STATE = "cut a state"  # on its way to a newcomer, beside a step; the ring is well
     CUT_OFF = "cut off"  # from now on a worker can be part of no ring but one of its own; its daemon is well
 
 
@@ -44,6 +45,7 @@ class Moment(Enum):
     SWITCHING = "a switch was announced"
     PREPARING = "begins to form its next ring, beside the one that trains"
     PREPARED = "has formed its next ring, beside the one that trains"
+    SENDING = "sends its state to a newcomer, or is sent one, beside a step"
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +58,8 @@ class Planned:
 
 
 BESIDE: Final = (Moment.PREPARING, Moment.PREPARED)  # only where rings are prepared
-ANY: Final = tuple(moment for moment in Moment if moment not in BESIDE)
+APART: Final = (*BESIDE, Moment.SENDING)
+ANY: Final = tuple(moment for moment in Moment if moment not in APART)
 
 # Where a fault finds its victim, if it waits for a moment at all; and how often it is drawn.
 DRAWN: tuple[tuple[Fault, int, tuple[Moment, ...]], ...] = (
@@ -81,6 +84,14 @@ def draw_beside(source: random.Random) -> list[Planned]:
     return [
         Planned(source.choice((*kinds, *others)), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)
     ]
+
+
+def draw_sending(source: random.Random) -> list[Planned]:
+    """Where state goes to newcomers beside a step: some that strike just then, the ends of it or others."""
+    kinds = (Fault.CUT_STATE, Fault.KILL, Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON)
+    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
+    count = source.choice((0, 1, 1, 2))
+    return [Planned(source.choice((*kinds, *others)), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
 
 
 def draw(source: random.Random, count: int, within_s: float) -> list[Planned]:

@@ -14,8 +14,10 @@ from edl.core.worker.inputs import (
     Command,
     CopyRest,
     CopyState,
+    FetchState,
     NumberHeard,
     RingFormed,
+    StateComes,
     StateCopied,
 )
 from edl.core.worker.states import TrainerState
@@ -253,7 +255,7 @@ class Rings:
 
     def _agree(self, members: list[SimWorker]) -> dict[str, list[Command]]:
         """They agree, all at once: each number of theirs is an all-reduce of the highest. What each does then."""
-        answers = {worker.id: worker.machine.handle(RingFormed()) for worker in members}
+        answers = {worker.id: worker.machine.handle(RingFormed(_offer(worker))) for worker in members}
         while said := {one: command.number for one, (command, *_) in answers.items() if isinstance(command, Agree)}:
             if gone_on := answers.keys() - said.keys():
                 self.job.checks.violated("I3", f"{sorted(said)} wait for numbers of {sorted(gone_on)}, who go on")
@@ -264,7 +266,12 @@ class Rings:
     def _begin(self, worker: SimWorker, commands: list[Command], models: list[Model]) -> None:
         """What it is to begin with has come whole. `models`: of all members, by rank."""
         for command in commands:
-            if isinstance(command, CopyState | CopyRest):
+            if isinstance(command, FetchState):
+                if not worker.sends_state:
+                    self.job.checks.violated("I14", f"{worker.id} is to fetch its state beside a step, and cannot")
+                worker.model = worker.model.half_copied(models[command.root])
+                commands = worker.machine.handle(StateComes())
+            elif isinstance(command, CopyState | CopyRest):
                 mine, theirs = worker.model, models[command.root]
                 if isinstance(command, CopyState):
                     worker.model = theirs
@@ -287,6 +294,12 @@ class Rings:
         models = [worker.model for worker in members]
         for worker in living:
             commands = answers.get(worker.id, [])
+            fetch = next((one for one in commands if isinstance(one, FetchState)), None)
+            comes = fetch is not None and members[fetch.root] in living and source.random() < 0.5
+            if worker.machine.sits or comes:
+                self.rings.setdefault(generation, SimRing(generation, members))
+                self._begin(worker, commands, models)
+                continue
             copy = next((one for one in commands if isinstance(one, CopyState | CopyRest)), None)
             if copy is not None and source.random() < 0.3 and self._has_come(copy, members, living):
                 self.rings[generation] = SimRing(generation, members)
@@ -294,7 +307,7 @@ class Rings:
                 continue
             if copy is not None:
                 self._take_half(worker, copy, models)
-            elif commands:
+            elif commands and fetch is None:
                 self._begin(worker, commands, models)
             reason = "connection reset by peer" if len(living) + 1 >= len(members) else "several are gone"
             slow = STEP_TIMEOUT_S if any(one.stalled for one in members) else 0.005
@@ -382,20 +395,42 @@ class Rings:
         if any(worker.attention == step for worker in members):
             victim = next((worker for worker in members if worker.leaving), victim)
             self.job.happens(Moment.LAST_STEP, victim)
+        sender, awaiting = members[0], [worker for worker in members if worker.machine.awaits_state]
+        if awaiting:
+            self.job.happens(Moment.SENDING, self.job.senders.choice([sender, *awaiting]))
         applied = members
-        if not victim.alive or victim.stalled:  # in this very step: some have the result already, others never get it
+        if any(not worker.alive or worker.stalled for worker in members):
+            # In this very step: some have the result already, others never get it.
             applied = [worker for worker in members if self.job.random.random() < 0.5]
         samples = [sample for hand in hands.values() for sample in hand]
         self.job.checks.trained(ring.generation, members, step, samples, done=bool(applied))
         parts = [part for one in members if (part := self._gradient(one, step, hands[one.id])) is not None]
         reduced = mean(parts, of=1) if parts else None
+        lacking = [worker for worker in awaiting if not self._comes(worker, sender)]
+        applied = [worker for worker in applied if worker not in lacking]
         ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
             worker.model = worker.model.after(step, reduced)
         self.job.checks.applied(applied)
         for worker in applied:
             self.job.stepped(worker, ends[worker.id])
+        for worker in lacking:
+            if worker.alive and not worker.stalled:
+                self.job.broken(worker, "its state did not come")
         self.arm(ring)
+
+    def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
+        """What `worker` gets beside this step is there before its update. False: it never will be."""
+        if not worker.alive or worker.stalled or worker.unsent or sender.unsent:
+            worker.unsent = False
+            return False
+        gone = not sender.alive or sender.stalled
+        if gone and self.job.senders.random() < 0.5:
+            return False
+        worker.model = sender.model
+        self.job.carry_out(worker, worker.machine.handle(StateCopied()))
+        self.job.checks.sat(worker)
+        return True
 
     @staticmethod
     def _begin_equal(members: list[SimWorker]) -> None:
@@ -413,6 +448,12 @@ class Rings:
         worker.weigh(step)
         self.job.checks.weighs(worker, step, len(samples))
         return mean(map(of_sample, samples), of=worker.leases.samples(step))
+
+
+def _offer(worker: SimWorker) -> int:
+    """Where its state is to be had."""
+    planned = worker.assignment
+    return 1 if planned is not None and planned.beside and worker.sends_state else 0
 
 
 def samples_of(worker: SimWorker, step: int) -> list[Sample]:

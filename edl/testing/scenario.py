@@ -11,13 +11,14 @@ import msgspec
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside
+from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside, draw_sending
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
 AWAY = 0.1  # of the jobs: the coordinator is away once
 CUT_OFF = 0.15  # a worker can be part of no ring from some moment on
 PREPARES = (0.0, 0.7, 1.0, 1.0, 1.0, 1.0)  # of each worker: it can form a ring beside another
+SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer beside a step
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
@@ -45,6 +46,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
     maximum = source.choice((0, 0, workers + 2))
     own_data = random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
     beside = random.Random(f"beside {seed}")  # noqa: S311
+    sending = random.Random(f"sending {seed}")  # noqa: S311
     job = job_class(
         None if own_data else spec,
         seed=seed,
@@ -54,6 +56,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
         maximum=maximum,
         lease_s=source.choice((0.2, 0.6, 1.2)),
         prepares=0.0 if in_line else beside.choice(PREPARES),
+        sends=sending.choice(SENDS),
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
     within_s = 0.05 + 0.01 * steps
@@ -66,6 +69,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
         job.plan([Planned(Fault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))])
     if not in_line:
         job.plan(draw_beside(beside))
+        job.plan(draw_sending(sending))
     away = random.Random(f"away {seed}")  # noqa: S311
     if away.random() < AWAY:
         job.plan([Planned(Fault.AWAY, away.random() * within_s)])

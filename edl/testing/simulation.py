@@ -97,14 +97,16 @@ class SimJob:
         lease_s: float = 0.6,
         batching: Batching | None = None,
         prepares: float = 0.0,
+        sends: float = 0.0,
     ) -> None:
-        """`prepares`: how many of its workers can form a ring beside another, of each."""
+        """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise."""
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
         self._depths = random.Random(f"pipelines {seed}")  # noqa: S311
         self._kinds = random.Random(f"rings {seed}")  # noqa: S311
-        self._prepares = prepares
+        self.senders = random.Random(f"senders {seed}")  # noqa: S311
+        self._prepares, self._sends = prepares, sends
         self.now = 0.0
         self.lead_times = LeadTimes(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
@@ -198,7 +200,7 @@ class SimJob:
         self._counts[moment] += 1
         for fault in [fault for fault in waiting if fault.count == self._counts[moment]]:
             waiting.remove(fault)
-            if moment in (Moment.FORMING, Moment.STEPPING, Moment.LAST_STEP):
+            if moment in (Moment.FORMING, Moment.STEPPING, Moment.LAST_STEP, Moment.SENDING):
                 self.inflict(fault.fault, worker)  # in the very middle
             else:
                 self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
@@ -246,6 +248,8 @@ class SimJob:
                 self.rings.missed(victim)
             case Fault.CUT_OFF:
                 victim.cut_off = True
+            case Fault.CUT_STATE:
+                victim.unsent = True
             case Fault.DEAFEN:
                 victim.deaf_until = self.now + 20 * STEP_S
             case Fault.RENEW_DAEMON if victim.daemon:
@@ -318,7 +322,8 @@ class SimJob:
             self.stir(worker)
 
     def _join(self) -> None:
-        worker = SimWorker(f"w{len(self.workers)}", prepares=self._kinds.random() < self._prepares)
+        prepares, sends = self._kinds.random() < self._prepares, self.senders.random() < self._sends
+        worker = SimWorker(f"w{len(self.workers)}", prepares=prepares, sends_state=sends)
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
         if self.spec is not None and not asks_by_epoch(self.spec):
             worker.wanted = self.spec.epochs

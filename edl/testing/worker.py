@@ -65,15 +65,19 @@ class SimWorker:
         "presented",
         "read",
         "report_due",
+        "sends_state",
         "sent",
         "stalled",
+        "unsent",
         "wanted",
         "weight",
     )
 
-    def __init__(self, worker: str, *, prepares: bool = False) -> None:
+    def __init__(self, worker: str, *, prepares: bool = False, sends_state: bool = False) -> None:
         self.id = worker
         self.prepares = prepares  # a ring beside the one it sits in
+        self.sends_state = sends_state  # or is sent one, beside a step
+        self.unsent = False  # what is on its way to it, or from it, does not come
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it
@@ -88,7 +92,7 @@ class SimWorker:
         self.read: dict[int, Batch] = {}  # what its pipeline has read and it has not trained, by step
         # its daemon's
         self.account = TrainerAccount()
-        self.account.hear(say.Hello(prepares=prepares))
+        self.account.hear(self._hello)
         self.orders: Orders | None = None
         self.attention = NEVER
         self.admitted = False  # a leader has taken its registration
@@ -208,11 +212,15 @@ class SimWorker:
         self.met, self.met_before = (0,), self.met
         self.account = TrainerAccount()
         blank = self.observation(0.0)
-        for message in (say.Hello(prepares=self.prepares), *self.machine.story()):
+        for message in (self._hello, *self.machine.story()):
             self.account.hear(message)
         if not self.alive:
             self.account.died(KILLED)
         return blank
+
+    @property
+    def _hello(self) -> say.Hello:
+        return say.Hello(prepares=self.prepares, sends_state=self.sends_state)
 
     def observation(self, step_time_s: float) -> Observation:
         account = self.account
@@ -231,5 +239,6 @@ class SimWorker:
             booted=account.booted,
             met=self.met,
             prepares=account.prepares,
+            sends_state=account.sends_state,
             prepared=account.prepared,
         )

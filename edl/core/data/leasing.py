@@ -33,6 +33,7 @@ class Crossing:
     after_step: int | None  # None: at once, as the ring is broken; then the data is not known beforehand
     ledger: LedgerSnapshot | None
     rebatch: Rebatch | None
+    spares: bool = False  # newcomers have no samples in the first step
 
 
 class Leasing:
@@ -83,12 +84,15 @@ class Leasing:
         left_s = (end - newest) * self._step_time_s() - (working.now - at)
         return end if left_s > WORD_S else None
 
-    def crossing(self, roster: tuple[str, ...]) -> Crossing | None:
-        """How a ring of `roster` can follow that which trains. None: not now."""
+    def crossing(self, roster: tuple[str, ...], *, spare: bool = False) -> Crossing | None:
+        """How a ring of `roster` can follow that which trains. None: not now.
+
+        `spare`: where it can be, its newcomers have no samples in the first step.
+        """
         working, under_way = self._working, self._working.record.rebatch
         if under_way is not None:
             told = rebatch.told_by(working.record.roster, under_way, working.seen)
-            if told is not None and (cut := self._crossing_at(roster, under_way, told)) is not None:
+            if told is not None and (cut := self._crossing_at(roster, under_way, told, spare=spare)) is not None:
                 return cut
             if told is None and working.now - self._marked_since(under_way) < self._lead_times.torn_s:
                 self._marks_for_switch = True
@@ -96,12 +100,14 @@ class Leasing:
         step = self.switch_step()
         if step is None:
             return None
-        ledger = working.ledgers.planned(roster, step, self._lease_steps())
+        ledger = working.ledgers.planned(roster, step, self._lease_steps(), spare=spare)
         if under_way is None and ledger is not None and ledger.outdated_until > (mark := self._mark(words=2)):
             self._set_mark(mark)
             self._marks_for_switch = True
             return None
-        return Crossing(step, None if ledger is None else ledger.snapshot(), None)
+        if ledger is None:
+            return Crossing(step, None, None)
+        return Crossing(step, ledger.snapshot(), None, spare and self._spares(ledger))
 
     def in_place_of_broken(self, roster: tuple[str, ...]) -> Crossing:
         """To a ring at once. What it begins after, and with, is known once it stands (`enter`).
@@ -135,16 +141,20 @@ class Leasing:
         ledger = self._working.ledgers.planned(roster, 0, self._lease_steps())
         return Crossing(0, None if ledger is None else ledger.snapshot(), None)
 
-    def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int]) -> Crossing | None:
+    def _spares(self, ledger: Ledger) -> bool:
+        return ledger.spares(set(ledger.roster) - set(self._working.record.roster))
+
+    def _crossing_at(self, roster: tuple[str, ...], mark: Rebatch, told: list[int], *, spare: bool) -> Crossing | None:
         """After the first of the steps that were told, as no member can be beyond; None: no sample is left there."""
         ledger, after_step = self._working.ledgers.ledger, min(told)
         if ledger is None or after_step >= ledger.wanted_step:
             return None
         read = min(max(told), ledger.covered_step)
-        planned = self._working.ledgers.planned(roster, after_step, self._lease_steps(), read)
+        planned = self._working.ledgers.planned(roster, after_step, self._lease_steps(), read, spare=spare)
         assert planned is not None
         self._working.tell(facts.LeasesCut(after_step=read, batch=planned.batch, workers=len(roster)))
-        return Crossing(after_step, planned.snapshot(), msgspec.structs.replace(mark, planned=True))
+        mark = msgspec.structs.replace(mark, planned=True)
+        return Crossing(after_step, planned.snapshot(), mark, spare and self._spares(planned))
 
     def _marked_since(self, mark: Rebatch) -> float:
         """This leader's own time: another one waits anew."""

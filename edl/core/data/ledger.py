@@ -13,6 +13,8 @@ lease beside each of theirs that is not yet trained, as far as there are samples
 Where these did not suffice, so that it would stand by while the others train what is left, `rebatch` takes back what is
 beyond a step that no pipeline has read past, and the next `grant` shares it out.
 
+Where newcomers have no state yet in the first step of their ring (`spare`), they have no samples in it either.
+
 How many samples a worker takes in a step may change with the roster. What is leased by then stays as it is until the
 same `rebatch`; a newcomer's share beside such leases is empty, so that the batch of all does not grow in between.
 
@@ -79,6 +81,7 @@ class Ledger:
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
         self._trained_at: dict[int, int] | None = {}  # see `_last_steps`; None: to be worked out
         self._outdated_until = 0
+        self._spared: frozenset[str] = frozenset()  # from `enter` to the next `grant`: no samples in the next step
         self._history: deque[object] = deque(maxlen=HISTORY)
 
     # ------------------------------------------------------------------------------------------------ what is so
@@ -159,6 +162,12 @@ class Ledger:
         unseen = all(lease.after_step >= self._step for lease in self._all_leases())
         return self._spec.by_sample and unseen and (self.fully_leased or self._late >= self._ended)
 
+    def spares(self, workers: Iterable[str]) -> bool:
+        """In the next step each of `workers` has a lease, and no samples."""
+        step = self._step + 1
+        held = [[lease for lease in self.leases(worker) if lease.after_step < step] for worker in workers]
+        return all(leases and not leases[0].share(step) for leases in held)
+
     def leases(self, worker: str, after: int = 0) -> tuple[Lease, ...]:
         """What `worker` holds and has not fully trained, with numbers above `after`; nothing for a stranger."""
         member = self._members.get(worker)
@@ -186,11 +195,14 @@ class Ledger:
 
     # ---------------------------------------------------------------------------------------------- what happens
 
-    def enter(self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None) -> tuple[int, ...]:
+    def enter(
+        self, roster: Sequence[str], step: int, batches: Sequence[int] | None = None, *, spare: bool = False
+    ) -> tuple[int, ...]:
         """A new generation takes over after the committed step `step`. Returns the epochs that ended with it.
 
         What those who are gone hold of later steps is unassigned again. Newcomers have nothing until the next `grant`,
-        which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on.
+        which must follow before any step of theirs is committed. `batches`: of each in `roster`, from now on. `spare`:
+        what that grant gives newcomers begins one step later.
         """
         self._history.append(("enter", len(roster), step))
         sizes = _by_worker(roster, batches, self._spec)
@@ -205,6 +217,7 @@ class Ledger:
             self._closed = False  # no member is left whose pass the newest round was final for
         elif self._closed and gone:
             self._late = self._epoch
+        self._spared = frozenset(members.keys() - self._members.keys()) if spare else frozenset()
         self._members = members
         self._count_anew()
         return self._end_epochs()
@@ -224,6 +237,7 @@ class Ledger:
         self._catch_up()
         while self._covered < until_step and self._grant_round(until_step - self._covered):
             pass
+        self._spared = frozenset()
         given = {worker: self.leases(worker, after=number) for worker, number in before.items()}
         return {worker: leases for worker, leases in given.items() if leases}
 
@@ -407,14 +421,22 @@ class Ledger:
         outdated = set(self._outdated())
         for beside in example.leases:
             after_step = max(beside.after_step, self._step)
-            steps = beside.until_step - after_step
-            form = Lease(0, after_step, steps, 0, (), beside.epoch, beside.final)
+            form = Lease(0, after_step, beside.until_step - after_step, 0, (), beside.epoch, beside.final)
             if beside.until_step in outdated:
                 self._give(newcomers, [0] * len(newcomers), form, batch=0)
-            else:
-                counts = whole_batches(self._pool.count(self._limit(beside.epoch)), steps, _batches(newcomers))
+                continue
+            if self._spared and after_step == self._step:
+                form = self._give_none(newcomers, form)
+            if form.steps:
+                counts = whole_batches(self._pool.count(self._limit(form.epoch)), form.steps, _batches(newcomers))
                 self._give(newcomers, counts, form)
         self._outdated_until = self._last_outdated()
+
+    def _give_none(self, members: Sequence[_Holder], form: Lease) -> Lease:
+        """Of its first step, to any of `members`; returns what is left of it."""
+        first, left = form.after_step + 1, form.steps - 1
+        self._give(members, [0] * len(members), msgspec.structs.replace(form, steps=1, final=form.final and not left))
+        return msgspec.structs.replace(form, after_step=first, steps=left)
 
     def _grant_round(self, steps: int) -> bool:
         members, epoch = tuple(self._members.values()), self._next_epoch()
@@ -424,7 +446,11 @@ class Ledger:
         steps = self._steps_of_round(steps, available, epoch)
         if steps == 0:
             return False
-        steps, counts = evenly(available, steps, _batches(members))
+        batches = _batches(members)
+        if self._spared and self._covered == self._step:
+            others = [0 if worker in self._spared else one.batch for worker, one in self._members.items()]
+            steps, batches = (1, others) if any(others) else (steps, batches)
+        steps, counts = evenly(available, steps, batches)
         self._closed = sum(counts) == available
         self._epoch = epoch
         self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed))

@@ -14,7 +14,7 @@ from edl.core.data.ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Plan
-from edl.protocol.job_policy import Batching
+from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.ledger import LedgerSnapshot
 
 Epochs = tuple[int, ...]  # those that have ended
@@ -56,19 +56,32 @@ class LedgerVersions:
         self.ledger.extend(spec.epochs)
         return True
 
+    def can_spare(self) -> bool:
+        """Newcomers may have no samples in their first step: batches are as many samples of each worker, not of all
+        together, and edl cuts them.
+        """
+        return self.ledger is not None and not self.ledger.spec.by_sample and self.batching.rule is BatchRule.LOCAL
+
     def planned(
-        self, roster: Sequence[str], after_step: int | None, ahead: int, read: int | None = None
+        self,
+        roster: Sequence[str],
+        after_step: int | None,
+        ahead: int,
+        read: int | None = None,
+        *,
+        spare: bool = False,
     ) -> Ledger | None:
         """The data as it will be after `after_step`, so that no worker asks for it inside the pause.
 
-        `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew.
+        `read`: no worker has read beyond this step, nor will; what is leased of later ones is leased anew. `spare`:
+        newcomers have no samples in the first step.
         """
         if self.ledger is None or after_step is None:
             return None
         ledger = Ledger.restore(self.ledger.snapshot())
         if read is not None:
             ledger.rebatch(read)
-        ledger.enter(roster, after_step, self._batches(ledger.spec, roster))
+        ledger.enter(roster, after_step, self._batches(ledger.spec, roster), spare=spare)
         ledger.grant(after_step + ahead)
         return ledger
 

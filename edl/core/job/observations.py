@@ -65,6 +65,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.driver != last.driver
         or heard.met != last.met
         or heard.prepares != last.prepares
+        or heard.sends_state != last.sends_state
         or heard.prepared != last.prepared
     )
 
@@ -206,6 +207,11 @@ class Observations:
         """`worker` can form a ring beside the one that it sits in, as far as is known."""
         observed = self._newest.get(worker)
         return observed is not None and observed.observation.prepares
+
+    def sends_state(self, worker: str) -> bool:
+        """`worker` can give its state to a newcomer, or be given it, beside a step, as far as is known."""
+        observed = self._newest.get(worker)
+        return observed is not None and observed.observation.sends_state
 
     def prepared(self, worker: str, generation: int) -> str | None:
         """Why the ring of `generation` does not stand at `worker`, beside its own; empty where it does.

@@ -108,6 +108,7 @@ class OrderBook:
             checking=self.record.job_policy.checking,
             follows=self.record.generation,
             prepared=plan.prepared,
+            beside=plan.beside,
         )
 
     def _peers(self, rank: int, roster: tuple[str, ...]) -> tuple[Peer, ...]:

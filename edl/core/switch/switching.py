@@ -183,8 +183,20 @@ class Switching:
             self._leasing.keep_mark()
             if self._working.record.muster is None:  # it came to nothing, and others are to be called
                 self.wake_at = self._working.now
-        elif (crossing := self._leasing.crossing(wanted.roster)) is not None:
-            self._plan(wanted, crossing, self._mustering.prepared(wanted.roster))
+        else:
+            self._cross(wanted, self._mustering.prepared(wanted.roster))
+
+    def _cross(self, wanted: Follow, prepared: int) -> None:
+        """`prepared`: the number of their ring, which stands beside the one that trains; 0: it is formed in line."""
+        crossing = self._leasing.crossing(wanted.roster, spare=prepared > 0 and self._can_send(wanted.roster))
+        if crossing is not None:
+            self._plan(wanted, crossing, prepared)
+
+    def _can_send(self, roster: tuple[str, ...]) -> bool:
+        """One of the ring that trains can give its state to the newcomers while the first step is computed."""
+        working = self._working
+        comes = not set(roster).issubset(working.record.roster)
+        return comes and working.ledgers.can_spare() and all(map(working.seen.sends_state, roster))
 
     def _may_hear_why(self, situation: Situation) -> bool:
         """A member that is gone from the ring, or says why it failed, will be known in a moment: a plan with that
@@ -236,7 +248,7 @@ class Switching:
             self._drop(working.record.plan, roster)
         staying = [worker for worker in roster if working.state(worker) is not WorkerState.LEAVING]
         working.move_all(staying, Cause.PLANNED)
-        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0)
+        plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0, crossing.spares)
         state = JobState.STARTING if working.record.generation == 0 else JobState.SCALING
         working.change(plan=plan, planned=generation, state=state, muster=None)
         self._leasing.mark_for(crossing)

@@ -25,6 +25,7 @@ class TrainerAccount:
         self.reason = ""
         self.missed = 0
         self.prepares = False
+        self.sends_state = False
         self.prepared = (0, "")
         self.marked = (0, 0)
         self.diverged: Divergence | None = None
@@ -43,9 +44,10 @@ class TrainerAccount:
                 self.phase = Phase.REHEARSING
             case say.Rehearsed():
                 self.phase, self.booted = Phase.READY, True
-            case say.Entered(generation, _, leases_of, pause):
-                self.phase, self.generation, self.pause = Phase.TRAINING, generation, pause
+            case say.Entered(generation, _, leases_of, pause, awaits_state):
                 self.leases_of, self.booted = leases_of, True
+                if not awaits_state:
+                    self.phase, self.generation, self.pause = Phase.TRAINING, generation, pause
             case say.Broke(generation, _, reason):
                 self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)
             case say.LeaveAsked():
@@ -66,8 +68,8 @@ class TrainerAccount:
     def _note(self, message: say.Notes) -> None:
         """What changes nothing in where the trainer sits."""
         match message:
-            case say.Hello(_, prepares):
-                self.prepares = prepares
+            case say.Hello(_, prepares, sends_state):
+                self.prepares, self.sends_state = prepares, sends_state
             case say.Prepared(generation, failure):
                 self.prepared = (generation, clipped(failure))
             case say.Opened(spec):

@@ -7,7 +7,7 @@ Owns: these numbers, and what follows from what is heard. Does not own: the all-
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from dataclasses import dataclass
 from enum import IntEnum
 from typing import Final
@@ -37,9 +37,10 @@ class Beginning:
     whole: bool = False  # a member is new or behind: all of that state goes to all, else only what may differ anyway
     unsure: bool = False  # a ring broke: what a void mini-batch may have changed on some may differ
     current: bool = False  # this member has the state of `step` already
+    offer: int = 0  # where newcomers get that of the root while all compute the first step; 0: it is not sent so
 
 
-def begin(
+def begin(  # noqa: PLR0913 - keywords, but for the first three
     assignment: Assignment,
     generation: int,
     step: int,
@@ -47,11 +48,13 @@ def begin(
     has_state: bool,
     voided: bool = False,
     booted: bool = True,
+    offered: Callable[[], int] = lambda: 0,
 ) -> Generator[int, int, Beginning]:
     """One member's part: it yields a number for the all-reduce, and is sent the highest of all.
 
     `generation` is the one that it comes from, `step` what it has committed; `voided`: the mini-batch after that was
-    void; `booted`: its script is past `init`. All members yield equally often. Raises JobFailed, RingBroken.
+    void; `booted`: its script is past `init`; `offered`: where its state can be had beside a step, as a number, once
+    the ring stands; 0: nowhere. All members yield equally often. Raises JobFailed, RingBroken.
     """
     if assignment.place.generation == 1:  # none has trained. A collective would make TensorFlow ready for use, and a
         return Beginning(0, None)  # script that pins its GPU after init(), as with Horovod, could no more
@@ -68,6 +71,10 @@ def begin(
     current = has_state and step == newest.step
     unsure = doubted or not assignment.after_step  # not all may be at one step
     whole = assignment.newcomers > 0
+    if assignment.beside and not unsure:  # all but the newcomers have the state of the planned step
+        offer = yield offered() if assignment.place.rank == newest.root else 0
+        if offer:
+            return Beginning(newest.step, newest.root, current=current, offer=offer)
     if unsure:
         lacking = yield _lack(current, booted)
         whole = lacking >= Lack.STATE

@@ -15,10 +15,12 @@ from edl.protocol.assignment import Assignment
 class Entering:
     """Of one worker."""
 
-    def __init__(self, assignment: Assignment, talk: Generator[int, int, Beginning]) -> None:
+    talk: Generator[int, int, Beginning]
+
+    def __init__(self, assignment: Assignment) -> None:
         self.assignment = assignment
+        self.offer = 0  # where this member's state can be had beside a step, once the ring stands
         self.beginning: Beginning | None = None  # once all have agreed
-        self._talk = talk
 
     def say(self, heard: int | None) -> int | None:
         """The next number, once the highest of those before was heard. None: all have agreed on a beginning.
@@ -26,7 +28,7 @@ class Entering:
         Raises RingBroken, JobFailed.
         """
         try:
-            return next(self._talk) if heard is None else self._talk.send(heard)
+            return next(self.talk) if heard is None else self.talk.send(heard)
         except StopIteration as over:
             self.beginning = over.value
             return None

@@ -41,7 +41,11 @@ class StillWaiting:
 
 @dataclass(frozen=True, slots=True)
 class RingFormed:
-    """All members of the ring to be entered are connected."""
+    """All members of the ring to be entered are connected. `offer`: where this member's state can be had beside a step,
+    as a number; 0: nowhere.
+    """
+
+    offer: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +78,13 @@ class NumberHeard:
 
 
 @dataclass(frozen=True, slots=True)
+class StateComes:
+    """Of the state that is fetched beside a step, all is here that a script may see or change before an update."""
+
+
+@dataclass(frozen=True, slots=True)
 class StateCopied:
-    """What was to be copied has come whole, on this member."""
+    """What was to be copied has come whole, on this member. Beside a step: before its update."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,7 +171,7 @@ class ScriptEnded:
 
 
 FromOrders = OrdersHeard | OrdersRead | StillWaiting
-FromRing = RingFormed | RingFailed | NumberHeard | StateCopied
+FromRing = RingFormed | RingFailed | NumberHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
@@ -243,6 +252,27 @@ class CopyState:
     root: int
     is_root: bool
     current: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SendState:
+    """To so many newcomers, who fetch it while all compute the first step in this ring; before its update it is sent.
+
+    Nobody waits for that but this member, and a newcomer, for its own update. What a script may change before that is
+    copied now.
+    """
+
+    newcomers: int
+
+
+@dataclass(frozen=True, slots=True)
+class FetchState:
+    """From rank `root`, which has offered it: `StateComes` or `RingFailed` is the answer, and later, before the update
+    of the first step, `StateCopied` or `BatchVoid`.
+    """
+
+    root: int
+    offer: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -336,6 +366,8 @@ Command = (
     | AdoptRing
     | Agree
     | CopyState
+    | SendState
+    | FetchState
     | CopyRest
     | RecordRing
     | RecordStep

@@ -35,6 +35,7 @@ from edl.core.worker.inputs import (
     EndScript,
     EnterRing,
     Fail,
+    FetchState,
     FromComparison,
     FromOrders,
     FromRing,
@@ -58,6 +59,8 @@ from edl.core.worker.inputs import (
     RingPrepared,
     ScriptEnded,
     ScriptFailed,
+    SendState,
+    StateComes,
     StateCopied,
     StatesDiffer,
     StatesEqual,
@@ -109,6 +112,7 @@ class WorkerMachine:
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
+        self.awaits_state = False  # it sits in its ring, and gets its state beside the first step
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
         self._restarts = False  # a broken ring makes the script leave its iteration over the data
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
@@ -137,7 +141,7 @@ class WorkerMachine:
                 return self._on_training(happened)
             case OrdersHeard() | OrdersRead() | StillWaiting():
                 return self._on_orders(happened)
-            case RingFormed() | RingFailed() | NumberHeard() | StateCopied():
+            case RingFormed() | RingFailed() | NumberHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
             case RingPrepared() | RingNotPrepared():
                 return self.next_ring.take(happened)
@@ -212,12 +216,12 @@ class WorkerMachine:
         story: list[say.FromTrainer] = []
         if self.opened is not None:
             story.append(say.Opened(self.opened))
-        if self.generation:
-            story.append(say.Entered(self.generation, self.entered_after, self.supply.leases_of, None))
-        elif self.rehearsed:
+        if self.rehearsed and (self.awaits_state or not self.generation):
             story.append(say.Rehearsed())
-        elif self.state is TrainerState.REHEARSING:
+        elif not self.generation and self.state is TrainerState.REHEARSING:
             story.append(say.RehearsalBegan())
+        if self.generation:
+            story.append(self._entered())
         if self.supply.marked[0]:
             story.append(say.Marked(*self.supply.marked))
         story += self.next_ring.story
@@ -355,13 +359,21 @@ class WorkerMachine:
     def _enter(self, assignment: Assignment) -> list[Command]:
         """Leave this ring and go to the assigned one, to take over the state of its most advanced member (I5)."""
         self._move(StateChange.ENTERS)
-        how = {"has_state": self.has_state, "voided": self.void is not None, "booted": self.booted}
-        self._entering = Entering(assignment, begin(assignment, self.generation, self.count.step, **how))
+        entering = self._entering = Entering(assignment)
+        entering.talk = begin(
+            assignment,
+            self.generation,
+            self.count.step,
+            has_state=self.has_state,
+            voided=self.void is not None,
+            booted=self.booted,
+            offered=lambda: entering.offer,
+        )
         if not assignment.prepared:
             return self._enter_unprepared(self._entering, assignment)
         if self.next_ring.adopt(assignment.place.generation):
             return [AdoptRing(assignment)]
-        return self._fail(self._entering, "what was prepared of it does not stand any more")  # the others adopt theirs
+        return self._fail(entering, "what was prepared of it does not stand any more")  # the others adopt theirs
 
     def _enter_unprepared(self, entering: Entering, assignment: Assignment) -> list[Command]:
         """In line; or a thread has begun to form it when its word came, which may be through by now."""
@@ -374,16 +386,17 @@ class WorkerMachine:
     def _on_ring(self, happened: FromRing) -> list[Command]:
         entering = self._entering
         if entering is None and isinstance(happened, StateCopied):  # in a ring that trains
-            self._tainted = False
-            return []
+            awaited, self._tainted, self.awaits_state = self.awaits_state, False, False
+            return [TellDaemon(self._entered())] if awaited else []
         if entering is None:
             raise InvalidTransition(self.state, happened)
         match happened:
-            case RingFormed():
+            case RingFormed(offer):
+                entering.offer = offer
                 return self._talk(entering, None)
             case NumberHeard(highest):
                 return self._talk(entering, highest)
-            case StateCopied():
+            case StateCopied() | StateComes():
                 return self._sit(entering)
             case RingFailed(reason):
                 return self._fail(entering, reason)
@@ -401,7 +414,19 @@ class WorkerMachine:
             return [Agree(number)]
         beginning = entering.beginning
         assert beginning is not None
-        return self._sit(entering) if beginning.root is None else self._copy(entering, beginning.root, beginning)
+        if beginning.root is None:
+            return self._sit(entering)
+        if beginning.offer:
+            return self._part(entering, beginning.root, beginning)
+        return self._copy(entering, beginning.root, beginning)
+
+    def _part(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
+        """The root sends its state beside the first step; of the others, only newcomers have to do with that."""
+        if not beginning.current:
+            self._tainted = True
+            return [FetchState(root, beginning.offer)]
+        sends = entering.assignment.place.rank == root
+        return [*([SendState(entering.assignment.newcomers)] if sends else []), *self._sit(entering)]
 
     def _copy(self, entering: Entering, root: int, beginning: Beginning) -> list[Command]:
         is_root = entering.assignment.place.rank == root
@@ -420,6 +445,7 @@ class WorkerMachine:
         assert beginning is not None
         if beginning.whole:
             self._tainted = False
+        self.awaits_state = self._tainted and beginning.offer > 0
         self._entering = None
         self.rank, self.size, self.local_rank = place.rank, place.size, place.local_rank
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
@@ -427,12 +453,16 @@ class WorkerMachine:
         self.entered_after = self.count.step = beginning.step
         self.models_may_differ = beginning.step == 0 and place.size > 1
         self.supply.weightless = False
-        self.unusual.sit(entering.assignment.checking, beginning.step, place.size)
+        self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
-        sat.append(TellDaemon(say.Entered(place.generation, beginning.step, self.supply.leases_of, None)))
+        sat.append(TellDaemon(self._entered()))
         return [*sat, *self._go_on()]
+
+    def _entered(self) -> say.Entered:
+        leases_of = self.supply.leases_of
+        return say.Entered(self.generation, self.entered_after, leases_of, None, awaits_state=self.awaits_state)
 
     def _go_on(self) -> list[Command]:
         """In the ring that stands. Scripts that bring data of their own, or have asked for none yet, wait for none."""
@@ -484,6 +514,8 @@ class WorkerMachine:
             self._broke = say.Broke(self.generation, self.count.step, self.void)
             self._move(StateChange.VOID)
             return [TellDaemon(self._broke), ReadOrders()]
+        if self.awaits_state:
+            raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
         self.count.step += 1
         committed: list[Command] = [RecordStep(self.generation, self.count.step)]
         if attention or self.leases.holds_at(self.count.step):

@@ -1,0 +1,155 @@
+"""Mutants of the state that goes to newcomers beside a step, and what must hold of it (see `test_checks`)."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from mutants import Mutant, Patch, Play, Prompt, expect_noticed
+
+from edl.core.data.ledger import Ledger
+from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.switch.switching import Switching
+from edl.core.worker.account import TrainerAccount
+from edl.core.worker.inputs import SendState, StateCopied
+from edl.core.worker.machine import WorkerMachine
+from edl.protocol import link as say
+from edl.protocol.data import DataSpec
+from edl.protocol.job import JobState
+from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing.worker import SimWorker
+
+SEEDS = 40
+DATA = DataSpec(total=900, epochs=1, batch=2)
+
+
+def gives_newcomers_samples_at_once(patch: Patch) -> None:
+    def planned(self, roster, after_step, ahead, read=None, **_):
+        return right(self, roster, after_step, ahead, read)
+
+    right = LedgerVersions.planned
+    patch.setattr(LedgerVersions, "planned", planned)
+    patch.setattr(Ledger, "spares", lambda _self, _workers: True)
+
+
+def takes_what_is_under_way_for_a_state(patch: Patch) -> None:
+    def part(self, *of):
+        commands = right(self, *of)
+        self._tainted = False
+        return commands
+
+    right = WorkerMachine._part
+    patch.setattr(WorkerMachine, "_part", part)
+
+
+def counts_a_newcomer_without_a_state(patch: Patch) -> None:
+    hear = TrainerAccount.hear
+
+    def hears(self, message):
+        if isinstance(message, say.Entered):
+            message = msgspec.structs.replace(message, awaits_state=False)
+        hear(self, message)
+
+    patch.setattr(TrainerAccount, "hear", hears)
+
+
+def never_says_that_the_state_has_come(patch: Patch) -> None:
+    def ring(self, happened):
+        commands = right(self, happened)
+        return [] if isinstance(happened, StateCopied) and self._entering is None else commands
+
+    right = WorkerMachine._on_ring
+    patch.setattr(WorkerMachine, "_on_ring", ring)
+
+
+def forgets_whose_leases_it_reads(patch: Patch) -> None:
+    hear = TrainerAccount.hear
+
+    def hears(self, message):
+        if not (isinstance(message, say.Entered) and message.awaits_state):
+            hear(self, message)
+
+    patch.setattr(TrainerAccount, "hear", hears)
+
+
+def asks_of_members_what_they_cannot(patch: Patch) -> None:
+    patch.setattr(Switching, "_can_send", lambda self, _roster: self._working.ledgers.can_spare())
+
+
+def growing(seed: int) -> SimJob:
+    job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.LEAVE, 0.8)])
+    return job
+
+
+def of_two_sorts(seed: int) -> SimJob:
+    job = SimJob(DATA, seed=seed, workers=1, prepares=1.0, sends=0.6)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.JOIN, 0.8)])
+    return job
+
+
+def cut(seed: int) -> SimJob:
+    """What is under way does not come; then who has sent it leaves, or dies, or the newcomer does."""
+    job = SimJob(DATA, seed=seed, workers=1 + seed % 2, prepares=1.0, sends=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.5)])
+    job.plan([Planned(Fault.CUT_STATE, Moment.SENDING, 1), Planned(Fault.LEAVE, Moment.SENDING, 1)])
+    job.plan([Planned((Fault.KILL, Fault.LEAVE, Fault.JOIN)[seed % 3], Moment.SENDING, 2)])
+    return job
+
+
+class LosesItsSender(Prompt):
+    """The only one that has the state is told to leave, as that is on its way; and it does not come."""
+
+    def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        if moment is Moment.SENDING and not self.struck[Fault.CUT_STATE]:
+            self.inflict(Fault.CUT_STATE, self.workers["w1"])
+            self.inflict(Fault.LEAVE, self.workers["w0"])
+        super().happens(moment, worker)
+
+
+def leaves(seed: int) -> SimJob:
+    job = LosesItsSender(DATA, seed=seed, workers=1, prepares=1.0, sends=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05)])
+    return job
+
+
+MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
+    gives_newcomers_samples_at_once: (growing, {"I5"}),
+    takes_what_is_under_way_for_a_state: (cut, {"I5"}),
+    counts_a_newcomer_without_a_state: (leaves, {"I5", "I6"}),
+    never_says_that_the_state_has_come: (growing, {"I5", "I12", "I14"}),
+    forgets_whose_leases_it_reads: (cut, {"I5", "I6", "I7", "I14"}),
+    asks_of_members_what_they_cannot: (of_two_sorts, {"I14"}),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.__name__)
+def test_a_wrong_rule_of_sending_state_is_noticed(mutant: Mutant, monkeypatch: Patch) -> None:
+    play, expected = MUTANTS[mutant]
+    expect_noticed(mutant, play, expected, SEEDS, monkeypatch)
+
+
+class Counted(SimJob):
+    """Remembers what its trainers were to do about states."""
+
+    def carry_out(self, worker, commands):
+        self.sent = getattr(self, "sent", 0) + sum(isinstance(one, SendState) for one in commands)
+        super().carry_out(worker, commands)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_newcomers_get_their_state_beside_a_step(seed: int) -> None:
+    job = Counted(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.6)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert job.sent >= 1, job.story("nothing was sent")
+
+
+@pytest.mark.parametrize("fault", [Fault.CUT_STATE, Fault.KILL, Fault.VANISH])
+@pytest.mark.parametrize("seed", range(5))
+def test_a_state_that_does_not_come_costs_a_broadcast(fault: Fault, seed: int) -> None:
+    job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
+    job.plan([Planned(Fault.JOIN, 0.05), Planned(fault, Moment.SENDING, 1)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert job.struck[fault] == 1
