@@ -97,12 +97,18 @@ def cut(seed: int) -> SimJob:
 
 
 class LosesItsSender(Prompt):
-    """The only one that has the state is told to leave, as that is on its way; and it does not come."""
+    """The only one that has the state is told to leave, as that is on its way; and it does not come. Reports are so
+    quick that all of it is known, one after the other.
+    """
+
+    def stir(self, worker: SimWorker) -> None:
+        self.after(0.0, self._report, worker)
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
+        if moment is Moment.SITTING and worker is self.workers["w0"] and worker.generation > 1:
+            self.inflict(Fault.LEAVE, worker)
         if moment is Moment.SENDING and not self.struck[Fault.CUT_STATE]:
             self.inflict(Fault.CUT_STATE, self.workers["w1"])
-            self.inflict(Fault.LEAVE, self.workers["w0"])
         super().happens(moment, worker)
 
 
