@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 Sample = tuple[int, int]  # epoch, position
 SOON = 16  # steps: what is leased for these may be about to be read when a switch is wanted
-DEADLY = (Fault.KILL, Fault.VANISH, Fault.STALL, Fault.CUT_OFF)
 PLANS = 20  # without a step between them, besides what members and faults may cause
 
 
@@ -425,8 +424,6 @@ class Checks:
             return
         if "has the model's state" not in reason:
             self.violated("I6", f"the job failed: {reason}")
-        if not any(map(self.job.struck.__getitem__, DEADLY)):
-            self.violated("I5", f"the job failed: {reason}; and no worker has died")
         record = self.job.durable
         staying = [member.identity.id for member in record.members if member.state is not WorkerState.LEAVING]
         left = [worker for worker in staying if worker in record.roster]

@@ -101,6 +101,11 @@ class LosesItsSender(Prompt):
     quick that all of it is known, one after the other.
     """
 
+    def run(self, *, within_s: float = 60.0) -> None:
+        super().run(within_s=within_s)
+        if self.durable.state is not JobState.FINISHED:
+            self.checks.violated("I5", f"the state is lost, and no worker has died: {self.durable.reason}")
+
     def stir(self, worker: SimWorker) -> None:
         self.after(0.0, self._report, worker)
 
