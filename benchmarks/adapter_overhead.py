@@ -42,6 +42,9 @@ class NoTrainer:
     def before_reduce(self) -> None:
         """Nothing to weigh."""
 
+    def before_update(self) -> None:
+        """No state is under way."""
+
     def step(self) -> int:
         return 1
 

@@ -34,7 +34,7 @@ from edl.coordination.store import Create, Delete, Link, NodeExists, Store, Stor
 from edl.core.job.lead_times import LeadTimes
 from edl.core.worker.moves import NEVER, attention_step
 from edl.daemon.garbage import collect_regularly, collect_seldom
-from edl.daemon.introductions import Introductions, located, through_with
+from edl.daemon.introductions import Here, Introductions, Keys, located, through_with
 from edl.daemon.leader import Leader, Reigning
 from edl.daemon.membership import Candidacy, Membership
 from edl.daemon.mustering import Neighbours
@@ -96,6 +96,7 @@ class Daemon:
         self._mustering: Neighbours | None = None
         self._stand_in: StandInLink | None = None
         self._interface, self._address_here = "lo", LOOPBACK
+        self._keys: Keys | None = None
         self._clock = SystemClock()
         self._restored_at = float("-inf")  # the connection to the coordinator: since when it is there
         self._tasks: set[asyncio.Task[None]] = set()
@@ -176,6 +177,7 @@ class Daemon:
         )
         port = await server.start(address)
         office = self._office = self._opened(store, server, address, port)
+        self._keys = Keys(secret, self._job)
         self._introductions = introductions = self._introducing(secret)
         self._mustering = mustering = Neighbours(
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
@@ -299,7 +301,7 @@ class Daemon:
         if self._mustering is not None:
             self._mustering.follow(orders)
             self._observer.met = self._mustering.met
-        here = {"interface": self._interface, "address": self._address_here, "rendezvous": rendezvous}
+        here = Here(self._interface, self._address_here, rendezvous, self._keys)
         self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
         self._page.attention_step = attention_step(self._observer.generation, orders)

@@ -12,9 +12,11 @@ nor what trainers and daemons say to each other.
 from __future__ import annotations
 
 import asyncio
+import hmac
 import itertools
 import logging
 from collections.abc import Callable, Collection, Coroutine, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -175,15 +177,45 @@ def through_with(message: say.FromTrainer) -> int:
             return 0
 
 
-def located(orders: Orders, here: dict[str, str]) -> Orders:
+class Keys:
+    """The job's secret: for each ring a key of its own. A trainer is told no other."""
+
+    def __init__(self, secret: bytes, job: str) -> None:
+        self._secret = hmac.digest(secret, b"edl ring " + job.encode(), "sha256")
+
+    def of(self, generation: int) -> bytes:
+        return hmac.digest(self._secret, generation.to_bytes(8, "big"), "sha256")
+
+
+@dataclass(frozen=True, slots=True)
+class Here:
+    """What is so of this worker's host, and only its daemon knows."""
+
+    interface: str
+    address: str
+    rendezvous: str
+    keys: Keys | None  # None before it is known
+
+
+def located(orders: Orders, here: Here) -> Orders:
     """The same, with what this worker's trainer must know of its host to form a ring."""
     if orders.assignment is not None:
-        place = msgspec.structs.replace(orders.assignment.place, **here)
+        place = _located(orders.assignment.place, here)
         return msgspec.structs.replace(orders, assignment=msgspec.structs.replace(orders.assignment, place=place))
     if orders.summons is not None and orders.summons.place is not None:
-        place = msgspec.structs.replace(orders.summons.place, **here)
+        place = _located(orders.summons.place, here)
         return msgspec.structs.replace(orders, summons=msgspec.structs.replace(orders.summons, place=place))
     return orders
+
+
+def _located(place: Place, here: Here) -> Place:
+    return msgspec.structs.replace(
+        place,
+        interface=here.interface,
+        address=here.address,
+        rendezvous=here.rendezvous,
+        key=b"" if here.keys is None else here.keys.of(place.generation),
+    )
 
 
 class Introduction:

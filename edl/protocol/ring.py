@@ -29,6 +29,7 @@ class Place(msgspec.Struct, frozen=True):
     cross_rank: int = 0  # of this host among those that have this local rank too
     cross_size: int = 1
     address: str = "127.0.0.1"  # of this worker's host, on that interface
+    key: bytes = b""  # of this ring: by it its members know each other; derived from the job's secret
 
 
 class Peer(msgspec.Struct, frozen=True):

@@ -165,6 +165,10 @@ class TensorFlowFramework:
             np.copyto(mine, theirs)
         return moved + sum(one.nbytes for one in arrays)
 
+    @property
+    def apart(self) -> None:
+        return None
+
     def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
         return [one.copy() if isinstance(one, np.ndarray) else one.numpy() for one in contents]
 

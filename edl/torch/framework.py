@@ -21,6 +21,7 @@ from edl.collectives.share import Weight
 from edl.core.worker.digest import leaves
 from edl.errors import UsageError
 from edl.protocol.divergence import Fingerprint
+from edl.torch.apart import TorchApart
 from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of
@@ -47,6 +48,7 @@ class TorchFramework:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
         self._kept: list[Rest] = []
+        self._apart = TorchApart(self, _tensor)
 
     @functools.cached_property
     def ring(self) -> TensorRing:
@@ -97,6 +99,10 @@ class TorchFramework:
         with torch.no_grad():
             return broadcast_tensors(self.ring, [_tensor(one) for one in contents], root, receive)
 
+    @property
+    def apart(self) -> TorchApart:
+        return self._apart
+
     def copied(self, contents: Sequence[Any]) -> Sequence[torch.Tensor]:
         return [_tensor(one).detach().clone() for one in contents]
 
@@ -109,11 +115,14 @@ class TorchFramework:
     def built(self) -> bool:
         return not any(is_lazy(tensor) for _, tensor in self.tensors())
 
-    def synchronize(self, root: int) -> int:
+    def check_built(self) -> None:
         if not self.built:
             raise UsageError(
                 "edl.Optimizer(model=...): a lazy module has no parameters yet; run a batch through it first"
             )
+
+    def synchronize(self, root: int) -> int:
+        self.check_built()
         return synchronize(self, self.ring, root)
 
     def synchronize_rest(self, root: int, *, only_statistics: bool) -> None:
@@ -166,7 +175,7 @@ class TorchFramework:
         of = [f" of optimizer {number}" if len(self._optimizers) > 1 else "" for number in range(len(self._optimizers))]
         for optimizer, which in zip(self._optimizers, of, strict=True):  # first: what differs here, makes the rest
             yield from leaves(hyper_parameters(optimizer), f"hyper-parameters{which}")
-        buffers = {id(buffer) for model in self._models for buffer in model.buffers()}
+        buffers = self.buffers()
         learned = {id(tensor): (name, tensor) for name, tensor in self.tensors() if id(tensor) not in buffers}
         yield from ((name, tensor) for name, tensor in learned.values() if not is_lazy(tensor))
         for optimizer, which in zip(self._optimizers, of, strict=True):
@@ -186,6 +195,9 @@ class TorchFramework:
                 for index, parameter in enumerate(group["params"]):
                     if id(parameter) not in seen:
                         yield f"optimizer.{number}.group.{group_number}.{index}", parameter
+
+    def buffers(self) -> set[int]:
+        return {id(buffer) for model in self._models for buffer in model.buffers()}
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return self._optimizers

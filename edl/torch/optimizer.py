@@ -39,6 +39,7 @@ class Elastic:
             closure = functools.partial(_reduced, reducer, closure)
         else:
             reducer.average()
+        reducer.before_update()
         if closure is not None or not reducer.moot:
             with contextlib.suppress(_Moot), _rates_times(self, reducer.rate):
                 result = super().step(closure)  # type: ignore[misc]

@@ -99,6 +99,10 @@ class Reducer:
         if not (self._averaged and self._step == self._trainer.step()):
             finish([self])
 
+    def before_update(self) -> None:
+        """Nothing of it is made yet; a state may have to go or come before."""
+        self._trainer.before_update()
+
     def use(self) -> None:
         """`step()` is made, or left out."""
         self.updates += not self._trainer.voided

@@ -55,7 +55,7 @@ def synchronize(holder: Holder, ring: TensorRing, root: int) -> int:
             ring.broadcast(head, root)
         else:
             head = ring.broadcast(None, root)
-            _Adoption(f"the model of rank {place.rank} is not that of rank {root}", contents).adopt(holder, named, head)
+            Adoption(f"the model of rank {place.rank} is not that of rank {root}", contents).adopt(holder, named, head)
         return len(head) + broadcast_tensors(ring, contents, root, receive=place.rank != root)
 
 
@@ -69,12 +69,12 @@ def synchronize_rest(
     contents = list(buffers)
     if optimizers:
         mine = list(buffers)
-        groups = [_hyper_parameters_of(optimizer, mine) for optimizer in optimizers]
+        groups = [described_hyper_parameters(optimizer, mine) for optimizer in optimizers]
         head = ring.broadcast(msgspec.msgpack.encode(groups) if place.rank == root else None, root)
         if place.rank == root:
             contents = mine
         else:
-            adoption = _Adoption(f"the optimizers of rank {place.rank} are not those of rank {root}", contents)
+            adoption = Adoption(f"the optimizers of rank {place.rank} are not those of rank {root}", contents)
             for optimizer, hyper in zip(optimizers, msgspec.msgpack.decode(head, type=list[Node]), strict=True):
                 adoption.adopt_hyper_parameters(optimizer, hyper)
     with torch.no_grad():
@@ -87,16 +87,13 @@ def synchronize_rest(
 def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: list[torch.Tensor]) -> bytes:
     """What the root has. Appends the optimizers' tensors to `contents`."""
     optimizers = tuple(
-        (
-            _hyper_parameters_of(optimizer, contents),
-            _described(states(optimizer), "optimizer.state", contents),
-        )
+        (described_hyper_parameters(optimizer, contents), described_states(optimizer, contents))
         for optimizer in holder.optimizers()
     )
     return msgspec.msgpack.encode(Described(tuple((name, form(tensor)) for name, tensor in named), optimizers))
 
 
-class _Adoption:
+class Adoption:
     """Makes the optimizers here look like the root's, and lists their tensors in the root's order."""
 
     def __init__(self, complaint: str, contents: list[torch.Tensor]) -> None:
@@ -105,20 +102,25 @@ class _Adoption:
 
     def adopt(self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes) -> None:
         described = msgspec.msgpack.decode(head, type=Described)
-        self._check_tensors(described, named)
-        optimizers = list(holder.optimizers())
-        self._check_number("optimizers", len(optimizers), len(described.optimizers))
-        for optimizer, (hyper, states) in zip(optimizers, described.optimizers, strict=True):
+        self.check(holder, named, described)
+        for optimizer, (hyper, states) in zip(holder.optimizers(), described.optimizers, strict=True):
             self.adopt_hyper_parameters(optimizer, hyper)
-            self._adopt_states(optimizer, states)
+            self.adopt_states(optimizer, states)
+
+    def check(self, holder: Holder, named: list[tuple[str, torch.Tensor]], described: Described) -> None:
+        """What is here is of the same form. Raises UsageError."""
+        self._check_tensors(described, named)
+        self._check_number("optimizers", len(list(holder.optimizers())), len(described.optimizers))
 
     def adopt_hyper_parameters(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+        """Tensors among them are listed, and filled later."""
         theirs = node.items if isinstance(node, Elements) else ()
         self._check_number("parameter groups", len(optimizer.param_groups), len(theirs))
         for group, hyper in zip(optimizer.param_groups, theirs, strict=True):
             group.update(self._adopted(hyper, _hyper_parameters(group), _device(group["params"]), "param_groups"))
 
-    def _adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+    def adopt_states(self, optimizer: torch.optim.Optimizer, node: Node) -> None:
+        """The same of what it keeps of its updates."""
         parameters = list(parameters_of(optimizer))
         states: dict[Any, Any] = optimizer.state
         before = dict(states)
@@ -158,8 +160,14 @@ def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:
     return [_hyper_parameters(group) for group in optimizer.param_groups]
 
 
-def _hyper_parameters_of(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
+def described_hyper_parameters(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
+    """Their tree; appends their tensors to `contents`."""
     return _described(hyper_parameters(optimizer), "param_groups", contents)
+
+
+def described_states(optimizer: torch.optim.Optimizer, contents: list[torch.Tensor]) -> Node:
+    """The same of what it keeps of its updates."""
+    return _described(states(optimizer), "optimizer.state", contents)
 
 
 def _described(value: Any, path: str, contents: list[torch.Tensor]) -> Node:
@@ -222,7 +230,7 @@ def broadcast_tensors(ring: TensorRing, tensors: list[torch.Tensor], root: int, 
 
 def _send_alone(ring: TensorRing, tensor: torch.Tensor, root: int, name: str, receive: bool) -> Callable[[], None]:
     sent = tensor.detach().contiguous()  # the tensor itself, unless its layout is unusual
-    wait = ring.broadcast_begun(_as_bytes(sent), root, name)
+    wait = ring.broadcast_begun(as_bytes(sent), root, name)
 
     def finish() -> None:
         wait()
@@ -235,7 +243,7 @@ def _send_alone(ring: TensorRing, tensor: torch.Tensor, root: int, name: str, re
 def _send_packed(
     ring: TensorRing, tensors: list[torch.Tensor], root: int, name: str, receive: bool
 ) -> Callable[[], None]:
-    pieces = [_as_bytes(tensor.detach().contiguous()) for tensor in tensors]
+    pieces = [as_bytes(tensor.detach().contiguous()) for tensor in tensors]
     packed = torch.cat(pieces)
     wait = ring.broadcast_begun(packed, root, name)
 
@@ -248,6 +256,6 @@ def _send_packed(
     return finish
 
 
-def _as_bytes(tensor: torch.Tensor) -> torch.Tensor:
+def as_bytes(tensor: torch.Tensor) -> torch.Tensor:
     """The same memory as bytes, so that every type travels, also those that Horovod does not know."""
     return tensor.reshape(-1).view(torch.uint8)

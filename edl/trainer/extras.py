@@ -14,7 +14,7 @@ import msgspec
 from edl.errors import UsageError
 from edl.trainer.arrays import Arrays
 from edl.trainer.compared import Leaf, compared
-from edl.trainer.framework import Framework
+from edl.trainer.framework import Apart, Framework
 from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Content, Node, Tensors
 
@@ -76,10 +76,8 @@ class Extras:
             framework.ring.broadcast(msgspec.msgpack.encode(nodes), root)
             framework.broadcast([content.contents for content in contents], root)
             return
-        nodes = msgspec.msgpack.decode(framework.ring.broadcast(None, root), type=dict[str, Node])
-        unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
-        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
-        framework.broadcast(unpacking.contents, root)
+        coming, contents = self._coming(root, framework.ring.broadcast(None, root))
+        framework.broadcast(contents, root)
         self._values.update({name: value() for name, value in coming.items()})
 
     def _synchronize_statistics(self, framework: Framework, root: int) -> None:
@@ -88,6 +86,24 @@ class Extras:
         statistics = [content.contents for content in self._packed()[1] if content.is_statistic]
         if statistics and (place is None or place.size > 1):
             framework.broadcast(statistics, root)
+
+    def _parted(self, apart: Apart) -> tuple[bytes, bytes]:
+        """All values: their tree, and what is in them."""
+        nodes, contents = self._packed()
+        return msgspec.msgpack.encode(nodes), apart.raw([content.contents for content in contents])
+
+    def _take(self, apart: Apart, root: int, tree: bytes, raw: bytes) -> None:
+        """Take over the values of rank `root`. Raises UsageError where they differ in form."""
+        coming, contents = self._coming(root, tree)
+        apart.put(contents, raw)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:
+        """What becomes of each value once the contents, which are beside it, have come."""
+        nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
+        unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
+        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+        return coming, unpacking.contents
 
     def _remember(self, framework: Framework) -> Callable[[], None]:
         """What all values are now. Calling it makes them so again, in place as at a newcomer."""

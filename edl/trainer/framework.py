@@ -6,13 +6,41 @@ called (`edl.trainer.trainer`). The runtime imports no framework; the faces hand
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from edl.collectives.ring import Ring
 from edl.protocol.divergence import Fingerprint
 from edl.trainer.tree import Tensors
+from edl.transport.stream import Contents
+
+
+class Parted(NamedTuple):
+    """What makes up a model, in two parts: what a script may see or change before an update, and the rest."""
+
+    description: bytes  # of both, without contents
+    early: bytes  # a copy
+    late: Contents  # parameters and what optimizers keep, where they lie: only an update changes them
+
+
+class Apart(Protocol):
+    """A model's state in parts, each of which is moved by itself and not by the ring."""
+
+    def parted(self) -> Parted:
+        """That of this worker now."""
+
+    def take_early(self, description: bytes, early: bytes) -> Callable[[memoryview], None]:
+        """Take over what a peer has described; what is returned takes the rest, before an update.
+
+        Raises UsageError where the model of this process is not the peer's, or not built yet.
+        """
+
+    def raw(self, contents: Sequence[Any]) -> bytes:
+        """What is in them now."""
+
+    def put(self, contents: Sequence[Any], raw: bytes) -> None:
+        """Fill contents of the same sizes in the same order with that."""
 
 
 class Framework(Protocol):
@@ -32,6 +60,10 @@ class Framework(Protocol):
         They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents
         of the same sizes in the same order. Raises RingBroken.
         """
+
+    @property
+    def apart(self) -> Apart | None:
+        """How its state goes to a newcomer, or comes from another worker, beside a step; None: it cannot."""
 
     def copied(self, contents: Sequence[Any]) -> Sequence[Any]:
         """What is in them now, for `fill`."""
@@ -126,6 +158,9 @@ class StepPort(Protocol):
 
     def before_reduce(self) -> None:
         """Called before the first collective of each step."""
+
+    def before_update(self) -> None:
+        """Called before anything of an update is made, or what it would change is looked at for it."""
 
     def waited(self, nanoseconds: int) -> None:
         """So long this worker has just waited for its peers."""

@@ -32,6 +32,7 @@ from edl.core.worker.inputs import (
     EndScript,
     EnterRing,
     Fail,
+    FetchState,
     HealingBegins,
     Input,
     LeaveRing,
@@ -45,7 +46,9 @@ from edl.core.worker.inputs import (
     ReleaseRing,
     RingFailed,
     RingFormed,
+    SendState,
     SetWeight,
+    StateComes,
     StateCopied,
     StepCovered,
     StillWaiting,
@@ -60,6 +63,7 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
+from edl.trainer.beside import Beside
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.endings import Leaving
@@ -72,7 +76,9 @@ from edl.transport.page import Page
 
 logger = logging.getLogger("edl")
 
-Aside = TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | TrainStandIns  # of no answer
+Aside = (
+    TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | SendState | TrainStandIns
+)  # of no answer
 
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
 
@@ -92,6 +98,7 @@ class WorkerShell:
         self._extras = extras
         self._kept = Kept(framework, extras)
         self._preparer = Preparer(framework, self.hear)
+        self._beside = Beside(framework, extras)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
@@ -167,7 +174,9 @@ class WorkerShell:
     def story(self) -> list[say.FromTrainer]:
         """What a daemon must know of this trainer, whenever it comes. Any thread."""
         with self._turn:
-            return [say.Hello(self.link.had_orders, self._framework.ring.prepares), *self.machine.story()]
+            framework = self._framework
+            hello = say.Hello(self.link.had_orders, framework.ring.prepares, framework.apart is not None)
+            return [hello, *self.machine.story()]
 
     # --------------------------------------------------------------------------------------------------- weights
 
@@ -216,8 +225,8 @@ class WorkerShell:
                 return self._enter(command)
             case Agree(number):
                 return self._agree(number)
-            case CopyState() | CopyRest():
-                return self._copy(command)
+            case CopyState() | CopyRest() | FetchState():
+                return self._fetch(command) if isinstance(command, FetchState) else self._copy(command)
             case EndScript() | Fail() | BreakIteration():
                 self._end(command)
             case RecordRing(place, step):
@@ -234,13 +243,17 @@ class WorkerShell:
                 self.rehearses = True
                 self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
             case LeaveRing():
+                self._beside.drop()
                 self._framework.ring.leave()
             case AbortRings(generations):
+                self._beside.abort(generations)
                 self._framework.ring.abort(generations)
             case PrepareRing(place):
                 self._preparer.begin(place, self.step_timeout_s)
             case ReleaseRing(generation):
                 self._preparer.release(generation)
+            case SendState(newcomers):
+                self._beside.send(newcomers)
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
 
@@ -256,6 +269,7 @@ class WorkerShell:
         """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
         now = time.monotonic()
         self._moments = [self._moments[0] if self._moments else now, now]
+        self._beside.drop()
         try:
             if isinstance(command, AdoptRing):
                 self._adopt(command.assignment.place.generation)
@@ -263,8 +277,11 @@ class WorkerShell:
                 self._form(command)
         except RingBroken as error:
             return RingFailed(str(error))
+        planned = command.assignment
+        gives = planned.beside and isinstance(command, AdoptRing) and planned.place.rank == 0
+        offer = self._beside.offer(planned.place, self.step_timeout_s) if gives else 0
         self._moments.append(time.monotonic())
-        return RingFormed()
+        return RingFormed(offer)
 
     def _adopt(self, generation: int) -> None:
         self._framework.discard()
@@ -294,7 +311,44 @@ class WorkerShell:
         except RingBroken as error:
             return RingFailed(str(error))
 
+    def _fetch(self, command: FetchState) -> Input:
+        place = self._framework.ring.place
+        assert place is not None  # it has just adopted that ring
+        try:
+            self._beside.fetch(place, command.root, command.offer, self.step_timeout_s)
+        except RingBroken as error:
+            return RingFailed(str(error))
+        return StateComes()
+
+    def before_update(self) -> None:
+        """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
+        nothing: then it is void.
+        """
+        beside = self._beside
+        if beside.idle or self.machine.void is not None:
+            return
+        if not beside.awaits:
+            beside.wait_sent()
+            return
+        try:
+            beside.take()
+        except RingBroken as error:
+            self.hear(Void(str(error)))
+        else:
+            self.hear(StateCopied())
+
+    def end_beside(self) -> None:
+        """The end of a mini-batch, also of one without an update."""
+        if self._beside.idle:
+            return
+        self.before_update()
+        if self.machine.void is None:
+            self._beside.end()
+        else:
+            self._beside.drop()
+
     def _copy(self, command: CopyState | CopyRest) -> Input:
+        self._beside.drop()
         try:
             if isinstance(command, CopyState):
                 self._copy_state(command)
@@ -325,7 +379,7 @@ class WorkerShell:
                     self._kept.keep_statistics(of_nobody=command.weightless)
 
     def _tell(self, said: say.FromTrainer) -> None:
-        if isinstance(said, say.Entered):
+        if isinstance(said, say.Entered) and not said.awaits_state:
             said = msgspec.structs.replace(said, pause=_pause([*self._moments, time.monotonic()]))
             self._moments = self._moments[:1]
         self.link.send(said)

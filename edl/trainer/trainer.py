@@ -443,6 +443,10 @@ class Trainer:
         if self._machine.weightless:
             self._shell.keep_schedules()
 
+    def before_update(self) -> None:
+        """Beside this mini-batch a state may be under way, from here or to here."""
+        self._shell.before_update()
+
     # ------------------------------------------------------------------------------------------ the end of a batch
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
@@ -480,6 +484,7 @@ class Trainer:
         if samples is not None:
             self._check_samples(samples)
         shell.forget_stand_ins()
+        shell.end_beside()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
         old, weightless = machine.size, machine.weightless

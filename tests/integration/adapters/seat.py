@@ -118,6 +118,9 @@ class FakeTrainer:
     def before_reduce(self) -> None:
         self.before += 1
 
+    def before_update(self) -> None:
+        """No state is under way."""
+
     def keep_in_step(self) -> None:
         """There is no pipeline."""
 

@@ -11,7 +11,7 @@ import pytest
 
 from edl.core.switch.exchange import TRADE
 from edl.daemon import introductions as module
-from edl.daemon.introductions import Introduction, located, through_with
+from edl.daemon.introductions import Here, Introduction, Keys, located, through_with
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Summons
 from edl.protocol.messages import AskAddresses
@@ -256,13 +256,22 @@ async def test_a_ring_that_is_prepared_is_the_one_that_is_planned_then() -> None
 
 
 def test_a_trainer_hears_where_its_host_is_also_for_a_ring_that_it_prepares() -> None:
-    place, here = Place(2, 0, 2, "w0"), {"interface": "eth0", "address": "10.0.0.1", "rendezvous": "127.0.0.1:1/x"}
-    there = msgspec.structs.replace(place, **here)
+    place, keys = Place(2, 0, 2, "w0"), Keys(b"a secret of the job", "job")
+    here = Here("eth0", "10.0.0.1", "127.0.0.1:1/x", keys)
+    there = msgspec.structs.replace(
+        place, interface="eth0", address="10.0.0.1", rendezvous="127.0.0.1:1/x", key=keys.of(2)
+    )
     called = msgspec.structs.replace(orders(None), summons=Summons(1, (), place))
     assert located(called, here).summons == Summons(1, (), there)
     assert located(orders(Assignment(place, 9, 1)), here).assignment == Assignment(there, 9, 1)
     met = msgspec.structs.replace(orders(None), summons=Summons(1, ()))
     assert located(met, here) == met
+
+
+def test_each_ring_has_a_key_of_its_own_which_no_other_job_has() -> None:
+    keys = [Keys(b"secret", "a").of(1), Keys(b"secret", "a").of(2), Keys(b"secret", "b").of(1), Keys(b"x", "a").of(1)]
+    assert len(set(keys)) == 4
+    assert Keys(b"secret", "a").of(1) == keys[0]
 
 
 def test_what_is_prepared_stays_open_for_others_unless_it_failed() -> None:

@@ -1,0 +1,169 @@
+"""The state of a model and its optimizers in two parts, for a newcomer that gets it beside a step.
+
+Owns: what is of which part, and their bytes. Does not own: what makes up the state (`edl.torch.state`), how bytes
+travel (`edl.transport.stream`), nor when (`edl.trainer.beside`).
+
+Early: buffers and hyper-parameters, which forward passes and schedules change. Late: parameters and the optimizers'
+tensors, which only an update changes; they are read where they lie, and if one was changed meanwhile all the same, that
+shows in torch's count of its versions.
+"""
+
+from __future__ import annotations
+
+import bisect
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, Protocol
+
+import msgspec
+import torch
+
+from edl.errors import UsageError
+from edl.torch.state import Adoption, Described, Holder, as_bytes, described_hyper_parameters, described_states
+from edl.torch.tensors import form
+from edl.trainer.framework import Parted
+
+ALIGNED = 16  # each tensor's bytes begin at a multiple of this
+TOGETHER_BYTES = 1 << 18  # smaller tensors are sent together
+PART_BYTES = 1 << 20
+
+
+class Whole(Holder, Protocol):
+    """All that was wrapped."""
+
+    def check_built(self) -> None:
+        """Raises UsageError where the model has not all its parameters yet."""
+
+    def buffers(self) -> set[int]:
+        """Which of the tensors are buffers, by `id`."""
+
+
+class TorchApart:
+    """`edl.trainer.framework.Apart`."""
+
+    def __init__(self, holder: Whole, tensor: Callable[[Any], torch.Tensor]) -> None:
+        """`tensor` is the memory of what travels."""
+        self._holder = holder
+        self._tensor = tensor
+
+    def parted(self) -> Parted:
+        holder, early, late = self._holder, list[torch.Tensor](), list[torch.Tensor]()
+        holder.check_built()
+        buffers, named = holder.buffers(), list(holder.tensors())
+        for _, tensor in named:
+            (early if id(tensor) in buffers else late).append(tensor)
+        optimizers = tuple(
+            (described_hyper_parameters(one, early), described_states(one, late)) for one in holder.optimizers()
+        )
+        described = Described(tuple((name, form(tensor)) for name, tensor in named), optimizers)
+        return Parted(msgspec.msgpack.encode(described), self.raw(early), Lying(late))
+
+    def take_early(self, description: bytes, early: bytes) -> Callable[[memoryview], None]:
+        holder = self._holder
+        holder.check_built()
+        buffers, named = holder.buffers(), list(holder.tensors())
+        described = msgspec.msgpack.decode(description, type=Described)
+        first = [tensor for _, tensor in named if id(tensor) in buffers]
+        adoption = Adoption("the model of this worker is not that of the others", first)
+        adoption.check(holder, named, described)
+        for optimizer, (hyper, _) in zip(holder.optimizers(), described.optimizers, strict=True):
+            adoption.adopt_hyper_parameters(optimizer, hyper)
+        self.put(first, early)
+
+        def take_late(late: memoryview) -> None:
+            rest = [tensor for _, tensor in named if id(tensor) not in buffers]
+            adoption = Adoption("the optimizers of this worker are not those of the others", rest)
+            for optimizer, (_, states) in zip(holder.optimizers(), described.optimizers, strict=True):
+                adoption.adopt_states(optimizer, states)
+            self.put(rest, late)
+
+        return take_late
+
+    def raw(self, contents: Sequence[Any]) -> bytes:
+        return b"".join(itertools.chain.from_iterable(_padded(self._tensor(one)) for one in contents))
+
+    def put(self, contents: Sequence[Any], raw: bytes | memoryview) -> None:
+        tensors = [self._tensor(one) for one in contents]
+        if sum(map(_room, tensors)) != len(raw):
+            raise UsageError(
+                f"{len(raw)} bytes have come for state of {sum(map(_room, tensors))}: all workers must build the same "
+                "model, wrap the same optimizers and register the same values"
+            )
+        whole, begin = bytearray(raw) if isinstance(raw, bytes) else raw, 0
+        with torch.no_grad():
+            for tensor in tensors:
+                if count := tensor.numel():
+                    came = torch.frombuffer(whole, dtype=tensor.dtype, count=count, offset=begin)
+                    tensor.detach().copy_(came.view(tensor.shape))
+                    begin += _room(tensor)
+
+
+class Lying:
+    """`edl.transport.stream.Contents` of tensors that nothing changes meanwhile."""
+
+    def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
+        self._tensors = list(tensors)
+        self._versions = list(map(_version, self._tensors))
+        self._groups = list(_grouped(self._tensors))
+        self._begins = [0, *itertools.accumulate(sum(map(_room, group)) for group in self._groups)]
+        self._at = -1  # the group whose bytes are at hand
+        self._bytes = memoryview(b"")
+
+    @property
+    def size(self) -> int:
+        return self._begins[-1]
+
+    def part(self, begin: int) -> memoryview:
+        """The same thread asks for one after the other."""
+        at = bisect.bisect_right(self._begins, begin) - 1
+        if at != self._at:
+            self._at, self._bytes = at, _together(self._groups[at])
+        within = begin - self._begins[at]
+        return self._bytes[within : within + PART_BYTES]
+
+    def whole(self) -> bool:
+        return self._versions == list(map(_version, self._tensors))
+
+
+def _grouped(tensors: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
+    """Large ones alone."""
+    group: list[torch.Tensor] = []
+    size = 0
+    for tensor in tensors:
+        if not tensor.numel():
+            continue
+        if group and size + _room(tensor) > TOGETHER_BYTES:
+            yield group
+            group, size = [], 0
+        group.append(tensor)
+        size += _room(tensor)
+    if group:
+        yield group
+
+
+def _together(group: list[torch.Tensor]) -> memoryview:
+    """One whose bytes need nothing behind them is not copied."""
+    if len(group) == 1 and _room(group[0]) == group[0].numel() * group[0].element_size():
+        return _bytes_of(group[0])
+    return memoryview(b"".join(itertools.chain.from_iterable(map(_padded, group))))
+
+
+def _padded(tensor: torch.Tensor) -> tuple[memoryview | bytes, bytes]:
+    if not tensor.numel():
+        return b"", b""
+    lying = _bytes_of(tensor)
+    return lying, bytes(_room(tensor) - len(lying))
+
+
+def _bytes_of(tensor: torch.Tensor) -> memoryview:
+    lying: Any = as_bytes(tensor.detach().cpu().contiguous()).numpy()
+    return memoryview(lying)
+
+
+def _room(tensor: torch.Tensor) -> int:
+    size = tensor.numel() * tensor.element_size()
+    return -(-size // ALIGNED) * ALIGNED
+
+
+def _version(tensor: torch.Tensor) -> int:
+    return 0 if tensor.is_inference() else tensor._version

@@ -1,0 +1,150 @@
+"""One worker's state goes to newcomers, or comes to this one, while the first step of their ring is computed.
+
+Owns: what is under way for this trainer, and waiting for it before the update of that step. Does not own: whether a
+state goes so, and whose (`edl.core.worker.agreement`), what it is made of (`edl.trainer.framework`, `extras`), nor
+its connections (`edl.transport.stream`).
+
+What a script may see or change before an update (hyper-parameters, buffers, what is registered) is copied as the ring
+begins, and is here before a newcomer's script goes on. The rest lies still until the update, and is sent from there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable
+
+import msgspec
+
+from edl.errors import RingBroken
+from edl.protocol.ring import Place
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework
+from edl.transport.stream import Giver, StreamBroken, Taker
+
+logger = logging.getLogger("edl")
+
+
+class Head(msgspec.Struct, frozen=True, array_like=True):
+    """What is here before a newcomer's script goes on."""
+
+    description: bytes
+    early: bytes
+    tree: bytes  # of what is registered
+    registered: bytes
+
+
+class Beside:
+    """Of one trainer. All but `abort` belongs to the training thread."""
+
+    def __init__(self, framework: Framework, extras: Extras) -> None:
+        self.idle = True  # an attribute, because each step asks
+        self.awaits = False  # our own state is on its way to us
+        self._framework = framework
+        self._extras = extras
+        self._place: Place | None = None
+        self._giver: Giver | None = None
+        self._taker: Taker | None = None
+        self._newcomers = 0  # that we send to
+        self._take_late: Callable[[memoryview], None] | None = None
+        self._timeout_s = 0.0
+        self._turn = threading.Lock()
+
+    def offer(self, place: Place, timeout_s: float) -> int:
+        """Where our state can be had in the ring of `place`; 0: nowhere."""
+        self.drop()
+        if not place.key or self._framework.apart is None:
+            return 0
+        self.idle = False
+        return self._listen(place, timeout_s)
+
+    def send(self, newcomers: int) -> None:
+        """To those who come for what was offered. All that a script may change is copied now."""
+        giver, apart = self._giver, self._framework.apart
+        if giver is None or apart is None:
+            raise RuntimeError("this worker has not offered its state")
+        parted = apart.parted()
+        head = Head(parted.description, parted.early, *self._extras._parted(apart))
+        giver.give(msgspec.msgpack.encode(head), parted.late)
+        self._newcomers = newcomers
+
+    def fetch(self, place: Place, root: int, offer: int, timeout_s: float) -> None:
+        """From rank `root`; comes back once the script may go on. Raises RingBroken, UsageError."""
+        self.drop()
+        apart = self._framework.apart
+        if apart is None:
+            raise self._lost("it cannot be taken over in parts")
+        here = self._listen(place, timeout_s)
+        taker = Taker(offer, place.key, place.generation, here, timeout_s)
+        with self._turn:
+            self._taker = taker
+        try:
+            received = taker.begin()
+        except StreamBroken as error:
+            raise self._lost(error) from error
+        if self._giver is not None:
+            self._giver.give(received, taker)
+        head = msgspec.msgpack.decode(received, type=Head)
+        self._take_late = apart.take_early(head.description, head.early)
+        self._extras._take(apart, root, head.tree, head.registered)
+        self.idle, self.awaits = False, True
+
+    def take(self) -> None:
+        """What has not come yet, before the first update. Raises RingBroken."""
+        taker, take_late = self._taker, self._take_late
+        if taker is None or take_late is None:
+            raise self._lost("it was given up")
+        try:
+            late = taker.wait_whole(self._timeout_s)
+        except StreamBroken as error:
+            raise self._lost(error) from error
+        take_late(late)
+        self.awaits, self._take_late = False, None
+
+    def wait_sent(self) -> None:
+        """Before our own first update: who could not take it by then gets a state with the next ring."""
+        giver, newcomers = self._giver, self._newcomers
+        if giver is not None and newcomers and not giver.wait_given(newcomers, self._timeout_s):
+            logger.warning("the state of this worker did not reach a newcomer beside the step")
+        if newcomers:
+            self.drop()
+
+    def end(self) -> None:
+        """The step is over: whoever we hand on to has all of it."""
+        if self._giver is not None and self._taker is not None and self._giver.asked:
+            self._giver.wait_given(1, self._timeout_s)
+        self.drop()
+
+    def drop(self) -> None:
+        """Whatever is under way: nobody waits for it any more. Harmless if there is nothing."""
+        with self._turn:
+            giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
+        self.idle, self.awaits, self._newcomers, self._take_late = True, False, 0, None
+        _give_up(giver, taker)
+
+    def abort(self, generations: range) -> None:
+        """Any thread: rings of these generations come to nothing, and what is under way beside their first step."""
+        with self._turn:
+            place, giver, taker = self._place, self._giver, self._taker
+        if place is not None and place.generation in generations:
+            _give_up(giver, taker)
+
+    def _listen(self, place: Place, timeout_s: float) -> int:
+        try:
+            giver = Giver(place.address, place.key, place.generation, timeout_s)
+        except OSError as error:
+            logger.warning("no state is sent from here beside a step: %s", error)
+            return 0
+        with self._turn:
+            self._place, self._giver, self._timeout_s = place, giver, timeout_s
+        return giver.number
+
+    def _lost(self, why: object) -> RingBroken:
+        return RingBroken(f"the state of this worker did not come beside the step: {why}")
+
+
+def _give_up(giver: Giver | None, taker: Taker | None) -> None:
+    if giver is not None:
+        giver.close()
+    if taker is not None:
+        taker.give_up("its ring is left")

@@ -1,0 +1,393 @@
+"""Bytes from one trainer to others over connections of their own: a state on its way to newcomers.
+
+    newcomer  MAGIC | generation | nonce
+    sender    nonce | MAC                       the sender is of this ring, and no other is spoken to
+    newcomer  where it listens itself | MAC     so is the newcomer
+    sender    ELSEWHERE | address | MAC         or: ask the newcomer there, who came before
+              HERE | lengths | MAC | head       the head is sealed; bytes follow, and at last whether they are whole
+
+All MACs are HMAC-SHA256 under the ring's own key, which daemons derive from the job's secret, over all that was said on
+this connection before. What follows the head is no better sealed than what goes through the ring itself.
+
+Each sends to one other only: the first newcomer that comes is given what it wants, each further one is told to ask the
+one before, which hands on what it has so far. So the bytes go through a chain, and the first sender sends them once.
+
+Owns: connections, who may be at their ends, and that every wait has an end (I12). Does not own: what the bytes are, nor
+when they are sent (`edl.trainer.beside`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import secrets
+import socket
+import struct
+import threading
+import time
+from typing import Protocol
+
+from edl.errors import PeerError
+
+MAGIC = b"edl state 1\n"
+NONCE_BYTES = 16
+MAC_BYTES = 32
+HEAD_BYTES = 1 << 34  # a longer one is not of this program
+PART_BYTES = 1 << 20
+GREETING_S = 5.0  # for what is said before the bytes
+MOST_CALLERS = 64  # at once; strangers among them are gone after a greeting's time
+
+_ELSEWHERE, _HERE = b"E", b"H"
+_WHOLE, _TORN = b"W", b"T"
+_NUMBER = struct.Struct(">Q")
+_LENGTHS = struct.Struct(">QQ")
+
+
+class StreamBroken(PeerError):
+    """What was on its way does not come, or nobody takes it; the message says why."""
+
+
+class Contents(Protocol):
+    """What is sent: from any thread, one part after the other."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+
+    def part(self, begin: int) -> memoryview:
+        """Some bytes from `begin` on, once there are any; not none, and not many. Raises StreamBroken."""
+
+    def whole(self) -> bool:
+        """All was sent: was it one state all the while?"""
+
+
+def number_of(address: tuple[str, int]) -> int:
+    """An IPv4 address and a port."""
+    return int.from_bytes(socket.inet_aton(address[0]), "big") << 16 | address[1]
+
+
+def address_of(number: int) -> tuple[str, int]:
+    return socket.inet_ntoa((number >> 16).to_bytes(4, "big")), number & 0xFFFF
+
+
+class _Talk:
+    """One connection, with all that was said on it so far: each MAC is over that."""
+
+    def __init__(self, connection: socket.socket, key: bytes, timeout_s: float) -> None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # short words follow each other
+        self.connection = connection
+        self._key = key
+        self._said = b""
+        self._until = time.monotonic() + timeout_s
+
+    def say(self, words: bytes, *, sealed: bool) -> None:
+        self._limit()
+        seal = self._mac(words) if sealed else b""
+        self.connection.sendall(words + seal)
+        self._said += words
+
+    def hear(self, length: int, *, sealed: bool) -> bytes:
+        """Raises StreamBroken."""
+        heard = self._take(length + (MAC_BYTES if sealed else 0))
+        words, seal = heard[:length], heard[length:]
+        if sealed and not hmac.compare_digest(seal, self._mac(words)):
+            raise StreamBroken("the other end is not of this ring")
+        self._said += words
+        return words
+
+    def _mac(self, words: bytes) -> bytes:
+        return hmac.digest(self._key, self._said + words, "sha256")
+
+    def _take(self, length: int) -> bytes:
+        taken = bytearray()
+        while len(taken) < length:
+            self._limit()
+            part = self.connection.recv(min(length - len(taken), PART_BYTES))
+            if not part:
+                raise StreamBroken("the connection was closed")
+            taken += part
+        return bytes(taken)
+
+    def _limit(self) -> None:
+        left = self._until - time.monotonic()
+        if left <= 0:
+            raise StreamBroken("the greeting took too long")
+        self.connection.settimeout(left)
+
+
+class Giver:
+    """Listens for those who come for what this trainer has, or will have. All methods belong to any thread.
+
+    A stranger hears a nonce and a MAC of it, and nothing else.
+    """
+
+    def __init__(self, host: str, key: bytes, generation: int, timeout_s: float) -> None:
+        """Raises OSError. `host`: the one address that it listens at."""
+        self._key = key
+        self._generation = generation
+        self._timeout_s = timeout_s
+        self._news = threading.Condition()
+        self._head = b""
+        self._contents: Contents | None = None
+        self._last: bytes = b""  # where the newest that came listens
+        self._callers: set[socket.socket] = set()
+        self._came = 0  # of this ring
+        self._given: bool | None = None  # the one that came first has all of it; False: it never will
+        self._closed = False
+        self._listening = socket.create_server((host, 0), backlog=MOST_CALLERS)
+        self.number = number_of(self._listening.getsockname())
+        threading.Thread(target=self._listen, name="edl-giving", daemon=True).start()
+
+    def give(self, head: bytes, contents: Contents) -> None:
+        """This is what they come for. The head is here; the contents may yet come."""
+        with self._news:
+            self._head, self._contents = head, contents
+            self._news.notify_all()
+
+    @property
+    def asked(self) -> bool:
+        """Somebody of this ring has come."""
+        return self._came > 0
+
+    def wait_given(self, callers: int, timeout_s: float) -> bool:
+        """Until so many have come, and the first has all of it. False: it does not come to that."""
+        until = time.monotonic() + timeout_s
+        with self._news:
+            while not self._closed and self._given is not False:
+                if self._given and self._came >= callers:
+                    return True
+                left = until - time.monotonic()
+                if left <= 0:
+                    return False
+                self._news.wait(left)
+        return False
+
+    def close(self) -> None:
+        """Nobody is given anything any more; harmless twice."""
+        with self._news:
+            self._closed = True
+            callers, self._callers = self._callers, set()
+            self._news.notify_all()
+        for one in (self._listening, *callers):
+            _end(one)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                caller, _ = self._listening.accept()
+            except OSError:  # it was closed
+                return
+            with self._news:
+                full = self._closed or len(self._callers) >= MOST_CALLERS
+                if not full:
+                    self._callers.add(caller)
+            if full:
+                _end(caller)
+            else:
+                threading.Thread(target=self._serve, args=(caller,), name="edl-giving", daemon=True).start()
+
+    def _serve(self, caller: socket.socket) -> None:
+        try:
+            talk = _Talk(caller, self._key, min(GREETING_S, self._timeout_s))
+            self._greet(talk)
+        except (OSError, PeerError):
+            pass  # a stranger, or one that is gone: whom it concerns finds out by its own wait
+        finally:
+            with self._news:
+                self._callers.discard(caller)
+            _end(caller)
+
+    def _greet(self, talk: _Talk) -> None:
+        opening = talk.hear(len(MAGIC) + _NUMBER.size + NONCE_BYTES, sealed=False)
+        if not opening.startswith(MAGIC + _NUMBER.pack(self._generation)):
+            return
+        talk.say(secrets.token_bytes(NONCE_BYTES), sealed=True)
+        theirs = talk.hear(_NUMBER.size, sealed=True)
+        with self._news:
+            before, self._last = self._last, theirs
+            self._came += 1
+            self._news.notify_all()
+        if before:
+            talk.say(_ELSEWHERE + before, sealed=True)
+            return
+        given = False
+        try:
+            self._send(talk)
+            given = True
+        finally:
+            with self._news:
+                self._given = given
+                self._news.notify_all()
+
+    def _send(self, talk: _Talk) -> None:
+        head, contents = self._await_contents()
+        connection = talk.connection
+        talk.say(_HERE + _LENGTHS.pack(len(head), contents.size), sealed=True)
+        connection.settimeout(self._timeout_s)
+        connection.sendall(talk._mac(head))
+        connection.sendall(head)
+        begin = 0
+        while begin < contents.size:
+            part = contents.part(begin)
+            connection.sendall(part)
+            begin += len(part)
+        connection.sendall(_WHOLE if contents.whole() else _TORN)
+
+    def _await_contents(self) -> tuple[bytes, Contents]:
+        until = time.monotonic() + self._timeout_s
+        with self._news:
+            while self._contents is None:
+                left = until - time.monotonic()
+                if self._closed or left <= 0:
+                    raise StreamBroken("there is nothing to give")
+                self._news.wait(left)
+            return self._head, self._contents
+
+
+class Taker:
+    """`Contents` that come from another trainer; they can be handed on while they come."""
+
+    def __init__(self, number: int, key: bytes, generation: int, here: int, timeout_s: float) -> None:
+        """`number`: whom to ask; `here`: where others are told to ask us."""
+        self._numbers = number
+        self._key = key
+        self._generation = generation
+        self._here = here
+        self._timeout_s = timeout_s
+        self._news = threading.Condition()
+        self._connection: socket.socket | None = None
+        self._taken = 0
+        self._buffer = memoryview(bytearray())
+        self._state: bool | None = None  # whole, or not; None: not known yet
+        self._failure = ""
+
+    def begin(self) -> bytes:
+        """The head; the rest comes on a thread of its own. Raises StreamBroken."""
+        try:
+            return self._begin()
+        except OSError as error:
+            self.give_up(f"{type(error).__name__}: {error}")
+        except StreamBroken as error:
+            self.give_up(str(error))
+        raise StreamBroken(self._failure)
+
+    def _begin(self) -> bytes:
+        asked, number = set[int](), self._numbers
+        until = time.monotonic() + self._timeout_s
+        while True:
+            if number in asked or time.monotonic() > until:
+                raise StreamBroken("each says that another has it")
+            asked.add(number)
+            answer = self._ask(address_of(number))
+            if isinstance(answer, bytes):
+                threading.Thread(target=self._take, name="edl-taking", daemon=True).start()
+                return answer
+            number = answer
+
+    def _ask(self, address: tuple[str, int]) -> bytes | int:
+        """The head, or whom to ask instead."""
+        connection = socket.create_connection(address, timeout=min(GREETING_S, self._timeout_s))
+        with self._news:
+            self._connection = connection
+            failure = self._failure
+        if failure:
+            _end(connection)
+            raise StreamBroken(failure)
+        talk = _Talk(connection, self._key, self._timeout_s)
+        talk.say(MAGIC + _NUMBER.pack(self._generation) + secrets.token_bytes(NONCE_BYTES), sealed=False)
+        talk.hear(NONCE_BYTES, sealed=True)
+        talk.say(_NUMBER.pack(self._here), sealed=True)
+        kind = talk._take(1)
+        if kind == _ELSEWHERE:
+            elsewhere = _sealed(talk, kind, _NUMBER.size)
+            _end(connection)
+            return int(_NUMBER.unpack(elsewhere)[0])
+        head_bytes, size = _LENGTHS.unpack(_sealed(talk, kind, _LENGTHS.size))
+        if head_bytes > HEAD_BYTES:
+            raise StreamBroken(f"a head of {head_bytes} bytes")
+        seal = talk._take(MAC_BYTES)
+        head = talk._take(head_bytes)
+        if not hmac.compare_digest(seal, talk._mac(head)):
+            raise StreamBroken("the head was changed on its way")
+        connection.settimeout(self._timeout_s)
+        self._buffer = memoryview(bytearray(size))
+        return head
+
+    def _take(self) -> None:
+        connection = self._connection
+        assert connection is not None
+        try:
+            while self._taken < self.size:
+                came = connection.recv_into(self._buffer[self._taken : self._taken + PART_BYTES])
+                if not came:
+                    raise StreamBroken("the connection was closed")
+                with self._news:
+                    self._taken += came
+                    self._news.notify_all()
+            verdict = connection.recv(1)
+        except (OSError, StreamBroken) as error:
+            self.give_up(str(error) or type(error).__name__)
+        else:
+            with self._news:
+                self._state = verdict == _WHOLE
+                self._failure = self._failure or ("" if self._state else "it was changed while it was sent")
+                self._news.notify_all()
+        finally:
+            _end(connection)
+
+    def give_up(self, reason: str) -> None:
+        """Any thread: whoever waits for it is told so. Harmless once it is here."""
+        with self._news:
+            self._failure = self._failure or ("" if self._state else reason)
+            connection = self._connection
+            self._news.notify_all()
+        if connection is not None:
+            _end(connection)
+
+    def wait_whole(self, timeout_s: float) -> memoryview:
+        """All of it. Raises StreamBroken, in time."""
+        with self._news:
+            came = self._news.wait_for(lambda: self._state is not None or self._failure, timeout_s)
+            if self._failure:
+                raise StreamBroken(self._failure)
+        if not came:
+            raise StreamBroken(f"it did not come within {timeout_s:g} s")
+        return self._buffer
+
+    # `Contents`, for those who ask us
+
+    @property
+    def size(self) -> int:
+        return len(self._buffer)
+
+    def part(self, begin: int) -> memoryview:
+        with self._news:
+            while self._taken <= begin and not self._failure:
+                if not self._news.wait(self._timeout_s):
+                    raise StreamBroken("nothing more has come")
+            if self._taken <= begin:
+                raise StreamBroken(self._failure)
+            return self._buffer[begin : min(self._taken, begin + PART_BYTES)]
+
+    def whole(self) -> bool:
+        with self._news:
+            while self._state is None and not self._failure:
+                if not self._news.wait(self._timeout_s):
+                    return False
+            return bool(self._state)
+
+
+def _sealed(talk: _Talk, kind: bytes, length: int) -> bytes:
+    """What follows the word that says what it is; the seal is over both."""
+    words, seal = talk._take(length), talk._take(MAC_BYTES)
+    if kind not in (_ELSEWHERE, _HERE) or not hmac.compare_digest(seal, talk._mac(kind + words)):
+        raise StreamBroken("the other end is not of this ring")
+    talk._said += kind + words
+    return words
+
+
+def _end(connection: socket.socket) -> None:
+    """Also where a forked child has it, too."""
+    with contextlib.suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
+    connection.close()

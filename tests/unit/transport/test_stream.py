@@ -1,0 +1,170 @@
+"""A state on its way from one trainer to others: handed on in a chain, whole or not at all, and to nobody else."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from edl.transport.stream import (
+    MAGIC,
+    MOST_CALLERS,
+    Giver,
+    StreamBroken,
+    Taker,
+    address_of,
+    number_of,
+)
+
+KEY, OTHER = b"k" * 32, b"o" * 32
+BYTES = os.urandom(3_000_001)
+PATIENCE_S = 20.0
+
+
+class Parts:
+    """Comes part by part; the later ones wait until they may."""
+
+    def __init__(self, *, whole: bool = True, until: int = len(BYTES)) -> None:
+        self.size = len(BYTES)
+        self.may_go_on = threading.Event()
+        self._whole, self._until = whole, until
+
+    def part(self, begin: int) -> memoryview:
+        if begin >= self._until:
+            assert self.may_go_on.wait(PATIENCE_S)
+        end = self._until if begin < self._until else self.size
+        return memoryview(BYTES)[begin : min(begin + 65_536, end)]
+
+    def whole(self) -> bool:
+        return self._whole
+
+
+@pytest.fixture
+def givers() -> Iterator[list[Giver]]:
+    found: list[Giver] = []
+    yield found
+    for one in found:
+        one.close()
+
+
+def giver(givers: list[Giver], key: bytes = KEY, timeout_s: float = PATIENCE_S) -> Giver:
+    givers.append(Giver("127.0.0.1", key, 7, timeout_s))
+    return givers[-1]
+
+
+def taker(givers: list[Giver], root: Giver, key: bytes = KEY, generation: int = 7) -> Taker:
+    """Which hands on what it gets."""
+    own = giver(givers)
+    taking = Taker(root.number, key, generation, own.number, PATIENCE_S)
+    head = taking.begin()
+    own.give(head, taking)
+    assert head == b"head"
+    return taking
+
+
+def test_an_address_is_a_number() -> None:
+    assert address_of(number_of(("10.1.2.3", 65_535))) == ("10.1.2.3", 65_535)
+    assert number_of(("255.255.255.255", 65_535)) < 2**53
+
+
+def test_three_newcomers_are_fed_in_a_chain(givers: list[Giver]) -> None:
+    root, parts = giver(givers), Parts(until=100_000)
+    root.give(b"head", parts)
+    newcomers = [taker(givers, root) for _ in range(3)]  # each head is here before the rest has come
+    assert not root.wait_given(3, 0.01)
+    parts.may_go_on.set()
+    for one in newcomers:
+        assert one.wait_whole(PATIENCE_S) == BYTES
+    assert root.wait_given(3, PATIENCE_S)
+    assert [one.asked for one in givers] == [True, True, True, False], "each has handed it to one other"
+    assert givers[1].wait_given(1, PATIENCE_S)
+    assert givers[2].wait_given(1, PATIENCE_S)
+
+
+def test_who_comes_before_there_is_anything_waits(givers: list[Giver]) -> None:
+    root = giver(givers)
+    threading.Timer(0.1, root.give, (b"head", Parts())).start()
+    assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
+
+
+def test_a_state_that_was_changed_meanwhile_is_not_taken(givers: list[Giver]) -> None:
+    root = giver(givers)
+    root.give(b"head", Parts(whole=False))
+    newcomers = [taker(givers, root) for _ in range(2)]
+    for one in newcomers:
+        with pytest.raises(StreamBroken, match="changed while it was sent"):
+            one.wait_whole(PATIENCE_S)
+
+
+def test_a_sender_that_goes_in_the_middle_frees_all_who_wait(givers: list[Giver]) -> None:
+    root, parts = giver(givers), Parts(until=1_000_000)
+    root.give(b"head", parts)
+    newcomers = [taker(givers, root) for _ in range(2)]
+    root.close()
+    for one in newcomers:
+        with pytest.raises(StreamBroken):
+            one.wait_whole(PATIENCE_S)
+    parts.may_go_on.set()
+
+
+def test_a_newcomer_that_goes_in_the_middle_is_not_waited_for(givers: list[Giver]) -> None:
+    root, parts = giver(givers), Parts(until=1_000_000)
+    root.give(b"head", parts)
+    newcomer = taker(givers, root)
+    newcomer.give_up("it dies")
+    parts.may_go_on.set()
+    assert not root.wait_given(1, PATIENCE_S)
+    with pytest.raises(StreamBroken, match="it dies"):
+        newcomer.wait_whole(PATIENCE_S)
+
+
+def test_what_does_not_come_is_waited_for_no_longer_than_that(givers: list[Giver]) -> None:
+    root, parts = giver(givers), Parts(until=1_000_000)
+    root.give(b"head", parts)
+    with pytest.raises(StreamBroken, match=r"within 0\.05 s"):
+        taker(givers, root).wait_whole(0.05)
+    assert not root.wait_given(1, 0.05)
+    parts.may_go_on.set()
+
+
+@pytest.mark.parametrize(("key", "generation"), [(OTHER, 7), (KEY, 8)], ids=["of another job", "of another ring"])
+def test_a_stranger_is_given_nothing(givers: list[Giver], key: bytes, generation: int) -> None:
+    root = giver(givers)
+    root.give(b"head", Parts())
+    with pytest.raises(StreamBroken):
+        taker(givers, root, key, generation)
+    assert not root.asked
+    assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
+
+
+def test_a_newcomer_takes_nothing_from_a_stranger(givers: list[Giver]) -> None:
+    with pytest.raises(StreamBroken, match="not of this ring"):
+        taker(givers, giver(givers, OTHER))
+
+
+def test_strangers_that_say_nothing_keep_nobody_out(givers: list[Giver]) -> None:
+    root = giver(givers, timeout_s=0.2)
+    root.give(b"head", Parts())
+    strangers = [socket.create_connection(address_of(root.number)) for _ in range(MOST_CALLERS)]
+    for one in strangers[::2]:
+        one.sendall(MAGIC + os.urandom(40))
+    deadline = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            assert taker(givers, root).wait_whole(PATIENCE_S) == BYTES
+            break
+        except StreamBroken:
+            assert time.monotonic() < deadline
+    for one in strangers:
+        one.close()
+
+
+def test_nobody_is_there(givers: list[Giver]) -> None:
+    gone = giver(givers)
+    gone.close()
+    with pytest.raises(StreamBroken, match="ConnectionRefusedError"):
+        taker(givers, gone)
