@@ -58,7 +58,7 @@ class TorchApart:
         described = Described(tuple((name, form(tensor)) for name, tensor in named), optimizers)
         return Parted(msgspec.msgpack.encode(described), self.raw(early), Lying(late))
 
-    def take_early(self, description: bytes, early: bytes) -> Callable[[memoryview], None]:
+    def take_early(self, description: bytes, early: memoryview) -> Callable[[memoryview], None]:
         holder = self._holder
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
@@ -82,18 +82,18 @@ class TorchApart:
     def raw(self, contents: Sequence[Any]) -> bytes:
         return b"".join(itertools.chain.from_iterable(_padded(self._tensor(one)) for one in contents))
 
-    def put(self, contents: Sequence[Any], raw: bytes | memoryview) -> None:
+    def put(self, contents: Sequence[Any], raw: memoryview) -> None:
         tensors = [self._tensor(one) for one in contents]
         if sum(map(_room, tensors)) != len(raw):
             raise UsageError(
                 f"{len(raw)} bytes have come for state of {sum(map(_room, tensors))}: all workers must build the same "
                 "model, wrap the same optimizers and register the same values"
             )
-        whole, begin = bytearray(raw) if isinstance(raw, bytes) else raw, 0
+        begin = 0
         with torch.no_grad():
             for tensor in tensors:
                 if count := tensor.numel():
-                    came = torch.frombuffer(whole, dtype=tensor.dtype, count=count, offset=begin)
+                    came = torch.frombuffer(raw, dtype=tensor.dtype, count=count, offset=begin)
                     tensor.detach().copy_(came.view(tensor.shape))
                     begin += _room(tensor)
 

@@ -20,18 +20,34 @@ from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
-from edl.transport.stream import Giver, StreamBroken, Taker
+from edl.transport.stream import PART_BYTES, Contents, Giver, StreamBroken, Taker
 
 logger = logging.getLogger("edl")
 
 
 class Head(msgspec.Struct, frozen=True, array_like=True):
-    """What is here before a newcomer's script goes on."""
+    """What follows, in this order: before a newcomer's script goes on its early part and what is registered."""
 
     description: bytes
-    early: bytes
+    early_bytes: int
     tree: bytes  # of what is registered
-    registered: bytes
+    registered_bytes: int
+
+
+class Copied:
+    """`edl.transport.stream.Contents`: copies, and after them what is sent from where it lies."""
+
+    def __init__(self, copies: bytes, late: Contents) -> None:
+        self._copies = memoryview(copies)
+        self._late = late
+        self.size = len(copies) + late.size
+
+    def part(self, begin: int) -> memoryview:
+        beyond = begin - len(self._copies)
+        return self._late.part(beyond) if beyond >= 0 else self._copies[begin : begin + PART_BYTES]
+
+    def whole(self) -> bool:
+        return self._late.whole()
 
 
 class Beside:
@@ -46,6 +62,7 @@ class Beside:
         self._giver: Giver | None = None
         self._taker: Taker | None = None
         self._newcomers = 0  # that we send to
+        self._early_bytes = 0  # of what comes: here already
         self._take_late: Callable[[memoryview], None] | None = None
         self._timeout_s = 0.0
         self._turn = threading.Lock()
@@ -64,8 +81,9 @@ class Beside:
         if giver is None or apart is None:
             raise RuntimeError("this worker has not offered its state")
         parted = apart.parted()
-        head = Head(parted.description, parted.early, *self._extras._parted(apart))
-        giver.give(msgspec.msgpack.encode(head), parted.late)
+        tree, registered = self._extras._parted(apart)
+        head = Head(parted.description, len(parted.early), tree, len(registered))
+        giver.give(msgspec.msgpack.encode(head), Copied(parted.early + registered, parted.late))
         self._newcomers = newcomers
 
     def fetch(self, place: Place, root: int, offer: int, timeout_s: float) -> None:
@@ -80,13 +98,15 @@ class Beside:
             self._taker = taker
         try:
             received = taker.begin()
+            if self._giver is not None:
+                self._giver.give(received, taker)
+            head = msgspec.msgpack.decode(received, type=Head)
+            self._early_bytes = head.early_bytes + head.registered_bytes
+            copies = taker.wait_first(self._early_bytes, timeout_s)
         except StreamBroken as error:
             raise self._lost(error) from error
-        if self._giver is not None:
-            self._giver.give(received, taker)
-        head = msgspec.msgpack.decode(received, type=Head)
-        self._take_late = apart.take_early(head.description, head.early)
-        self._extras._take(apart, root, head.tree, head.registered)
+        self._take_late = apart.take_early(head.description, copies[: head.early_bytes])
+        self._extras._take(apart, root, head.tree, copies[head.early_bytes :])
         self.idle, self.awaits = False, True
 
     def take(self) -> None:
@@ -98,7 +118,7 @@ class Beside:
             late = taker.wait_whole(self._timeout_s)
         except StreamBroken as error:
             raise self._lost(error) from error
-        take_late(late)
+        take_late(late[self._early_bytes :])
         self.awaits, self._take_late = False, None
 
     def wait_sent(self) -> None:

@@ -92,7 +92,7 @@ class Extras:
         nodes, contents = self._packed()
         return msgspec.msgpack.encode(nodes), apart.raw([content.contents for content in contents])
 
-    def _take(self, apart: Apart, root: int, tree: bytes, raw: bytes) -> None:
+    def _take(self, apart: Apart, root: int, tree: bytes, raw: memoryview) -> None:
         """Take over the values of rank `root`. Raises UsageError where they differ in form."""
         coming, contents = self._coming(root, tree)
         apart.put(contents, raw)

@@ -30,7 +30,7 @@ class Apart(Protocol):
     def parted(self) -> Parted:
         """That of this worker now."""
 
-    def take_early(self, description: bytes, early: bytes) -> Callable[[memoryview], None]:
+    def take_early(self, description: bytes, early: memoryview) -> Callable[[memoryview], None]:
         """Take over what a peer has described; what is returned takes the rest, before an update.
 
         Raises UsageError where the model of this process is not the peer's, or not built yet.
@@ -39,7 +39,7 @@ class Apart(Protocol):
     def raw(self, contents: Sequence[Any]) -> bytes:
         """What is in them now."""
 
-    def put(self, contents: Sequence[Any], raw: bytes) -> None:
+    def put(self, contents: Sequence[Any], raw: memoryview) -> None:
         """Fill contents of the same sizes in the same order with that."""
 
 

@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import contextlib
 import hmac
+import mmap
 import secrets
 import socket
 import struct
@@ -32,7 +33,7 @@ from edl.errors import PeerError
 MAGIC = b"edl state 1\n"
 NONCE_BYTES = 16
 MAC_BYTES = 32
-HEAD_BYTES = 1 << 34  # a longer one is not of this program
+HEAD_BYTES = 1 << 28  # a longer one is not of this program
 PART_BYTES = 1 << 20
 GREETING_S = 5.0  # for what is said before the bytes
 MOST_CALLERS = 64  # at once; strangers among them are gone after a greeting's time
@@ -257,7 +258,7 @@ class Taker:
         self._news = threading.Condition()
         self._connection: socket.socket | None = None
         self._taken = 0
-        self._buffer = memoryview(bytearray())
+        self._buffer = memoryview(b"")
         self._state: bool | None = None  # whole, or not; None: not known yet
         self._failure = ""
 
@@ -310,7 +311,7 @@ class Taker:
         if not hmac.compare_digest(seal, talk._mac(head)):
             raise StreamBroken("the head was changed on its way")
         connection.settimeout(self._timeout_s)
-        self._buffer = memoryview(bytearray(size))
+        self._buffer = memoryview(mmap.mmap(-1, size) if size else b"")  # its pages are not touched before they fill
         return head
 
     def _take(self) -> None:
@@ -343,6 +344,14 @@ class Taker:
             self._news.notify_all()
         if connection is not None:
             _end(connection)
+
+    def wait_first(self, size: int, timeout_s: float) -> memoryview:
+        """So many bytes of it. Raises StreamBroken, in time."""
+        with self._news:
+            came = self._news.wait_for(lambda: self._taken >= size or self._failure, timeout_s)
+            if self._taken >= size:
+                return self._buffer[:size]
+            raise StreamBroken(self._failure if came else f"its beginning did not come within {timeout_s:g} s")
 
     def wait_whole(self, timeout_s: float) -> memoryview:
         """All of it. Raises StreamBroken, in time."""
