@@ -56,6 +56,7 @@ class Beside:
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self.idle = True  # an attribute, because each step asks
         self.awaits = False  # our own state is on its way to us
+        self.withheld = False  # the script looks at all of its state at each switch
         self._framework = framework
         self._extras = extras
         self._place: Place | None = None
@@ -70,7 +71,7 @@ class Beside:
     def offer(self, place: Place, timeout_s: float) -> int:
         """Where our state can be had in the ring of `place`; 0: nowhere."""
         self.drop()
-        if not place.key or self._framework.apart is None:
+        if self.withheld or not place.key or self._framework.apart is None:
             return 0
         self.idle = False
         return self._listen(place, timeout_s)

@@ -98,7 +98,7 @@ class WorkerShell:
         self._extras = extras
         self._kept = Kept(framework, extras)
         self._preparer = Preparer(framework, self.hear)
-        self._beside = Beside(framework, extras)
+        self.beside = Beside(framework, extras)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
@@ -243,17 +243,17 @@ class WorkerShell:
                 self.rehearses = True
                 self._framework.ring.enter(solo(self.link.worker, local_rank), self.step_timeout_s)
             case LeaveRing():
-                self._beside.drop()
+                self.beside.drop()
                 self._framework.ring.leave()
             case AbortRings(generations):
-                self._beside.abort(generations)
+                self.beside.abort(generations)
                 self._framework.ring.abort(generations)
             case PrepareRing(place):
                 self._preparer.begin(place, self.step_timeout_s)
             case ReleaseRing(generation):
                 self._preparer.release(generation)
             case SendState(newcomers):
-                self._beside.send(newcomers)
+                self.beside.send(newcomers)
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
 
@@ -269,7 +269,7 @@ class WorkerShell:
         """Leave this ring for the assigned one: form it now, unless it stands beside this one already."""
         now = time.monotonic()
         self._moments = [self._moments[0] if self._moments else now, now]
-        self._beside.drop()
+        self.beside.drop()
         try:
             if isinstance(command, AdoptRing):
                 self._adopt(command.assignment.place.generation)
@@ -279,7 +279,7 @@ class WorkerShell:
             return RingFailed(str(error))
         planned = command.assignment
         gives = planned.beside and isinstance(command, AdoptRing) and planned.place.rank == 0
-        offer = self._beside.offer(planned.place, self.step_timeout_s) if gives else 0
+        offer = self.beside.offer(planned.place, self.step_timeout_s) if gives else 0
         self._moments.append(time.monotonic())
         return RingFormed(offer)
 
@@ -315,7 +315,7 @@ class WorkerShell:
         place = self._framework.ring.place
         assert place is not None  # it has just adopted that ring
         try:
-            self._beside.fetch(place, command.root, command.offer, self.step_timeout_s)
+            self.beside.fetch(place, command.root, command.offer, self.step_timeout_s)
         except RingBroken as error:
             return RingFailed(str(error))
         return StateComes()
@@ -324,7 +324,7 @@ class WorkerShell:
         """Of a mini-batch that is not void. What goes from here, or comes here, beside it is through, or comes to
         nothing: then it is void.
         """
-        beside = self._beside
+        beside = self.beside
         if beside.idle or self.machine.void is not None:
             return
         if not beside.awaits:
@@ -339,16 +339,16 @@ class WorkerShell:
 
     def end_beside(self) -> None:
         """The end of a mini-batch, also of one without an update."""
-        if self._beside.idle:
+        if self.beside.idle:
             return
         self.before_update()
         if self.machine.void is None:
-            self._beside.end()
+            self.beside.end()
         else:
-            self._beside.drop()
+            self.beside.drop()
 
     def _copy(self, command: CopyState | CopyRest) -> Input:
-        self._beside.drop()
+        self.beside.drop()
         try:
             if isinstance(command, CopyState):
                 self._copy_state(command)

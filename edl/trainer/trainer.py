@@ -220,6 +220,7 @@ class Trainer:
         if not callable(callback):
             raise UsageError(f"edl.on_resize(callback) takes a function of (old_size, new_size), not {callback!r}")
         self._callbacks.append(callback)
+        self._shell.beside.withheld = True  # it may look at the model, or change it
 
     def register(self, **values: Any) -> Extras:
         """More state that a newcomer must receive. Returns it as attributes.

@@ -1,0 +1,48 @@
+"""Newcomers get their state from one survivor while all compute the first step, and are equal after it."""
+
+from __future__ import annotations
+
+import pytest
+from elastic_job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+SCRIPT = ("torch_beside.py",)
+
+
+@pytest.mark.parametrize("ring", ["horovod", "torch"])
+def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, ring):
+    """Several come, each as it is ready: states of 8 MB, learning rates and an average beside them."""
+    job = Job(edl, tmp_path / "out", workers=2, script=SCRIPT, EDL_RING=ring, EDL_CHECK_WEIGHTS="5")
+    job.wait_size(2)
+    job.grow(4)
+    job.wait_size(4)
+    job.wait_steps(5)
+    kinds = {event["kind"] for event in job.finish()}
+    assert kinds.isdisjoint({"batch_voided", "diverged", "worker_lost"})
+    results = job.results()
+    assert len(results) == 4
+    assert sum(result["own"][0] == 0 for result in results) == 2, "newcomers have no samples as their state comes"
+    assert all(result["own"][1] for result in results)
+    assert all(result["rate"] == results[0]["rate"] for result in results)
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def test_the_sender_is_killed_in_the_middle(edl, tmp_path):
+    """The others form another ring at once, in which the newcomer is given the state of who is left."""
+    kill = tmp_path / "kill"
+    job = Job(
+        edl, tmp_path / "out", workers=2, script=(*SCRIPT, "--kill", str(kill)), EDL_RING="torch", EDL_MAX_RESTARTS="1"
+    )
+    job.wait_size(2)
+    kill.touch()
+    job.grow(3)
+    edl.wait(lambda: not kill.exists(), "a state that is sent", timeout_s=90)
+    job.wait_size(3)
+    job.wait_steps(5)
+    events = job.finish()
+    assert [event["kind"] for event in events].count("worker_lost") == 1
+    assert any(event["forced"] for event in events if event["kind"] == "scaled")
+    assert len(job.results()) == 3
+    job.expect_equal_models()
+    job.expect_exactly_once()
