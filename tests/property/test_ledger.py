@@ -218,8 +218,11 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         batches = None
         if roster and not self.ledger.spec.by_sample and data.draw(st.booleans(), label="other batches"):
             batches = data.draw(st.lists(st.integers(0, 5), min_size=len(roster), max_size=len(roster)).filter(any))
-        self.enter(roster, step, batches)
+        spare = not self.ledger.spec.by_sample and data.draw(st.booleans(), label="spare newcomers")
+        self.enter(roster, step, batches, spare=spare)
         self.grant_until(step + lead_times)
+        if spare and any(self.batches[worker] for worker in stay) and self.ledger.covered_step > step:
+            assert self.ledger.spares(new)
         self.no_worker_joins_steps_of_outdated_batches(set(new), {worker: before[worker] for worker in stay})
 
     @precondition(lambda self: self.ledger.roster)
@@ -371,8 +374,8 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         self.epochs_told += self.ledger.commit(step)
         self.twin.commit(step)
 
-    def enter(self, roster, step: int, batches: list[int] | None = None) -> None:
-        self.epochs_told += self.ledger.enter(roster, step, batches)
+    def enter(self, roster, step: int, batches: list[int] | None = None, *, spare: bool = False) -> None:
+        self.epochs_told += self.ledger.enter(roster, step, batches, spare=spare)
         self.batches = dict(zip(roster, batches or [self.ledger.spec.batch] * len(roster), strict=True))
         self.twin.enter(list(roster), step)
         self.totals = {}

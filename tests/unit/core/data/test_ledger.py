@@ -147,6 +147,54 @@ def test_a_newcomer_is_leased_beside_the_survivors():
     assert ledger.totals() == (Totals(5, 8),)
 
 
+def test_a_newcomer_that_is_spared_begins_one_step_later():
+    ledger = ledger_of(400, "a", "b")
+    ledger.grant(3)
+    ledger.enter(["a", "b", "c"], 1, spare=True)
+    assert not ledger.spares(["c"])
+    ledger.grant(5)
+    assert ledger.spares(["c"])
+    assert [(lease.after_step, lease.steps, len(lease)) for lease in ledger.leases("c")] == [
+        (1, 1, 0),
+        (2, 1, 4),
+        (3, 2, 8),
+    ]
+    assert ledger.totals() == (Totals(2, 8), Totals(5, 12))
+    ledger.validate()
+    assert sum(run_out(ledger)) == 400 - 8
+
+
+def test_a_newcomer_is_spared_too_where_nothing_is_leased_ahead():
+    ledger = ledger_of(400, "a", "b")
+    ledger.enter(["a", "b", "c"], 0, spare=True)
+    ledger.grant(3)
+    assert ledger.spares(["c"])
+    assert ledger.totals() == (Totals(1, 8), Totals(3, 12))
+    ledger = ledger_of(5, "a", "b")
+    ledger.enter(["a", "c"], 0, spare=True)
+    ledger.grant(3)
+    assert ledger.totals() == (Totals(1, 4), Totals(2, 1)), (
+        "what is left goes on, though the newcomer could have it now"
+    )
+
+
+def test_of_a_lease_of_one_step_a_spared_newcomer_has_nothing():
+    ledger = ledger_of(8, "a", "b")
+    ledger.grant(1)
+    ledger.enter(["a", "b", "c"], 0, spare=True)
+    ledger.grant(1)
+    [lease] = ledger.leases("c")
+    assert (lease.steps, len(lease), lease.final) == (1, 0, True)
+    assert run_out(ledger) == [8]
+
+
+def test_where_no_other_is_left_nobody_is_spared():
+    ledger = ledger_of(400, "a")
+    ledger.enter(["b"], 0, spare=True)
+    ledger.grant(1)
+    assert not ledger.spares(["b"])
+
+
 def test_a_newcomer_when_all_is_leased_has_empty_shares():
     ledger = ledger_of(16, "a")
     ledger.grant(4)

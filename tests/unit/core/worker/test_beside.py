@@ -1,0 +1,188 @@
+"""A newcomer's state comes beside the first step: who agrees to that, what each does, and what the daemon is told."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+
+from edl.core.worker.account import TrainerAccount
+from edl.core.worker.agreement import Beginning, begin
+from edl.core.worker.inputs import (
+    AdoptRing,
+    BatchEnded,
+    BatchVoid,
+    Command,
+    CopyState,
+    FetchState,
+    NumberHeard,
+    OrdersRead,
+    RingFailed,
+    RingFormed,
+    RingPrepared,
+    SendState,
+    StateComes,
+    StateCopied,
+    TellDaemon,
+)
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.states import TrainerState
+from edl.errors import InvalidTransition
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Summons, Verdict
+from edl.protocol.messages import Phase
+from edl.protocol.ring import Place
+
+OFFER = 0x7F0000019C40
+
+
+def planned(
+    rank: int, size: int = 3, newcomers: int = 1, *, beside: bool = True, after_step: int | None = 9
+) -> Assignment:
+    return Assignment(Place(2, rank, size, f"w{rank}"), after_step, newcomers, follows=1, prepared=True, beside=beside)
+
+
+def beginnings(steps: list[int], plan: Assignment, offer: int = OFFER) -> list[Beginning]:
+    """Of members who come with these steps; 0: a newcomer."""
+    talks = [
+        begin(
+            msgspec.structs.replace(plan, place=Place(2, rank, len(steps), f"w{rank}")),
+            1 if step else 0,
+            step,
+            has_state=step > 0,
+            offered=lambda: offer,
+        )
+        for rank, step in enumerate(steps)
+    ]
+    said, found = [next(talk) for talk in talks], list[Beginning]()
+    while not found:
+        highest = max(said)
+        said = []
+        for talk in talks:
+            try:
+                said.append(talk.send(highest))
+            except StopIteration as over:
+                found.append(over.value)
+        assert len(said) in (0, len(talks)), "all say equally many numbers"
+    return found
+
+
+def test_all_hear_where_the_state_of_the_root_is() -> None:
+    found = beginnings([9, 9, 0], planned(0))
+    assert found == [Beginning(9, 0, current=current, offer=OFFER) for current in (True, True, False)]
+
+
+@pytest.mark.parametrize(
+    ("steps", "plan", "offer"),
+    [
+        ([9, 9, 0], planned(0, beside=False), OFFER),
+        ([9, 9, 0], planned(0), 0),
+        ([9, 8, 0], planned(0), OFFER),
+        ([9, 9, 0], planned(0, after_step=None), OFFER),
+    ],
+    ids=["it is not planned", "the root cannot", "a survivor is behind", "the switch is forced"],
+)
+def test_else_it_is_broadcast(steps: list[int], plan: Assignment, offer: int) -> None:
+    found = beginnings(steps, plan, offer)
+    assert all(one.whole and not one.offer for one in found)
+
+
+class Worker:
+    """In ring 1 after step 9, or with its rehearsal behind it; ring 2 stands beside, and is adopted."""
+
+    def __init__(self, rank: int, size: int = 3) -> None:
+        new = rank == size - 1
+        self.machine = WorkerMachine(LeaseBuffer(), SimpleNamespace(step=0 if new else 9, usual_until=0))
+        self.machine.rehearsed, self.machine.generation = new, 0 if new else 1
+        self.machine.state = here = TrainerState.WAITING if new else TrainerState.BETWEEN
+        self.version = 0
+        plan = planned(rank, size)
+        self.hear(summons=Summons(1, (), plan.place))
+        self.machine.handle(RingPrepared(2))
+        self.machine.state = here
+        assert self.hear(assignment=plan) == [AdoptRing(plan)]
+
+    def hear(self, **changes: object) -> list[Command]:
+        self.version += 1
+        now = Orders(1, self.version, Verdict.STAY, "", 0, 0, 0, False, None, ())
+        return self.machine.handle(OrdersRead(msgspec.structs.replace(now, **changes)))
+
+    def agree(self) -> list[Command]:
+        """They do, on the state of rank 0 after step 9."""
+        self.machine.handle(RingFormed(OFFER))
+        self.machine.handle(NumberHeard((10 << 16) + 2**16 - 1))
+        return self.machine.handle(NumberHeard(OFFER))
+
+
+def told(commands: list[Command]) -> list[say.FromTrainer]:
+    return [one.said for one in commands if isinstance(one, TellDaemon)]
+
+
+def entered(*, awaits_state: bool) -> say.Entered:
+    return say.Entered(2, 9, 0, None, awaits_state=awaits_state)
+
+
+def test_the_root_sends_and_another_survivor_only_sits() -> None:
+    root, other = Worker(0), Worker(1)
+    first, *rest = root.agree()
+    assert first == SendState(1)
+    assert told(rest) == [entered(awaits_state=False)]
+    commands = other.agree()
+    assert told(commands) == [entered(awaits_state=False)]
+    assert not any(isinstance(one, SendState | FetchState | CopyState) for one in commands)
+    for machine in (root.machine, other.machine):
+        assert machine.has_state
+        assert machine.unusual.check_at == 10, "they are compared once the newcomer has its state"
+
+
+def test_a_newcomer_counts_once_its_state_has_come() -> None:
+    newcomer = Worker(2)
+    machine = newcomer.machine
+    assert newcomer.agree() == [FetchState(0, OFFER)]
+    assert told(machine.handle(StateComes())) == [entered(awaits_state=True)]
+    assert machine.state is TrainerState.TRAINING
+    assert not machine.has_state
+    assert machine.story() == [say.Rehearsed(), entered(awaits_state=True), say.Prepared(2)]
+    assert machine.handle(StateCopied()) == [TellDaemon(entered(awaits_state=False))]
+    assert machine.has_state
+    assert entered(awaits_state=False) in machine.story()
+    machine.handle(BatchEnded())
+    assert machine.step == 10
+
+
+def test_a_newcomer_without_a_state_makes_no_step() -> None:
+    newcomer = Worker(2)
+    newcomer.agree()
+    newcomer.machine.handle(StateComes())
+    with pytest.raises(InvalidTransition, match="no state to be applied to"):
+        newcomer.machine.handle(BatchEnded())
+
+
+def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
+    newcomer = Worker(2)
+    machine = newcomer.machine
+    newcomer.agree()
+    machine.handle(StateComes())
+    machine.handle(BatchVoid("the connection was closed"))
+    assert say.Broke(2, 9, "the connection was closed") in told(machine.handle(BatchEnded()))
+    assert machine.state is TrainerState.WAITING
+    assert not machine.has_state, "it must become nobody's"
+    assert machine.step == 9
+
+
+def test_one_that_cannot_be_fetched_fails_the_ring() -> None:
+    newcomer = Worker(2)
+    newcomer.agree()
+    assert say.Broke(2, 0, "refused") in told(newcomer.machine.handle(RingFailed("refused")))
+    assert not newcomer.machine.generation
+
+
+def test_the_leader_takes_it_for_a_newcomer_meanwhile_but_one_that_has_leases() -> None:
+    account = TrainerAccount()
+    account.hear(say.Rehearsed())
+    account.hear(say.Entered(2, 9, 2, None, awaits_state=True))
+    assert (account.phase, account.generation, account.leases_of) == (Phase.READY, 0, 2)
+    account.hear(say.Entered(2, 9, 2, None))
+    assert (account.phase, account.generation, account.leases_of) == (Phase.TRAINING, 2, 2)
