@@ -15,7 +15,7 @@ import torch
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
-from edl.torch.tensor_ring import scale
+from edl.torch.tensor_ring import scale, scaled_rows
 
 
 class TorchBytes:
@@ -115,7 +115,7 @@ def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:
 
 def _sparse_begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
     """All ranks' rows, side by side. The share is applied to the values."""
-    gathering: Any = hvd.sparse_allreduce_async(gradient.mul(factor).coalesce(), name=name, op=hvd.Average)
+    gathering: Any = hvd.sparse_allreduce_async(scaled_rows(gradient, factor), name=name, op=hvd.Average)
 
     def wait() -> None:
         parameter.grad = gathering()

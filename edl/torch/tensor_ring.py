@@ -80,3 +80,11 @@ def scale(gradient: torch.Tensor, factor: float) -> None:
         gradient.zero_()  # a worker without samples computed on something else, perhaps nan
     elif factor != 1.0:
         gradient.mul_(factor)
+
+
+def scaled_rows(gradient: torch.Tensor, factor: float) -> torch.Tensor:
+    """The same of a sparse gradient, in rows of their own."""
+    rows = gradient.coalesce()
+    values = rows.values().clone()
+    scale(values, factor)
+    return torch.sparse_coo_tensor(rows.indices(), values, rows.shape, is_coalesced=True, check_invariants=False)

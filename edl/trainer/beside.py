@@ -131,13 +131,13 @@ class Beside:
             self.drop()
 
     def end(self) -> None:
-        """The step is over: whoever we hand on to has all of it."""
+        """The step is over: the newcomer that we hand on to has all of it."""
         if self._giver is not None and self._taker is not None and self._giver.asked:
             self._giver.wait_given(1, self._timeout_s)
         self.drop()
 
     def drop(self) -> None:
-        """Whatever is under way: nobody waits for it any more. Harmless if there is nothing."""
+        """Whatever is under way: no thread waits for it any more. Harmless if there is nothing."""
         with self._turn:
             giver, taker, self._giver, self._taker = self._giver, self._taker, None, None
         self.idle, self.awaits, self._newcomers, self._take_late = True, False, 0, None

@@ -45,7 +45,7 @@ _LENGTHS = struct.Struct(">QQ")
 
 
 class StreamBroken(PeerError):
-    """What was on its way does not come, or nobody takes it; the message says why."""
+    """What was on its way does not come, or no newcomer takes it; the message says why."""
 
 
 class Contents(Protocol):
@@ -147,7 +147,7 @@ class Giver:
 
     @property
     def asked(self) -> bool:
-        """Somebody of this ring has come."""
+        """A member of this ring has come."""
         return self._came > 0
 
     def wait_given(self, callers: int, timeout_s: float) -> bool:
@@ -164,7 +164,7 @@ class Giver:
         return False
 
     def close(self) -> None:
-        """Nobody is given anything any more; harmless twice."""
+        """No caller is given anything any more; harmless twice."""
         with self._news:
             self._closed = True
             callers, self._callers = self._callers, set()
@@ -337,7 +337,7 @@ class Taker:
             _end(connection)
 
     def give_up(self, reason: str) -> None:
-        """Any thread: whoever waits for it is told so. Harmless once it is here."""
+        """Any thread: a thread that waits for it is told so. Harmless once it is here."""
         with self._news:
             self._failure = self._failure or ("" if self._state else reason)
             connection = self._connection

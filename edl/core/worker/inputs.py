@@ -258,7 +258,7 @@ class CopyState:
 class SendState:
     """To so many newcomers, who fetch it while all compute the first step in this ring; before its update it is sent.
 
-    Nobody waits for that but this member, and a newcomer, for its own update. What a script may change before that is
+    Only this member waits for that, and a newcomer, before its own update. What a script may change before that is
     copied now.
     """
 

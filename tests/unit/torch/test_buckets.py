@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from edl.torch.buckets import FIRST_BYTES, FULL_BYTES, LARGE_BYTES, cut
+from edl.torch.tensor_ring import scaled_rows
 
 
 def of(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -36,3 +38,11 @@ def test_a_bucket_has_one_type() -> None:
 def test_nothing_and_one() -> None:
     assert places([]) == []
     assert places([of(0)]) == [[0]]
+
+
+@pytest.mark.parametrize("factor", [0.0, 1.0, 0.5])
+def test_what_weighs_nothing_is_zeros_though_it_was_nan(factor: float) -> None:
+    rows = torch.sparse_coo_tensor(torch.tensor([[2, 0, 2]]), torch.tensor([[1.0], [4.0], [1.0]]), (3, 1))
+    assert scaled_rows(rows, factor).to_dense().flatten().tolist() == [4 * factor, 0.0, 2 * factor]
+    assert rows.to_dense().flatten().tolist() == [4.0, 0.0, 2.0]
+    assert not scaled_rows(rows * float("nan"), 0.0).to_dense().any()

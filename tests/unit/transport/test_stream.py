@@ -1,4 +1,4 @@
-"""A state on its way from one trainer to others: handed on in a chain, whole or not at all, and to nobody else."""
+"""A state on its way from one trainer to others: handed on in a chain, whole or not at all, and to no stranger."""
 
 from __future__ import annotations
 
@@ -146,7 +146,7 @@ def test_a_newcomer_takes_nothing_from_a_stranger(givers: list[Giver]) -> None:
         taker(givers, giver(givers, OTHER))
 
 
-def test_strangers_that_say_nothing_keep_nobody_out(givers: list[Giver]) -> None:
+def test_strangers_that_say_nothing_keep_no_member_out(givers: list[Giver]) -> None:
     root = giver(givers, timeout_s=0.2)
     root.give(b"head", Parts())
     strangers = [socket.create_connection(address_of(root.number)) for _ in range(MOST_CALLERS)]
@@ -163,7 +163,7 @@ def test_strangers_that_say_nothing_keep_nobody_out(givers: list[Giver]) -> None
         one.close()
 
 
-def test_nobody_is_there(givers: list[Giver]) -> None:
+def test_a_sender_that_is_not_there(givers: list[Giver]) -> None:
     gone = giver(givers)
     gone.close()
     with pytest.raises(StreamBroken, match="ConnectionRefusedError"):

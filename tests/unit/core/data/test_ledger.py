@@ -188,7 +188,7 @@ def test_of_a_lease_of_one_step_a_spared_newcomer_has_nothing():
     assert run_out(ledger) == [8]
 
 
-def test_where_no_other_is_left_nobody_is_spared():
+def test_where_no_other_is_left_no_newcomer_is_spared():
     ledger = ledger_of(400, "a")
     ledger.enter(["b"], 0, spare=True)
     ledger.grant(1)

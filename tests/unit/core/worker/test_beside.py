@@ -168,7 +168,7 @@ def test_a_state_that_does_not_come_voids_the_step_of_the_newcomer() -> None:
     machine.handle(BatchVoid("the connection was closed"))
     assert say.Broke(2, 9, "the connection was closed") in told(machine.handle(BatchEnded()))
     assert machine.state is TrainerState.WAITING
-    assert not machine.has_state, "it must become nobody's"
+    assert not machine.has_state, "it must become no other's"
     assert machine.step == 9
 
 
