@@ -47,7 +47,7 @@ class TorchTask:
         torch.set_num_threads(1)
         torch.manual_seed(0)
         self.model = torch.nn.Sequential(torch.nn.Linear(FEATURES, 256), torch.nn.ReLU(), torch.nn.Linear(256, 1))
-        self.model.register_buffer("ballast", torch.zeros(ballast_bytes // 4))
+        self.model.ballast = torch.nn.Parameter(torch.zeros(ballast_bytes // 4), requires_grad=False)
         self.optimizer: Any = torch.optim.SGD(self.model.parameters(), lr=0.001, momentum=0.9)
         self._inputs = torch.ones(BATCH, FEATURES)
 

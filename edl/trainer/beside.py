@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import msgspec
 
@@ -37,14 +37,17 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
 class Copied:
     """`edl.transport.stream.Contents`: copies, and after them what is sent from where it lies."""
 
-    def __init__(self, copies: bytes, late: Contents) -> None:
-        self._copies = memoryview(copies)
+    def __init__(self, copies: Iterable[bytes], late: Contents) -> None:
+        self._copies = [memoryview(one) for one in copies]
         self._late = late
-        self.size = len(copies) + late.size
+        self.size = sum(map(len, self._copies)) + late.size
 
     def part(self, begin: int) -> memoryview:
-        beyond = begin - len(self._copies)
-        return self._late.part(beyond) if beyond >= 0 else self._copies[begin : begin + PART_BYTES]
+        for copy in self._copies:
+            if begin < len(copy):
+                return copy[begin : begin + PART_BYTES]
+            begin -= len(copy)
+        return self._late.part(begin)
 
     def whole(self) -> bool:
         return self._late.whole()
@@ -84,7 +87,7 @@ class Beside:
         parted = apart.parted()
         tree, registered = self._extras._parted(apart)
         head = Head(parted.description, len(parted.early), tree, len(registered))
-        giver.give(msgspec.msgpack.encode(head), Copied(parted.early + registered, parted.late))
+        giver.give(msgspec.msgpack.encode(head), Copied((parted.early, registered), parted.late))
         self._newcomers = newcomers
 
     def fetch(self, place: Place, root: int, offer: int, timeout_s: float) -> None:
