@@ -104,7 +104,7 @@ def gives_up_a_worker_awaited_for_a_moment(patch: Patch) -> None:
 
 
 def plans_a_switch_without_a_mark(patch: Patch) -> None:
-    def crossing(self, roster):
+    def crossing(self, roster, **_):
         step = self.switch_step()
         data = None if step is None else self._working.ledgers.planned(roster, step, self._lease_steps())
         return None if step is None else leasing.Crossing(step, data and data.snapshot(), None)
@@ -115,8 +115,8 @@ def plans_a_switch_without_a_mark(patch: Patch) -> None:
 def cuts_at_the_first_step_told(patch: Patch) -> None:
     planned = ledgers.LedgerVersions.planned
 
-    def hasty(self, roster, after_step, ahead, read=None):
-        return planned(self, roster, after_step, ahead, None if read is None else after_step)
+    def hasty(self, roster, after_step, ahead, read=None, **how):
+        return planned(self, roster, after_step, ahead, None if read is None else after_step, **how)
 
     patch.setattr(ledgers.LedgerVersions, "planned", hasty)
 
