@@ -54,7 +54,7 @@ def final_steps(job: Job) -> set[int]:
 def test_the_batch_of_all_stays_what_it_is(edl: Any, tmp_path: Any, reading: tuple[str, ...]) -> None:
     script = ["torch_elastic.py", "--batch", str(BATCH), "--step-time", "0.06", *reading]
     policy = {"EDL_MAX_RESTARTS": "0", "EDL_BATCH_POLICY": "fixed-global"}
-    job = Job(edl, tmp_path / "out", 2, epochs=30, script=script, **policy)
+    job = Job(edl, tmp_path / "out", 2, epochs=50, script=script, **policy)
     status = job.wait_size(2)
     changes = []
     for size in (4, 3):
