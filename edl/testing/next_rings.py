@@ -235,12 +235,13 @@ class NextRings:
 
     def planned(self, before: Record, record: Record, plan: Plan) -> None:
         """A switch is announced: its ring stands at all members, so that none waits for it to form. Unless it takes
-        the place of another, after the same step; or could not be prepared.
+        the place of another, after the same step; or could not be prepared. A new daemon never hears whether it can
+        from a trainer that is dead.
         """
         if plan.prepared and not self.attempts[plan.generation].stands:
             self._violated(f"ring {plan.generation} is announced, and stands at {self.attempts[plan.generation].stood}")
         instead = before.plan is not None and before.plan.after_step == plan.after_step
-        can = all(self.job.workers[worker].prepares for worker in plan.roster)
+        can = all(worker.prepares and worker.alive for worker in map(self.job.workers.__getitem__, plan.roster))
         if plan.prepared or plan.after_step is None or not record.generation or instead or not can:
             return
         vain = [one for one in self._called if one > self._adopted and not self._stands(one)]

@@ -79,7 +79,8 @@ Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 def decide(now: Situation) -> Decision:
     """What should follow the newest generation; None: nothing."""
     record, plan = now.record, now.record.plan
-    forced = is_broken(now) or lacks_member(now, plan.roster if plan else record.roster) or now.torn
+    lacks = lacks_member(now, plan.roster if plan else record.roster)
+    forced = is_broken(now) or lacks or now.torn or _has_left(now)
     if plan is not None and not forced:
         return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
     roster = wanted_roster(now, forced)
@@ -311,6 +312,11 @@ def _could_enter(now: Situation, member: Member) -> bool:
     if not now.record.begun:
         return True
     return member.state not in BOOTING and (now.record.generation > 0 or now.seen.has_booted(member.identity.id))
+
+
+def _has_left(now: Situation) -> bool:
+    """A member left the ring that stood for one that came to nothing, and too few were left to plan another."""
+    return now.record.plan is None and any(_is(now, worker, WorkerState.READY) for worker in now.record.roster)
 
 
 def _is_ending(now: Situation) -> bool:
