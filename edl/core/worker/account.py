@@ -46,7 +46,9 @@ class TrainerAccount:
                 self.phase, self.booted = Phase.READY, True
             case say.Entered(generation, _, leases_of, pause, awaits_state):
                 self.leases_of, self.booted = leases_of, True
-                if not awaits_state:
+                if awaits_state:  # a newcomer still, whatever ring it has failed in before
+                    self.phase, self.generation = Phase.READY, 0
+                else:
                     self.phase, self.generation, self.pause = Phase.TRAINING, generation, pause
             case say.Broke(generation, _, reason):
                 self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)

@@ -186,3 +186,11 @@ def test_the_leader_takes_it_for_a_newcomer_meanwhile_but_one_that_has_leases() 
     assert (account.phase, account.generation, account.leases_of) == (Phase.READY, 0, 2)
     account.hear(say.Entered(2, 9, 2, None))
     assert (account.phase, account.generation, account.leases_of) == (Phase.TRAINING, 2, 2)
+
+
+def test_what_it_failed_in_before_counts_no_more() -> None:
+    account = TrainerAccount()
+    account.hear(say.Rehearsed())
+    account.hear(say.Broke(2, 9, "a peer is gone"))
+    account.hear(say.Entered(3, 9, 3, None, awaits_state=True))
+    assert (account.phase, account.generation) == (Phase.READY, 0)
