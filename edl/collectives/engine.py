@@ -51,6 +51,16 @@ class RingEngine:
         """A ring may begin to form here at once."""
         return self.idle and not self.held
 
+    @property
+    def whole(self) -> bool:
+        """A ring stands here, and no member has left it or cut it off, as far as is known here."""
+        return self.place is not None and not self.broken and not self._guard.hurries
+
+    @property
+    def leaving(self) -> bool:
+        """A ring that stood is being left."""
+        return self.place is not None and self._busy.locked()
+
     def stands(self, generation: int) -> bool:
         """Whether the ring of this generation does, and no member has left it yet, as far as is known here."""
         return self.place is not None and self.place.generation == generation and not self._guard.hurries

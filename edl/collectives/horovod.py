@@ -58,10 +58,12 @@ class HorovodRing:
         self._sit()
 
     def leave(self) -> None:
-        """Aside, where the other engine stands still: it is the next one's, and nothing waits for the end of this."""
+        """A broken one aside, where the other engine stands still: that is the next ring's, and nothing waits for the
+        end of this one.
+        """
         self.size = 0
         left, spare = self._engine, self._spare
-        if spare is None or not spare.free or left.free:
+        if spare is None or not spare.free or left.free or left.whole:
             left.leave()
             return
         self._engine, self._spare = spare, left
@@ -103,7 +105,7 @@ class HorovodRing:
     def _end(self) -> None:
         """The process does. None of Horovod's threads may be left, which would find their variables gone."""
         self._released = sys.maxsize
-        if self._spare is not None:
+        if self._spare is not None and not self._spare.leaving:  # in a hurry, a healthy ring is not left to its end
             self._spare.abort()
         for engine in self._engines:
             engine.leave()

@@ -20,6 +20,7 @@ class FakeEngine:
 
     held = False
     broken = False
+    whole = False  # a peer has cut it
 
     def __init__(self, library: str, *, needs_elastic: bool) -> None:
         self.library = library
@@ -36,6 +37,10 @@ class FakeEngine:
     @property
     def free(self) -> bool:
         return self.idle and not self.held
+
+    @property
+    def leaving(self) -> bool:
+        return self.place is not None and not self.may_leave.is_set()
 
     def form(self, place: Place, timeout_s: float, wanted: Callable[[], bool] = lambda: True) -> None:
         assert self.place is None
@@ -87,6 +92,16 @@ def test_the_next_ring_is_formed_while_the_one_before_is_being_left(ring: Any) -
     assert one.left.wait(PATIENCE_S)
     ring.enter(place(3), 1.0)
     assert ring._face.called == ["one", "two", "one"]
+
+
+def test_a_whole_ring_is_left_before_anything_else(ring: Any) -> None:
+    one, two = ring._engines
+    ring.enter(place(1), 1.0)
+    one.whole = True
+    ring.leave()
+    assert one.left.is_set(), "a script that looks finds no ring any more"
+    ring.enter(place(2), 1.0)
+    assert (one.place, two.place) == (place(2), None)
 
 
 def test_while_the_other_engine_is_busy_a_ring_is_left_first(ring: Any) -> None:
