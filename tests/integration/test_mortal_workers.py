@@ -95,7 +95,8 @@ def test_a_member_may_die_while_the_next_ring_forms(edl, tmp_path):
     events = job.finish()
     [lost] = [event["ts"] for event in events if event["kind"] == "worker_lost"]
     [stands, *_] = [event for event in events if event["kind"] == "scaled"]
-    assert (stands["from"], stands["to"], stands["forced"]) == (3, 3, True)
+    # With the newcomer, unless that one was still busy with what was being prepared: then it comes with the next one.
+    assert (stands["from"], stands["forced"]) == (3, True) and stands["to"] in (2, 3)
     assert stands["ts"] - lost < patient(5), "sooner than any time-out"
     job.expect_equal_models()
     job.expect_exactly_once()
