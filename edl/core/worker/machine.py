@@ -457,6 +457,7 @@ class WorkerMachine:
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
         if self.orders is not None:
             sat += self._adopt(self.orders)  # if the ring agreed on the planned step, its leases are here already
+        self.leases.forget_before(beginning.step + 1)
         sat.append(TellDaemon(self._entered()))
         return [*sat, *self._go_on()]
 
