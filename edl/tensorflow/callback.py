@@ -138,6 +138,8 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         """The next item, or the same one again, and what its step needs."""
         if not self._held.again:
             self._item = next(iterator)  # before anything waits for its weight: there may be none in this pass
+            while self._held.passes_over():
+                self._item = next(iterator)
         self._held.again = False
         self._trainer.begin_batch()
         self._trainer.before_reduce()

@@ -96,7 +96,7 @@ class SoloFeed:
         self.ledger.grant(self.committed + HORIZON_STEPS)
         self._told += 1
         self.leases.adopt(share_of(self.ledger, "w"), (1, self._told))
-        return self.leases.offers(step or self.step())
+        return self.leases.offers(max(step or 0, self.step()))
 
     def _dry(self) -> bool:
         return not self.newcomer and self.leases.ends_before(self.step())

@@ -346,16 +346,16 @@ class Trainer:
         return self._leases
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
-        """Until samples of `step` (None: of the coming one) may be handed out. False: none come, or are here yet."""
+        """Until samples of `step`, or of the coming one, may be handed out. False: none come, or are here yet."""
         self.begin_batch()
         machine, leases = self._machine, self._leases
         leases.forget_before(machine.step)  # else a job of weeks would search through all that it has trained
-        if not leases.offers(step or machine.step + 1) and not (
+        if not leases.offers(max(step or 0, machine.step + 1)) and not (
             wait and leases.wait_offered(step, lambda: machine.step, self._goes_on_waiting)
         ):
             return False
         coming = machine.step + 1
-        if (step or coming) == coming and machine.weight_is_due:
+        if (step or 0) <= coming and machine.weight_is_due:
             # A pipeline's thread asks for the samples of the coming step, whose weight could not be known when the
             # training thread passed by. That one cannot begin the step before it has them: set the weight first.
             self._shell.weigh(self._while_waiting)
@@ -488,12 +488,13 @@ class Trainer:
         shell.end_beside()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
-        old, weightless = machine.size, machine.weightless
+        old, weightless, done = machine.size, machine.weightless, machine.step + 1
         if weightless:
             self._rates.skip()
         else:
             self._rates.count()
-        shell.end_batch(attention=machine.step + 1 >= shell.link.page.attention_step)
+        shell.end_batch(attention=done >= shell.link.page.attention_step)
+        self._pass_over(done)
         self._tell_resized(old)
         self._prepare_step()
         shell.weigh_if_known()
@@ -516,6 +517,7 @@ class Trainer:
         else:
             logger.warning("step %d is void on rank %d: %s", before + 1, machine.rank, machine.void.partition("\n")[0])
         shell.end_uncommitted_batch()
+        self._pass_over(before + 1)
         self._prepare_step()
         rehearsed, shell.rehearses = shell.rehearses, False
         self._tell_resized(old)
@@ -529,6 +531,17 @@ class Trainer:
                 "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
             )
         return False
+
+    def _pass_over(self, done: int) -> None:
+        """What lies between the mini-batch that the script has `done` and the state that it was given."""
+        step = self._machine.step
+        if step <= done or self._shards is None or self._shards.pass_over(done, step) or self._machine.restarts:
+            return
+        raise JobFailed(
+            f"the other workers have gone on to step {step}, where none has samples, and the input pipeline has read "
+            f"ahead of step {done}, so what it gives next is trained already: put shards.in_step(...) around the "
+            "outermost iterable of the training loop"
+        )
 
     def _check_samples(self, samples: int) -> None:
         shards, step, rank = self._shards, self._machine.step + 1, self._machine.rank

@@ -64,7 +64,7 @@ class Worker:
         ledger.grant(ledger.step + LEAD_TIMES)
         self.told += 1
         self.leases.adopt(share_of(ledger, self.name), (1, self.told))
-        if self.leases.offers(step or self.step()):
+        if self.leases.offers(max(step or 0, self.step())):
             return True
         assert self.leases.ends_before(self.step()), "it would have to wait here"
         assert ledger.exhausted

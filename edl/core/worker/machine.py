@@ -114,7 +114,7 @@ class WorkerMachine:
         self._tainted = False  # a copy broke off: this state must not become another's
         self.awaits_state = False  # it sits in its ring, and gets its state beside the first step
         self._stood_in = 0  # the generation in which its script was given stand-ins, as no data came
-        self._restarts = False  # a broken ring makes the script leave its iteration over the data
+        self.restarts = False  # a broken ring makes the script leave its iteration over the data
         self._broke: say.Broke | None = None  # the ring failed, and no other one stands yet
         self._leave_wanted = False
         self._ended: say.Ended | None = None
@@ -314,7 +314,7 @@ class WorkerMachine:
             return [Fail(move.reason)]
         if isinstance(move, Leave | Stop):
             self.leases.close()
-        elif ahead and self._restarts and _is_left(self.orders, where):
+        elif ahead and self.restarts and _is_left(self.orders, where):
             # The training thread may be taking down the iterator, which waits for this one; the leases that this one
             # waits for come only after that.
             return [BreakIteration()]
@@ -544,7 +544,7 @@ class WorkerMachine:
             case DataWanted(spec):
                 return self._open(spec)
             case RestartsExpected():
-                self._restarts = True
+                self.restarts = True
                 return []
             case LeaveWanted():
                 self._leave_wanted = True

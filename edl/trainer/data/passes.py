@@ -1,7 +1,8 @@
 """One pass of a script over its samples: which step comes next, and what is handed out for it.
 
-Owns: the place of one iteration, and stepping back over a void mini-batch. Does not own: which leases there are
-(`edl.core.worker.lease_buffer`), nor what becomes of an iteration that is followed by another (`shards`).
+Owns: the place of one iteration, stepping back over a void mini-batch, and passing over steps that the others have done
+without this worker. Does not own: which leases there are (`edl.core.worker.lease_buffer`), nor what becomes of an
+iteration that is followed by another (`shards`).
 """
 
 from __future__ import annotations
@@ -61,6 +62,8 @@ class Pass:
         self._lock = threading.Lock()  # not held while waiting for samples
         self._rehearsed = False
         self._lease: Lease | None = None  # of the step handed out
+        self._first: int | None = None  # what it handed out first
+        self._left_out: list[range] = []  # of what came after that, the steps that the others did without this worker
         self.state = State.BUSY
         self.epoch = epoch  # the one it was made for, or that its first step belongs to
         # Handed out up to and with this one. None before this worker's first one, which may wait for another ring.
@@ -148,6 +151,24 @@ class Pass:
             self.step = void - 1
             return True
 
+    def pass_over(self, step: int) -> None:
+        """All up to and with `step` is trained, whatever was handed out of it."""
+        with self._lock:
+            if self.step is not None and self.step < step:
+                self._leave_out(step)
+                self.step, self._lease = step, None
+
+    def gave(self, step: int) -> bool:
+        """Something was handed out of `step`."""
+        with self._lock:
+            if self._first is None or not self._first <= step <= (self.step or 0):
+                return False
+            return not any(step in steps for steps in self._left_out)
+
+    def _leave_out(self, until_step: int) -> None:
+        if self.step is not None and self.step < until_step:
+            self._left_out.append(range(self.step + 1, until_step + 1))
+
     def _enter(self, state: State) -> None:
         with self._lock:
             self._check_current()
@@ -164,12 +185,15 @@ class Pass:
 
     @property
     def _coming_step(self) -> int:
-        return self._port.step() if self.step is None else self.step + 1
+        working_at = self._port.step()
+        return working_at if self.step is None else max(self.step + 1, working_at)
 
     def _is_beyond(self, lease: Lease) -> bool:
         return self._one_epoch and self.epoch is not None and lease.epoch > self.epoch
 
     def _take(self, lease: Lease, step: int) -> Batch:
+        self._leave_out(step - 1)
+        self._first = step if self._first is None else self._first
         self.step, self._lease = step, lease
         self.epoch = lease.epoch if self.epoch is None else self.epoch
         ends_pass = lease.final and step == lease.until_step

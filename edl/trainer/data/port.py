@@ -23,7 +23,8 @@ class DataPort(Protocol):
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         """Before the first of some steps of one lease is handed out: wait until `leases` offers `step`, with a bound.
-        None: whichever step is the first that is not committed. Raises when the job or this worker is over.
+        Or else of the first one that is not committed, where this is later, or `step` is None. Raises when the job or
+        this worker is over.
 
         False: nothing is left to be leased of all epochs that were asked for (by this worker's last `open` at least),
         and this worker has committed the last step that has data. Before that, a fault may yet bring samples back.

@@ -40,7 +40,16 @@ T = TypeVar("T")
 class Held:
     """The item of a pipeline that is being trained, in the script's hands."""
 
-    again = False  # it was void: the next item is this one
+    def __init__(self) -> None:
+        self.again = False  # it was void: the next item is this one
+        self.stale = 0  # so many items come that the pipeline had read already when the others trained them
+
+    def passes_over(self) -> bool:
+        """The item that the pipeline has just given is not to be trained."""
+        if not self.stale:
+            return False
+        self.stale -= 1
+        return True
 
 
 class ShardGenerator:
@@ -82,6 +91,7 @@ class ShardGenerator:
         self._process = os.getpid()
         self._lock = threading.Lock()  # guards what follows
         self._pass: Pass | None = None
+        self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
         self._held: Held | None = None
         self._epochs_done = 0  # before the present pass
         self._wait_committed: Callable[[Callable[[], int]], None] | None = None
@@ -136,6 +146,8 @@ class ShardGenerator:
         held = self.hold()
         try:
             for item in pipeline:
+                if held.passes_over():
+                    continue
                 yield item
                 while held.again:
                     held.again = False
@@ -185,11 +197,27 @@ class ShardGenerator:
             return True  # the pass that follows begins with it
         return now is not None and now.step_back(self._port.step())
 
+    def pass_over(self, done: int, step: int) -> bool:
+        """The script was at step `done`, and the others have gone on to the end of `step`: nothing of what lies between
+        is handed out any more. They can where no worker has samples, as such a step waits for no worker.
+
+        False: the script's pipeline has read it already, and gives it out.
+        """
+        held, now = self._held, self._pass  # without the lock: the pipeline may hold it, and wait for this very step
+        if now is None or now.state is State.GIVEN_UP:
+            return True
+        now.pass_over(step)
+        stale = sum(one.gave(given) for one in {self._before, now} if one for given in range(done + 1, step + 1))
+        if held is None:
+            return not stale
+        held.stale += stale
+        return True
+
     def give_up(self) -> None:
         """The script leaves its iteration, whatever its pipeline has read ahead."""
         held, self._held = self._held, None
         if held is not None:
-            held.again = False
+            held.again, held.stale = False, 0
         if self._pass is not None:
             self._epochs_done = self.epochs_done
             self._pass.give_up()
@@ -270,7 +298,9 @@ class ShardGenerator:
     def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:
         with self._lock:
             if self._pass is not None:
+                ended = self._pass.state is State.ENDED
                 self._finish(self._pass)
+                self._before = self._pass if ended else None
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
             one_epoch = self._epochs is None

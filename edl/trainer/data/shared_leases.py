@@ -56,7 +56,8 @@ class SharedLeases(LeaseBuffer):
             return LeaseBuffer.hand_out(self, lease, step)
 
     def wait_offered(self, step: int | None, committed: Callable[[], int], goes_on: Callable[[], bool]) -> bool:
-        """Until samples of `step` may be handed out; None: of the first step that is not committed by then.
+        """Until samples of `step` may be handed out, or of the first step that is not committed by then: the others may
+        go on beyond `step` without this worker.
 
         False: there are none, and all is trained; until then a fault may bring samples back. Between two looks
         `goes_on` is asked, and may raise; False, too, once it says no.
@@ -64,7 +65,7 @@ class SharedLeases(LeaseBuffer):
         while True:
             with self._changed:
                 coming = committed() + 1
-                if self.offers(step or coming):
+                if self.offers(max(step or 0, coming)):
                     return True
                 if self.ends_before(coming):
                     return False

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import queue
 import threading
+import time
 from collections import Counter
 from itertools import chain, islice
 from pathlib import Path
@@ -208,7 +209,7 @@ class ListFeed(SoloFeed):
         pass
 
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
-        return self.leases.offers(step or self.step())
+        return self.leases.offers(max(step or 0, self.step()))
 
     def commit(self) -> None:
         self.committed += 1
@@ -371,6 +372,100 @@ def test_in_step_given_up_is_forgotten():
     for _ in shards.in_step(Prefetched(islice(shards.batches(2), 5), 5)):
         break
     assert not shards.redeliver()
+
+
+# ------------------------------------------------------------------------- steps that the others did without this one
+
+
+def a_hole_after_the_first_step() -> ListFeed:
+    """Steps 1 to 6 of two samples each, but for 2 and 3, in which no worker has any."""
+    return ListFeed(
+        Lease(1, 0, 1, 2, (Range(0, 0, 2),)),
+        Lease(2, 1, 2, 2, ()),
+        Lease(3, 3, 3, 2, (Range(0, 2, 8),), final=True),
+    )
+
+
+def goes_on_after(shards: ShardGenerator, feed: ListFeed, step: int) -> bool:
+    """At the end of the mini-batch that is worked on, the ring agrees on `step`."""
+    done, feed.committed = feed.step(), step
+    feed.leases.forget_before(step + 1)
+    return shards.pass_over(done, step)
+
+
+@pytest.mark.parametrize("depth", [1, 2, 50])
+@pytest.mark.parametrize("step", [1, 2, 3])
+def test_what_a_pipeline_has_read_of_steps_that_the_others_did_is_not_trained(depth, step):
+    """No worker waits for another in a step without samples, so one may be ahead by several when the ring changes."""
+    feed = a_hole_after_the_first_step()
+    shards = ShardGenerator(20, feed, epochs=1, default_batch=2)
+    items = shards.in_step(Prefetched(by_hand(shards, 2), depth))
+    assert next(items) == [0, 1]
+    assert goes_on_after(shards, feed, step)
+    seen = {}
+    for ids in items:
+        seen[feed.step()] = ids
+        feed.commit()
+    assert {step: ids for step, ids in seen.items() if step > 3} == {4: [2, 3], 5: [4, 5], 6: [6, 7]}
+    assert sorted(seen) == [*range(step + 1, 7)]
+
+
+def test_a_plain_loop_goes_on_where_the_others_are():
+    feed = a_hole_after_the_first_step()
+    shards = ShardGenerator(20, feed, epochs=1)
+    batches = shards.batches(2)
+    next(batches)
+    assert goes_on_after(shards, feed, 3)
+    assert train(batches, feed) == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_loop_within_one_lease_goes_on_where_the_others_are():
+    feed = ListFeed(Lease(1, 0, 6, 2, (Range(0, 0, 12),), final=True))
+    shards = ShardGenerator(20, feed, epochs=1)
+    batches = shards.batches(2)
+    next(batches)
+    assert goes_on_after(shards, feed, 3)
+    assert train(batches, feed) == [[6, 7], [8, 9], [10, 11]]
+
+
+def test_a_pipeline_that_cannot_pass_over_what_it_has_read_says_so():
+    feed = a_hole_after_the_first_step()
+    shards = ShardGenerator(20, feed, epochs=1)
+    pipeline = iter(Prefetched(shards.batches(2), depth=50))
+    next(pipeline)
+    while (feed.leases.handed_out) < 6:
+        time.sleep(0.001)
+    assert not goes_on_after(shards, feed, 2)
+
+
+def test_an_iteration_that_is_left_gives_out_nothing_of_it():
+    feed = a_hole_after_the_first_step()
+    shards = ShardGenerator(20, feed, epochs=1, default_batch=2)
+    items = shards.in_step(Prefetched(by_hand(shards, 2), 50))
+    next(items)
+    shards.give_up()
+    assert goes_on_after(shards, feed, 3)
+    assert train(shards.batches(2), feed) == [[2, 3], [4, 5], [6, 7]]
+
+
+def test_a_pass_that_begins_where_the_others_are_has_nothing_of_the_one_before():
+    """The pipeline repeats: its thread begins the next pass as soon as the step is known, before the script is told."""
+    feed = ListFeed(
+        Lease(1, 0, 2, 2, (Range(0, 0, 2),), final=True), Lease(2, 2, 1, 2, (Range(1, 0, 2),), epoch=1, final=True)
+    )
+    shards = ShardGenerator(2, feed, default_batch=2)
+    repeated = (batch for _ in range(2) for batch in by_hand(shards, 2))
+    items = shards.in_step(Prefetched(repeated, 50))
+    assert next(items) == [0, 1]
+    while feed.leases.handed_out < 2:
+        time.sleep(0.001)
+    feed.committed = 2
+    while feed.leases.handed_out < 3:  # the next pass has begun
+        time.sleep(0.001)
+    assert shards.pass_over(1, 2)
+    seen = train(items, feed)
+    assert seen == [[0, 1]]
+    assert feed.committed == 3
 
 
 # -------------------------------------------------------------------------------------------- threads and rehearsals
