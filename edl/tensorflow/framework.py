@@ -226,6 +226,9 @@ class TensorFlowFramework:
     def keep_hyper_parameters(self) -> None:
         """They are among what `keep` has."""
 
+    def drop_kept(self) -> None:
+        self._kept = None
+
     def put_back(self) -> None:
         kept, self._kept = self._kept, None
         if kept is not None:

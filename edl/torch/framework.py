@@ -144,6 +144,9 @@ class TorchFramework:
     def keep_hyper_parameters(self) -> None:
         self._kept.append(Rest((), self._optimizers))
 
+    def drop_kept(self) -> None:
+        self._kept = []
+
     def put_back(self) -> None:
         kept, self._kept = self._kept, []
         for rest in kept:

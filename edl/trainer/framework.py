@@ -135,6 +135,9 @@ class Framework(Protocol):
     def put_back(self) -> None:
         """All that was remembered is again as it was then."""
 
+    def drop_kept(self) -> None:
+        """Forget what was remembered: that mini-batch never came."""
+
     def discard(self) -> None:
         """Forget the collectives of a step that was voided (I8). Called once the broken ring has been left."""
 

@@ -38,6 +38,12 @@ class Kept:
             self._framework.keep_hyper_parameters()
             self._put_extras_back = self._extras._remember(self._framework)
 
+    def drop(self) -> None:
+        """That mini-batch never came: a pipeline's thread had asked for its samples, and the others went past it."""
+        if self._statistics or self._put_extras_back is not None:
+            self._statistics, self._put_extras_back = False, None
+            self._framework.drop_kept()
+
     def put_back(self) -> None:
         """That mini-batch is over."""
         put_extras_back, self._put_extras_back = self._put_extras_back, None

@@ -375,6 +375,7 @@ class WorkerShell:
             if command.number > self._weighed:
                 self._weighed = command.number
                 self._framework.set_weight(command.weight, weightless=command.weightless)
+                self._kept.drop()
                 if command.stand_ins:
                     self._kept.keep_statistics(of_nobody=command.weightless)
 

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from edl.core.worker.inputs import SetWeight
 from edl.core.worker.moves import NEVER
 from edl.core.worker.states import TrainerState
 from edl.errors import UsageError
@@ -60,6 +61,9 @@ class Framework:
 
     def keep_hyper_parameters(self) -> None:
         self.kept["rate"] = self.rate
+
+    def drop_kept(self) -> None:
+        self.kept = {}
 
     def put_back(self) -> None:
         vars(self).update(self.kept)
@@ -128,6 +132,18 @@ def test_statistics_of_stand_ins_are_not_kept() -> None:
     script = Script()
     assert [(script.train(), script.framework.statistics) for _ in range(3)] == [(True, 1), (True, 2), (True, 2)]
     assert (script.scheduler.steps, script.extra.batches) == (3, 3)  # an update was made: the others have samples
+
+
+def test_what_was_kept_for_a_step_that_the_others_went_past_is_forgotten() -> None:
+    """A pipeline's thread weighs the coming step, and then the ring changes: all go on after a later one."""
+    script = Script()
+    for _ in range(2):
+        script.train()
+    script.seat.weigh(lambda: None)  # step 3 is of stand-ins here
+    script.seat._set_weight(SetWeight(99, 0.5))  # as in the ring that the others have gone on to
+    script.framework.statistics = 7  # copied from them
+    script.train()
+    assert script.framework.statistics == 8
 
 
 def test_a_step_in_which_no_worker_has_samples_leaves_everything_as_it_was() -> None:

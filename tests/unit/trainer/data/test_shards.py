@@ -58,6 +58,10 @@ class Prefetched:
             self._items.put(item, timeout=5)
         self._items.put(None, timeout=5)
 
+    def wait_read(self):
+        """All that there is."""
+        self._thread.join(5)
+
     def __iter__(self):
         while (item := self._items.get(timeout=5)) is not None:
             yield item
@@ -431,18 +435,18 @@ def test_a_loop_within_one_lease_goes_on_where_the_others_are():
 def test_a_pipeline_that_cannot_pass_over_what_it_has_read_says_so():
     feed = a_hole_after_the_first_step()
     shards = ShardGenerator(20, feed, epochs=1)
-    pipeline = iter(Prefetched(shards.batches(2), depth=50))
-    next(pipeline)
-    while (feed.leases.handed_out) < 6:
-        time.sleep(0.001)
+    ahead = Prefetched(shards.batches(2), depth=50)
+    next(iter(ahead))
+    ahead.wait_read()
     assert not goes_on_after(shards, feed, 2)
 
 
 def test_an_iteration_that_is_left_gives_out_nothing_of_it():
     feed = a_hole_after_the_first_step()
     shards = ShardGenerator(20, feed, epochs=1, default_batch=2)
-    items = shards.in_step(Prefetched(by_hand(shards, 2), 50))
-    next(items)
+    ahead = Prefetched(by_hand(shards, 2), 50)
+    next(shards.in_step(ahead))
+    ahead.wait_read()
     shards.give_up()
     assert goes_on_after(shards, feed, 3)
     assert train(shards.batches(2), feed) == [[2, 3], [4, 5], [6, 7]]
