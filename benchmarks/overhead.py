@@ -6,9 +6,9 @@ Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape`
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
 edl's steps include taking the samples from the generator and `notify_batch_end()`. Even the same model, built twice in
 one process, differs from itself by one or two percent, by where it lies in memory: so both models move to other
-addresses after each 40 steps of each kind, and there are several rounds, each with processes of its own. Printed for
-both ranks together: the ratio of the median step times of such 40, as the mean of all with its standard error; of the
-rounds, the same; the same of the
+addresses after each 40 steps of each kind (every second time, in PyTorch, each to where the other lay), and there are
+several rounds, each with processes of its own. Printed for both ranks together: the ratio of the median step times of
+such 40, as the mean of all pairs of them with its standard error; of the rounds, the same; the same of the
 processor time that the two processes took, all threads, which other work on the machine blurs less; the call of
 `notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
 the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
@@ -102,9 +102,12 @@ def compared(rounds: list[list[dict[str, Any]]], plain_name: str, edl_name: str)
 
 
 def of_layouts(plain: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """One ratio for each layout. Both arrays: of the ranks, of their steps."""
+    """One ratio for each two layouts, which in PyTorch are one and its reverse. Both arrays: of the ranks, of their
+    steps.
+    """
     parts = [slice(at, at + LAYOUT) for at in range(0, plain.shape[1], LAYOUT)]
-    return np.array([np.median(ours[:, part]) / np.median(plain[:, part]) for part in parts])
+    ratios = np.array([np.median(ours[:, part]) / np.median(plain[:, part]) for part in parts])
+    return np.sqrt(ratios[0::2] * ratios[1::2])
 
 
 def shown(result: dict[str, Any]) -> str:
@@ -112,7 +115,7 @@ def shown(result: dict[str, Any]) -> str:
     return (
         f"{result['framework']:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
         f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (the mean of {result['layouts']} "
-        f"layouts, each by medians of {2 * LAYOUT} steps of each kind; of the rounds: {rounds}; "
+        f"pairs of layouts, each by medians of {2 * LAYOUT} steps of each kind; of the rounds: {rounds}; "
         f"by means {result['ratio_of_means']:.4f})  "
         f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
         f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
@@ -129,6 +132,8 @@ def main() -> int:
     parser.add_argument("--batch", type=int, default=64)
     parser.add_argument("--json", action="store_true", help="one JSON object per framework")
     options = parser.parse_args()
+    if options.steps % (2 * LAYOUT):
+        parser.error(f"--steps {options.steps}: pairs of layouts have {2 * LAYOUT} steps; give a multiple of that")
     done = True
     for framework in options.frameworks:
         result = measure(framework, options)

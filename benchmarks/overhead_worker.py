@@ -1,7 +1,8 @@
 """One worker of benchmarks/overhead.py: steps on plain Horovod and under edl in turn, in the same ring.
 
 Both variants have a model and an optimizer of their own, equal at the beginning. Which lies where in memory makes a
-difference of its own, of a percent or two; so both move to other addresses again and again, and their order changes.
+difference of its own, of a percent or two; so both move to other addresses again and again, and their order changes. In
+PyTorch they then exchange addresses: of two such layouts, what lies where falls on both alike.
 """
 
 from __future__ import annotations
@@ -90,7 +91,10 @@ def torch_steps(edl: Any, edl_first: bool) -> Steps:
     optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
 
     def move(mover: Mover) -> None:
-        for optimizer in optimizers[:: 1 if mover.turn % 2 else -1]:
+        if mover.turn % 2 == 0:
+            exchange(*optimizers)
+            return
+        for optimizer in optimizers[:: 1 if mover.turn % 4 == 1 else -1]:
             for parameter in optimizer.param_groups[0]["params"]:
                 mover.stray()
                 parameter.data = parameter.data.clone()
@@ -98,6 +102,22 @@ def torch_steps(edl: Any, edl_first: bool) -> Steps:
                     optimizer.state[parameter][name] = value.clone()
 
     return Steps(stepping(plain, wrapped), stepping(ours, optimizers[1]), move)
+
+
+def exchange(one: Any, other: Any) -> None:
+    """Each optimizer's parameters, with what it keeps of them, go to where the other one's lie."""
+    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+        mine.data, theirs.data = exchanged(mine.data, theirs.data)
+        for name, value in one.state[mine].items():
+            one.state[mine][name], other.state[theirs][name] = exchanged(value, other.state[theirs][name])
+
+
+def exchanged(mine: Any, theirs: Any) -> tuple[Any, Any]:
+    """The same contents, each where the other was."""
+    kept = mine.clone()
+    mine.copy_(theirs)
+    theirs.copy_(kept)
+    return theirs, mine
 
 
 def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:

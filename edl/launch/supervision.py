@@ -288,7 +288,8 @@ class Supervisor:
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)
         replacing = 0 if job.spent else min(self._crashes, self._restarts, missing - asked)
-        self._crashes = 0  # a worker that is not replaced now was not missed, or is one too many
+        if not job.spent:  # else a script may yet begin another epoch
+            self._crashes = 0  # a worker that is not replaced now was not missed, or is one too many
         self._restarts -= replacing
         if asked or replacing:
             return [StartWorkers(asked + replacing, replacing)]

@@ -392,6 +392,14 @@ def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
     assert supervisor.verdict == LaunchVerdict(1, "failed", "no space left")
 
 
+def test_a_worker_that_crashes_at_the_end_of_an_epoch_is_replaced_once_the_next_one_has_begun():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
+    play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, 1))
+    assert play(supervisor, msgspec.structs.replace(seen(2, 1, 100), spent=True)) == []
+    assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1, replacing=1)]
+    assert play(supervisor, seen(2, 1, 100)) == []
+
+
 def test_a_crash_and_growth_at_once():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))
