@@ -284,7 +284,7 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
 
 
 class LeasesCut(Fact, frozen=True, kw_only=True):
-    """What was leased beyond a step is cut anew, for another number of workers."""
+    """What was leased beyond a step is cut anew, for other workers or other shares."""
 
     kind = Kind.RECUT
     after_step: int

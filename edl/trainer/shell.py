@@ -398,7 +398,7 @@ class WorkerShell:
 
 
 def _pause(moments: list[float]) -> Pause:
-    """Milliseconds; `total` runs from the end of the last batch, waiting for orders included."""
+    """Milliseconds; `total` runs from the end of a void batch, with the wait for orders; else from leaving a ring."""
     began, started, left, entered, done = moments
     parts = (left - started, entered - left, done - entered, done - began)
     return Pause(*(round(1000 * seconds, 2) for seconds in parts))

@@ -295,7 +295,7 @@ class JobMachine:
     # ----------------------------------------------------------------------------------------- what follows from it
 
     def _advance(self) -> None:
-        """All that holds of the members together: run after every input, and harmless when nothing changed."""
+        """All that holds of the members together: run after inputs from which something may follow; harmless twice."""
         if self.record.state in OVER:
             return
         self._expel()
