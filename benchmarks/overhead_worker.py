@@ -65,27 +65,8 @@ def pair(build: Callable[[], Any], edl_first: bool) -> tuple[Any, Any]:
 
 def torch_steps(edl: Any, edl_first: bool) -> Steps:
     import horovod.torch as hvd
-    import torch
 
-    torch.set_num_threads(1)
-    inputs, labels = (torch.from_numpy(array) for array in data())
-
-    def build() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
-        torch.manual_seed(0)
-        sizes = [FEATURES, *[WIDTH] * LAYERS]
-        layers = [layer for i in range(LAYERS) for layer in (torch.nn.Linear(sizes[i], sizes[i + 1]), torch.nn.ReLU())]
-        model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
-        return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
-
-    def stepping(model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> Callable[[Any], None]:
-        def step(ids: Any) -> None:
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(model(inputs[ids]), labels[ids]).backward()
-            optimizer.step()
-
-        return step
-
-    (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
+    (plain, plain_optimizer), (ours, our_optimizer) = pair(torch_model, edl_first)
     named = [(f"plain.{name}", parameter) for name, parameter in plain.named_parameters()]
     wrapped = hvd.DistributedOptimizer(plain_optimizer, named_parameters=named)
     optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
@@ -101,7 +82,33 @@ def torch_steps(edl: Any, edl_first: bool) -> Steps:
                 for name, value in optimizer.state[parameter].items():
                     optimizer.state[parameter][name] = value.clone()
 
-    return Steps(stepping(plain, wrapped), stepping(ours, optimizers[1]), move)
+    return Steps(torch_step(plain, wrapped), torch_step(ours, optimizers[1]), move)
+
+
+def torch_model() -> tuple[Any, Any]:
+    """A model and its optimizer, equal each time."""
+    import torch
+
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    sizes = [FEATURES, *[WIDTH] * LAYERS]
+    layers = [layer for i in range(LAYERS) for layer in (torch.nn.Linear(sizes[i], sizes[i + 1]), torch.nn.ReLU())]
+    model = torch.nn.Sequential(*layers, torch.nn.Linear(WIDTH, CLASSES))
+    return model, torch.optim.SGD(model.parameters(), lr=0.01, momentum=0.9)
+
+
+def torch_step(model: Any, optimizer: Any) -> Callable[[Any], None]:
+    """A step on the samples of these ids; `optimizer` is wrapped."""
+    import torch
+
+    inputs, labels = (torch.from_numpy(array) for array in data())
+
+    def step(ids: Any) -> None:
+        optimizer.zero_grad()
+        torch.nn.functional.cross_entropy(model(inputs[ids]), labels[ids]).backward()
+        optimizer.step()
+
+    return step
 
 
 def exchange(one: Any, other: Any) -> None:
@@ -123,34 +130,9 @@ def exchanged(mine: Any, theirs: Any) -> tuple[Any, Any]:
 def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:
     """The same in TensorFlow: each step is a tf.function."""
     import horovod.tensorflow as hvd
-    import keras
     import tensorflow as tf
 
-    inputs, labels = (tf.constant(array) for array in data())
-
-    def build() -> tuple[Any, Any]:
-        keras.utils.set_random_seed(0)
-        layers = [keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
-        model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
-        return model, keras.optimizers.SGD(0.01, momentum=0.9)
-
-    def stepping(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -> Callable[[Any], None]:
-        variables = model.trainable_variables
-        sources = [variable.value for variable in variables]  # Horovod's tape knows TensorFlow's variables only
-        optimizer.build(variables)
-
-        @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
-        def step(ids: Any) -> None:
-            with reduced(tf.GradientTape()) as tape:
-                logits = model(tf.gather(inputs, ids), training=True)
-                loss = tf.reduce_mean(
-                    tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.gather(labels, ids), logits=logits)
-                )
-            optimizer.apply_gradients(zip(tape.gradient(loss, sources), variables, strict=True))
-
-        return lambda ids: step(tf.constant(ids))
-
-    (plain, plain_optimizer), (ours, our_optimizer) = pair(build, edl_first)
+    (plain, plain_optimizer), (ours, our_optimizer) = pair(tensorflow_model, edl_first)
     optimizers = (plain_optimizer, edl.Optimizer(our_optimizer, model=ours))
 
     def move(mover: Mover) -> None:
@@ -160,10 +142,43 @@ def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:
                 variable.value.assign(tf.raw_ops.DeepCopy(x=variable.value))  # it takes over the new one's memory
 
     return Steps(
-        traced_without_elastic(stepping(plain, plain_optimizer, hvd.DistributedGradientTape)),
-        stepping(ours, optimizers[1], lambda tape: tape),
+        traced_without_elastic(tensorflow_step(plain, plain_optimizer, hvd.DistributedGradientTape)),
+        tensorflow_step(ours, optimizers[1], lambda tape: tape),
         move,
     )
+
+
+def tensorflow_model() -> tuple[Any, Any]:
+    """A model and its optimizer, equal each time."""
+    import keras
+    import tensorflow as tf
+
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    keras.utils.set_random_seed(0)
+    layers = [keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
+    model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
+    return model, keras.optimizers.SGD(0.01, momentum=0.9)
+
+
+def tensorflow_step(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -> Callable[[Any], None]:
+    """A step, in a tf.function, on the samples of these ids; `reduced` makes of a tape one that averages."""
+    import tensorflow as tf
+
+    inputs, labels = (tf.constant(array) for array in data())
+    variables = model.trainable_variables
+    sources = [variable.value for variable in variables]  # Horovod's tape knows TensorFlow's variables only
+    optimizer.build(variables)
+
+    @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
+    def step(ids: Any) -> None:
+        with reduced(tf.GradientTape()) as tape:
+            logits = model(tf.gather(inputs, ids), training=True)
+            loss = tf.reduce_mean(
+                tf.nn.sparse_softmax_cross_entropy_with_logits(labels=tf.gather(labels, ids), logits=logits)
+            )
+        optimizer.apply_gradients(zip(tape.gradient(loss, sources), variables, strict=True))
+
+    return lambda ids: step(tf.constant(ids))
 
 
 def traced_without_elastic(step: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -223,10 +238,6 @@ def arguments() -> argparse.Namespace:
 
 def main() -> None:
     options = arguments()
-    if options.framework == "tensorflow":
-        import tensorflow as tf
-
-        tf.config.threading.set_intra_op_parallelism_threads(1)
     edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
     build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
