@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import resource
 import shutil
 import socket
 import subprocess
@@ -204,8 +205,14 @@ def test_a_library_has_an_environment_of_its_own(native, monkeypatch):
 
 def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
     """Not in a wait as short as a step's: a nap there would slow each step."""
-    in_a_short_wait = max(native.looks(45) for _ in range(3))
-    assert native.looks(900) < 5 * in_a_short_wait, "without naps twenty times as many"
+
+    def naps(wait_ms):
+        before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
+        native.looks(wait_ms)
+        return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
+
+    assert naps(45) < 10
+    assert naps(900) > 50
 
 
 def test_two_copies_of_a_library_share_nothing(native):
