@@ -17,7 +17,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
 from edl.core.resize.scaling import staying
 from edl.core.switch import unfit
-from edl.core.switch.planning import Situation, is_broken, lacks_member, left_behind
+from edl.core.switch.planning import Situation, is_ahead, is_broken, lacks_member, left_behind
 from edl.protocol.job import OVER, Identity, JobState, Unfit
 
 LEFT_BEHIND: Final = (
@@ -131,6 +131,7 @@ class Fitness:
             came=frozenset(worker for worker in roster if seen.generation(worker) >= newest),
             addresses={worker: now.members[worker].identity.address for worker in roster},
             minimum=record.limits.minimum,
+            ahead=frozenset(worker for worker in roster if is_ahead(now, worker)),
         )
 
     # ------------------------------------------------------------------------------------------------ what follows

@@ -88,7 +88,7 @@ def decide(now: Situation) -> Decision:
         return None
     if record.generation == 0:
         return _first(now, roster)
-    if not any(worker in record.roster for worker in roster):
+    if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         return GiveUp(_why_none_has_the_state(now))
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
@@ -156,6 +156,12 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
         order = sorted(staying & doubted, key=lambda worker: now.members[worker].number)
         sure.update(order[:1])
     return sure
+
+
+def is_ahead(now: Situation, worker: str) -> bool:
+    """It has made a step that no member of the present ring has, in one that the leader never saw stand."""
+    seen, roster = now.seen.observation(worker), now.record.roster
+    return seen is not None and bool(roster) and seen.step > now.seen.newest_step(roster)[0]
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
@@ -315,8 +321,12 @@ def _could_enter(now: Situation, member: Member) -> bool:
 
 
 def _has_left(now: Situation) -> bool:
-    """A member left the ring that stood for one that came to nothing, and too few were left to plan another."""
-    return now.record.plan is None and any(_is(now, worker, WorkerState.READY) for worker in now.record.roster)
+    """A member left the ring that stood for one that came to nothing, and too few were left to plan another. Before
+    the switch was due it has not left, and trains on.
+    """
+    record = now.record
+    ready = (worker for worker in record.roster if _is(now, worker, WorkerState.READY))
+    return record.plan is None and any(not now.seen.trains(worker, record.generation) for worker in ready)
 
 
 def _is_ending(now: Situation) -> bool:

@@ -63,11 +63,13 @@ class Evidence:
     came: frozenset[str]  # members that were seen to have tried
     addresses: Mapping[str, str]  # of the members' hosts
     minimum: int = 1
+    ahead: frozenset[str] = frozenset()  # they alone have the newest step, of a ring that the leader never saw stand
 
     @property
     def newcomers(self) -> tuple[str, ...]:
-        """Those who were not in the ring before."""
-        return tuple(worker for worker in self.roster if worker not in self.base) if self.base else ()
+        """Those who were not in the ring before, and would take nothing with them that the others lack."""
+        known = self.ahead.union(self.base)
+        return tuple(worker for worker in self.roster if worker not in known) if self.base else ()
 
     @property
     def absent(self) -> frozenset[str]:
@@ -160,7 +162,7 @@ def _try_without(trials: Trials, evidence: Evidence) -> Judgement:
     trials = msgspec.structs.replace(trials, failed=failed, left_out="", tried=tried)
     if not evidence.base:
         return Judgement(trials, hopeless=_no_ring(evidence) if failed >= FIRST_RINGS else "")
-    left = _most_suspect_first(evidence.base, evidence, trials.proven)
+    left = _most_suspect_first(evidence.roster if evidence.ahead else evidence.base, evidence, trials.proven)
     left = [worker for worker in left if worker not in tried and len(left) > max(evidence.minimum, 1)]
     if left and failed >= ENOUGH:
         return Judgement(msgspec.structs.replace(trials, left_out=left[0]))
@@ -238,9 +240,10 @@ def _why(worker: str, evidence: Evidence, peers: set[str]) -> str:
 def _most_suspect_first(whole: Sequence[str], evidence: Evidence, proven: Sequence[str]) -> list[str]:
     pairs = _pairs(evidence)
 
-    def trust(worker: str) -> tuple[bool, int, bool, bool, int]:
-        says = is_own(evidence.said.get(worker, ""))
-        return worker in evidence.came, -len(pairs.get(worker, ())), not says, worker in proven, -whole.index(worker)
+    def trust(worker: str) -> tuple[bool, bool, int, bool, bool, int]:
+        says, met = is_own(evidence.said.get(worker, "")), -len(pairs.get(worker, ()))
+        ahead = worker in evidence.ahead  # without it a step would be lost (I5)
+        return ahead, worker in evidence.came, met, not says, worker in proven, -whole.index(worker)
 
     return sorted(whole, key=trust)
 

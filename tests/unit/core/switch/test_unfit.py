@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import random
 from collections import Counter
 
@@ -14,7 +15,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.report import status_of
 from edl.core.switch import unfit
-from edl.core.switch.unfit import Evidence, accused, judge
+from edl.core.switch.unfit import Evidence, accused, condemned, judge
 from edl.facts import WorkerLost, WorkerUnfit
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, JobState, Record, Trials
@@ -445,6 +446,22 @@ def unreachable(number: int) -> str:
 )
 def test_whom_the_words_point_at(said: dict[int, str], expected: set[str]) -> None:
     assert set(accused(evidence(3, said, base=2), ("w0", "w1"))) == expected
+
+
+def test_a_worker_that_alone_has_the_newest_step_is_the_last_to_be_left_out() -> None:
+    """It came as a newcomer, into a ring that broke after its first step, before the leader had seen it stand."""
+    said = {0: "connection reset by peer", 1: "connection reset by peer"}
+    trials = Trials(proven=("w0",))
+    for generation in (2, 3):
+        ring = evidence(2, said, base=1)
+        ring = dataclasses.replace(ring, generation=generation, ahead=frozenset({"w1"}))
+        trials = judge(trials, ring).trials
+    assert trials.left_out == "w0"
+    assert not trials.strikes
+    behind = Trials(proven=("w0",))
+    for generation in (2, 3):
+        behind = judge(behind, dataclasses.replace(evidence(2, said, base=1), generation=generation)).trials
+    assert condemned(behind) == {"w1"}, "without a step of its own it is to blame, as the newcomer"
 
 
 @pytest.mark.parametrize("seed", range(200))
