@@ -91,7 +91,7 @@ class Switching:
             plan=None,
             superseded=(),
             state=JobState.RUNNING,
-            unended="",
+            unended=working.record.unended if working.ledgers.spent else "",  # nothing left makes up for its end
             begun=True,
             rebatch=None,
             trials=trials,

@@ -14,7 +14,8 @@ A ring that fails says little: all its members fail with it. So three things are
   the others have a ring without it: if one of them turns out to be gone instead, that may have been the reason, and no
   worker is blamed for it. What a worker says of itself needs no such proof;
 - **trying**. Where no newcomer is there to suspect, the same ring is tried once more; then one after another is left
-  out, the most suspect first, and last one that alone has the newest step: it is no newcomer, either. If the ring makes a step without it, that one is unfit.
+  out, the most suspect first, and last one that alone has the newest step: it is no newcomer, either. If the ring makes
+  a step without it, that one is unfit.
 """
 
 from __future__ import annotations
