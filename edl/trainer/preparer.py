@@ -14,6 +14,8 @@ from edl.errors import RingBroken
 from edl.protocol.ring import Place
 from edl.trainer.framework import Framework
 
+BEGIN_S = 10.0  # between the word that a ring begins and its thread
+
 
 class Preparer:
     """Of one trainer. `tell` hears what became of each, on its thread."""
@@ -24,14 +26,17 @@ class Preparer:
         self._thread: threading.Thread | None = None  # the newest
         self._failure = (0, "")  # the newest that did not form, and why
         self._released = 0  # rings up to this generation are not wanted any more
-        self._turn = threading.Lock()
+        self._begun = 0  # of the newest thread
+        self._turn = threading.Condition()
 
     def begin(self, place: Place, timeout_s: float) -> None:
         """Any thread; comes back at once."""
         with self._turn:
             arguments = (place, timeout_s, self._thread)
-            self._thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
-            self._thread.start()
+            thread = threading.Thread(target=self._prepare, args=arguments, name="edl-preparing", daemon=True)
+            thread.start()
+            self._thread, self._begun = thread, place.generation
+            self._turn.notify_all()
 
     def release(self, generation: int) -> None:
         """Any thread: this ring, and all before it, will never be adopted."""
@@ -40,9 +45,16 @@ class Preparer:
         self._framework.ring.release(generation)
 
     def wait_formed(self, generation: int) -> None:
-        """Until the ring that was begun last is formed, or is not: its own time-out bounds that. Raises RingBroken."""
-        if self._thread is not None:
-            self._thread.join()
+        """Until the ring that was begun last is formed, or is not: its own time-out bounds that. Raises RingBroken.
+
+        The thread that hears the daemon may still be on its way to `begin`.
+        """
+        with self._turn:
+            if not self._turn.wait_for(lambda: self._begun >= generation, BEGIN_S):
+                raise RingBroken(f"the ring was not begun within {BEGIN_S:g} s")
+            thread = self._thread
+        assert thread is not None
+        thread.join()
         failed, why = self._failure
         if failed == generation:
             raise RingBroken(why)
