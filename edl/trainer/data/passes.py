@@ -158,12 +158,16 @@ class Pass:
                 self._leave_out(step)
                 self.step, self._lease = step, None
 
-    def gave(self, step: int) -> bool:
-        """Something was handed out of `step`."""
+    def gave(self, after: int, until_step: int) -> int:
+        """Of how many steps after `after`, up to and with `until_step`, something was handed out. A newcomer may ask
+        about all of a long job: the steps are not gone through.
+        """
         with self._lock:
-            if self._first is None or not self._first <= step <= (self.step or 0):
-                return False
-            return not any(step in steps for steps in self._left_out)
+            if self._first is None or self.step is None:
+                return 0
+            begin, end = max(after + 1, self._first), min(until_step, self.step) + 1
+            left_out = sum(max(0, min(end, one.stop) - max(begin, one.start)) for one in self._left_out)
+            return max(0, end - begin) - left_out
 
     def _leave_out(self, until_step: int) -> None:
         if self.step is not None and self.step < until_step:

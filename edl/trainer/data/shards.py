@@ -207,7 +207,7 @@ class ShardGenerator:
         if now is None or now.state is State.GIVEN_UP:
             return True
         now.pass_over(step)
-        stale = sum(one.gave(given) for one in {self._before, now} if one for given in range(done + 1, step + 1))
+        stale = sum(one.gave(done, step) for one in {self._before, now} if one)
         if held is None:
             return not stale
         held.stale += stale

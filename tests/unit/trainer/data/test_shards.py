@@ -414,6 +414,18 @@ def test_what_a_pipeline_has_read_of_steps_that_the_others_did_is_not_trained(de
     assert sorted(seen) == [*range(step + 1, 7)]
 
 
+def test_a_newcomer_to_a_long_job_counts_no_step_that_it_never_had():
+    """Else all of a large job would wait at the switch while one newcomer goes through its past."""
+    feed = ListFeed(Lease(1, 10**15, 2, 2, (Range(0, 0, 4),), final=True))
+    feed.committed, feed.newcomer = 0, True
+    shards = ShardGenerator(20, feed, epochs=1)
+    batches = shards.batches(2)
+    next(batches)  # the rehearsal
+    feed.enter(10**15)
+    assert shards.pass_over(1, 10**15)
+    assert train(batches, feed) == [[0, 1], [2, 3]]
+
+
 def test_a_plain_loop_goes_on_where_the_others_are():
     feed = a_hole_after_the_first_step()
     shards = ShardGenerator(20, feed, epochs=1)
