@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 TERMINATED = 143  # as of a process that SIGTERM has ended: the job was not finished by it
 UNKNOWN_S = 30.0  # how long a job that cannot be asked is waited for
+GRACE_S = 3.0  # how long after a word to end the job's end is waited for; the driver kills after 5 s
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +83,7 @@ class Post:
         self._restarts = restarts
         self._ended: int | None = None  # the trainer's exit status
         self._freed = False
-        self._told_to_end = False
+        self._told_to_end: float | None = None  # at this time
         self._alone = False  # without a driver
         self._unknown_since: float | None = None
         self._gave_up = False
@@ -98,35 +99,48 @@ class Post:
                 self._ended, self._unknown_since = status, None
                 if self._freed:  # at once: the driver may give the slot anew
                     self.status = 0
-                elif self._told_to_end:
-                    self.status = _code(status) or TERMINATED
+                elif self._told_to_end is not None:
+                    self.status = _code(status) or None
             case JobAtEnd() if self.looks:
                 self._unknown_since = None
-                return self._on_job(happened)
+                return self._on_job(happened, now)
             case JobUnknown() if self.looks:
                 self._unknown_since = now if self._unknown_since is None else self._unknown_since
                 if now - self._unknown_since >= UNKNOWN_S:
                     self.status = _code(self._ended or 0)
+                elif self._waited_in_vain(now):
+                    self.status = TERMINATED
             case Freed():
                 self._freed = True
             case EndAsked():
-                self._told_to_end = True
-                if self._ended is None:
-                    return [EndTrainer()]
-                self.status = _code(self._ended)
+                return self._on_end_asked(now)
             case DriverGone():
                 self._alone = True
             case _:  # looks that were overtaken
                 pass
         return []
 
-    def _on_job(self, job: JobAtEnd) -> list[Command]:
+    def _on_end_asked(self, now: float) -> list[Command]:
+        self._told_to_end = now if self._told_to_end is None else self._told_to_end
+        if self._ended is None:
+            return [EndTrainer()]
+        if self.looks:  # a good end is no success of the job: the same signal may have made the trainer leave
+            self.status = _code(self._ended) or None
+        return []
+
+    def _waited_in_vain(self, now: float) -> bool:
+        """Of a trainer that ended well, and a driver that gave up its slot or the job."""
+        return self._told_to_end is not None and now - self._told_to_end >= GRACE_S
+
+    def _on_job(self, job: JobAtEnd, now: float) -> list[Command]:
         ended = self._ended or 0
         if job.over and not job.finished:
             self.status = _code(ended) or 1
             return [Say(f"the job failed: {job.reason}")]
         if job.over or self._freed or (self._alone and not ended):
             self.status = _code(ended) if job.over and job.done else 0
+        elif self._told_to_end is not None:  # the trainer ended well, and its slot gets no other
+            self.status = TERMINATED if self._waited_in_vain(now) else None
         elif ended and (job.done or job.spent):
             pass  # no other trainer can make up for its end: the job's tells whether it matters
         elif ended and self._restarts > 0:

@@ -97,12 +97,14 @@ def test_a_number_of_workers_that_does_not_change(edl, tmp_path):
 
 
 def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
+    """Of the job: two threads of horovodrun's race for the exit status, and it may be 0 with any script."""
     job = HorovodrunJob(edl, tmp_path / "out", 1)
     job.wait_size(1)
     job.wait_steps(3)
     job.launcher.send_signal(signal.SIGINT)
-    job.launcher.communicate(timeout=patient(60))
-    assert job.launcher.returncode != 0
+    told = "".join(job.launcher.communicate(timeout=patient(60)))
+    assert edl.events("s")[-1]["kind"] == "job_failed", told
+    assert "those that have it were told to leave" in told
     edl.wait_nothing_left()
 
 

@@ -79,7 +79,7 @@ Decision = Follow | WaitAnew | PutOff | TooFew | GiveUp | None
 def decide(now: Situation) -> Decision:
     """What should follow the newest generation; None: nothing."""
     record, plan = now.record, now.record.plan
-    lacks = lacks_member(now, plan.roster if plan else record.roster)
+    lacks = lacks_member(now, plan.roster if plan else record.roster) or _ended_before(now)
     forced = is_broken(now) or lacks or now.torn or _has_left(now)
     if plan is not None and not forced:
         return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
@@ -263,7 +263,9 @@ def why(now: Situation, roster: tuple[str, ...]) -> str:
     for reason in dict.fromkeys(now.leaves_as.get(worker, "") for worker in leaving):
         named = [worker for worker in leaving if now.leaves_as.get(worker, "") == reason]
         parts.append(f"{_names(named)} {'leaves' if len(named) == 1 else 'leave'}{f' ({reason})' if reason else ''}")
-    if others := [worker for worker in out if worker not in leaving]:
+    if ended := [worker for worker in out if _is(now, worker, WorkerState.DONE)]:
+        parts.append(f"{_names(ended)} {'has' if len(ended) == 1 else 'have'} come to the end of the script")
+    if others := [worker for worker in out if worker not in leaving and worker not in ended]:
         parts.append(f"{_are(others)} left out for now")
     if new := [worker for worker in roster if worker not in had]:
         parts.append(f"{_are(new)} ready")
@@ -292,6 +294,17 @@ def _names(workers: Sequence[str]) -> str:
 def lacks_member(now: Situation, roster: tuple[str, ...]) -> bool:
     """A member of `roster` is gone without leave: its ring is broken, or will be, or does not form."""
     return not all(map(now.members.__contains__, roster))
+
+
+def _ended_before(now: Situation) -> bool:
+    """A member of a ring that is planned at once came to the end of its script in the one before, and comes to no
+    other: the leader had not heard of it yet.
+    """
+    plan = now.record.plan
+    if plan is None or plan.after_step is not None or not now.record.generation:
+        return False
+    ended = (worker for worker in plan.roster if _is(now, worker, WorkerState.DONE))
+    return any(not now.seen.sits(worker, plan.generation) for worker in ended)
 
 
 def _first(now: Situation, roster: tuple[str, ...]) -> Decision:

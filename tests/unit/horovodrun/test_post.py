@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from edl.horovodrun.post import (
+    GRACE_S,
     TERMINATED,
     UNKNOWN_S,
     DriverGone,
@@ -102,14 +103,36 @@ def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
 def test_told_to_end_it_lets_the_trainer_leave_and_is_no_success():
     post = Post(restarts=1)
     assert play(post, EndAsked()) == [EndTrainer()]
-    assert play(post, TrainerEnded(0)) == []
+    assert play(post, TrainerEnded(0), RUNS, JobUnknown(), EndAsked()) == []
+    assert post.status is None
+    play(post, RUNS, now=GRACE_S)
     assert post.status == TERMINATED
 
 
-def test_told_to_end_after_its_trainer():
+def test_told_to_end_it_takes_the_end_of_the_job_for_its_own():
+    for end, status in ((FINISHED, 0), (FAILED, 1)):
+        orders: list[list[Happening]] = [[EndAsked(), TrainerEnded(0)], [TrainerEnded(0), RUNS, EndAsked()]]
+        for happenings in orders:
+            post = Post(restarts=1)
+            play(post, *happenings)
+            assert post.status is None  # the signal that reached it may have made the trainer leave, too
+            play(post, RUNS, end)
+            assert post.status == status
+
+
+def test_told_to_end_of_a_trainer_that_ends_badly():
+    orders: list[list[Happening]] = [[EndAsked(), TrainerEnded(3)], [TrainerEnded(3), EndAsked()]]
+    for happenings in orders:
+        post = Post(restarts=1)
+        play(post, *happenings)
+        assert post.status == 3
+
+
+def test_told_to_end_of_a_job_that_cannot_be_asked():
     post = Post(restarts=1)
-    play(post, TrainerEnded(0), RUNS, EndAsked())
-    assert post.status == 0
+    play(post, EndAsked(), TrainerEnded(0), JobUnknown())
+    play(post, JobUnknown(), now=GRACE_S)
+    assert post.status == TERMINATED
 
 
 def test_without_a_driver_no_slot_is_freed():
