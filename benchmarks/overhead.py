@@ -1,6 +1,7 @@
 """What edl costs in steady state: the same model on plain Horovod and under edl, paired in one run with 2 workers.
 
-    python -m benchmarks.overhead [--frameworks torch tensorflow] [--rounds 6] [--steps 400] [--batch 64] [--json]
+    python -m benchmarks.overhead [--frameworks torch tensorflow] [--rounds 6] [--steps 400] [--batch 64] [--control]
+        [--json]
 
 Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by one under
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
@@ -13,7 +14,8 @@ processor time that the two processes took, all threads, which other work on the
 `notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
 the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
 share of a core that each daemon takes, which a host without a core to spare has to pay too. Goals: a ratio of 1.003,
-5 us for the call; exit code 1 beyond 1.01 or 5 us.
+5 us for the call; exit code 1 beyond 1.01 or 5 us. `--control` has plain Horovod in the place of edl, so it finds what
+this way of measuring makes of equal steps.
 """
 
 from __future__ import annotations
@@ -49,6 +51,7 @@ def one_round(framework: str, options: argparse.Namespace, edl_first: bool) -> l
                 *(str(Path(sys.executable).with_name("edl")), "run", "-np", "2", *worker),
                 *("--steps", str(options.steps), "--batch", str(options.batch)),
                 *(["--edl-first"] if edl_first else []),
+                *(["--control"] if options.control else []),
             ],
             env={**os.environ, "EDL_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
             capture_output=True,
@@ -68,7 +71,7 @@ def one_round(framework: str, options: argparse.Namespace, edl_first: bool) -> l
 def summary(framework: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any]:
     ranks = [rank for of_round in rounds for rank in of_round]
     calls, empty = (np.concatenate([rank[name] for rank in ranks]) for name in ("notify_s", "empty_call_s"))
-    compared_s = float(np.median(np.concatenate([rank["compared_s"] for rank in ranks])))
+    compared_s = median(np.concatenate([rank["compared_s"] for rank in ranks]))
     times = compared(rounds, "plain_s", "edl_s")
     return {
         "framework": framework,
@@ -78,10 +81,15 @@ def summary(framework: str, rounds: list[list[dict[str, Any]]]) -> dict[str, Any
         "cpu": compared(rounds, "plain_cpu_s", "edl_cpu_s"),
         "compared_ms": 1000 * compared_s,
         "compared_share": compared_s / EVERY / times["plain_ms"] * 1000,
-        "notify_us": 1e6 * float(np.median(calls)),
-        "empty_call_us": 1e6 * float(np.median(empty)),
+        "notify_us": 1e6 * median(calls),
+        "empty_call_us": 1e6 * median(empty),
         "daemon_cpu": [float(np.mean([of_round[rank]["daemon_cpu"] for of_round in rounds])) for rank in (0, 1)],
     }
+
+
+def median(of: np.ndarray) -> float:
+    """0 of nothing, where plain Horovod is in the place of edl."""
+    return float(np.median(of)) if of.size else 0.0
 
 
 def compared(rounds: list[list[dict[str, Any]]], plain_name: str, edl_name: str) -> dict[str, Any]:
@@ -130,6 +138,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6)
     parser.add_argument("--steps", type=int, default=400, help="of each kind, in each round")
     parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--control", action="store_true", help="plain Horovod against plain Horovod")
     parser.add_argument("--json", action="store_true", help="one JSON object per framework")
     options = parser.parse_args()
     if options.steps % (2 * LAYOUT):

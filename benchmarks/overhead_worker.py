@@ -63,13 +63,13 @@ def pair(build: Callable[[], Any], edl_first: bool) -> tuple[Any, Any]:
     return (built[1], built[0]) if edl_first else (built[0], built[1])
 
 
-def torch_steps(edl: Any, edl_first: bool) -> Steps:
-    import horovod.torch as hvd
-
+def torch_steps(edl: Any, edl_first: bool, control: bool) -> Steps:
     (plain, plain_optimizer), (ours, our_optimizer) = pair(torch_model, edl_first)
-    named = [(f"plain.{name}", parameter) for name, parameter in plain.named_parameters()]
-    wrapped = hvd.DistributedOptimizer(plain_optimizer, named_parameters=named)
-    optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
+    wrapped = torch_plainly("plain", plain, plain_optimizer)
+    if control:
+        optimizers = (wrapped, torch_plainly("control", ours, our_optimizer))
+    else:
+        optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
 
     def move(mover: Mover) -> None:
         if mover.turn % 2 == 0:
@@ -83,6 +83,13 @@ def torch_steps(edl: Any, edl_first: bool) -> Steps:
                     optimizer.state[parameter][name] = value.clone()
 
     return Steps(torch_step(plain, wrapped), torch_step(ours, optimizers[1]), move)
+
+
+def torch_plainly(prefix: str, model: Any, optimizer: Any) -> Any:
+    import horovod.torch as hvd
+
+    named = [(f"{prefix}.{name}", parameter) for name, parameter in model.named_parameters()]
+    return hvd.DistributedOptimizer(optimizer, named_parameters=named)
 
 
 def torch_model() -> tuple[Any, Any]:
@@ -127,13 +134,13 @@ def exchanged(mine: Any, theirs: Any) -> tuple[Any, Any]:
     return theirs, mine
 
 
-def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:
+def tensorflow_steps(edl: Any, edl_first: bool, control: bool) -> Steps:
     """The same in TensorFlow: each step is a tf.function."""
     import horovod.tensorflow as hvd
     import tensorflow as tf
 
     (plain, plain_optimizer), (ours, our_optimizer) = pair(tensorflow_model, edl_first)
-    optimizers = (plain_optimizer, edl.Optimizer(our_optimizer, model=ours))
+    optimizers = (plain_optimizer, our_optimizer if control else edl.Optimizer(our_optimizer, model=ours))
 
     def move(mover: Mover) -> None:
         for model, optimizer in list(zip((plain, ours), optimizers, strict=True))[:: 1 if mover.turn % 2 else -1]:
@@ -141,11 +148,11 @@ def tensorflow_steps(edl: Any, edl_first: bool) -> Steps:
                 mover.stray()
                 variable.value.assign(tf.raw_ops.DeepCopy(x=variable.value))  # it takes over the new one's memory
 
-    return Steps(
-        traced_without_elastic(tensorflow_step(plain, plain_optimizer, hvd.DistributedGradientTape)),
-        tensorflow_step(ours, optimizers[1], lambda tape: tape),
-        move,
-    )
+    plainly = [
+        traced_without_elastic(tensorflow_step(model, optimizer, hvd.DistributedGradientTape))
+        for model, optimizer in ((plain, plain_optimizer), *([(ours, our_optimizer)] if control else []))
+    ]
+    return Steps(plainly[0], plainly[1] if control else tensorflow_step(ours, optimizers[1], lambda tape: tape), move)
 
 
 def tensorflow_model() -> tuple[Any, Any]:
@@ -232,6 +239,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
     parser.add_argument("--edl-first", action="store_true")
+    parser.add_argument("--control", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
 
@@ -241,7 +249,7 @@ def main() -> None:
     edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
     build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
-    steps, mover = build(edl, options.edl_first), Mover(edl.rank() + 2 * os.getpid())
+    steps, mover = build(edl, options.edl_first, options.control), Mover(edl.rank() + 2 * os.getpid())
     theirs = plain_batches(options.batch, edl.rank(), edl.size())
     ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
     calls, empty_calls, compared_s = [], [], []
@@ -254,7 +262,14 @@ def main() -> None:
         if (edl.step() - 1) % EVERY == 0:
             compared_s.append(calls[-1])
 
-    kinds = {"plain": Kind(lambda: steps.plain(next(theirs))), "edl": Kind(step_of_ours)}
+    def step_of_control() -> None:
+        steps.edl(next(others))
+
+    others = plain_batches(options.batch, edl.rank(), edl.size())
+    kinds = {
+        "plain": Kind(lambda: steps.plain(next(theirs))),
+        "edl": Kind(step_of_control if options.control else step_of_ours),
+    }
     daemon = daemon_of_this_process()
     daemon_s, began = cpu_seconds(daemon), time.perf_counter()
     for number in range(WARM_UP + options.steps):
