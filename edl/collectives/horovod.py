@@ -120,9 +120,15 @@ class HorovodRing:
         with self.failing():
             return self._words.agree(self._seat(), value)
 
-    def same(self, value: int) -> bool:
+    def same(self, value: int) -> Callable[[], bool]:
         with self.failing():
-            return self._words.same(self._seat(), value)
+            answer = self._words.same(self._seat(), value)
+
+        def wait() -> bool:
+            with self.failing():
+                return answer()
+
+        return wait
 
     def abort(self, given_up: range | None = None) -> None:
         for engine in self._engines:  # what is prepared has nothing in flight

@@ -6,6 +6,7 @@ stuck in it. Does not own: who is in it (`edl.core`), nor when to change it (`ed
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edl.protocol.ring import Place
@@ -52,8 +53,10 @@ class Ring(Protocol):
     def agree(self, value: int) -> int:
         """The largest of all members' values (0 <= value < 2**53). Raises RingBroken."""
 
-    def same(self, value: int) -> bool:
-        """Whether all members pass the same value (64 bits, no sign). Raises RingBroken."""
+    def same(self, value: int) -> Callable[[], bool]:
+        """Ask whether all members pass the same value (64 bits, no sign). What is returned waits for the answer: other
+        collectives may come in between. Both raise RingBroken.
+        """
 
     def abort(self, given_up: range | None = None) -> None:
         """From any thread: fail the collectives in flight, so that the training thread gets RingBroken.

@@ -5,6 +5,7 @@ Owns: what one message says. Does not own: moving it (behind `Bytes`), nor the r
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from edl.protocol.ring import Place
@@ -14,13 +15,13 @@ LENGTH_BYTES = 8
 
 
 class Bytes(Protocol):
-    """Bytes and numbers as tensors of one framework. Both methods raise what the framework raises."""
+    """Bytes and numbers as tensors of one framework. All of it raises what the framework raises."""
 
     def broadcast(self, payload: bytes, root: int, name: str) -> bytes:
         """All members pass payloads of the same length; all get that of `root`."""
 
-    def largest(self, values: list[int], name: str) -> list[int]:
-        """The largest of all members' values in each place: signed, of 64 bits."""
+    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
+        """The largest of all members' values in each place: signed, of 64 bits. What is returned waits for them."""
 
 
 class Words:
@@ -46,14 +47,19 @@ class Words:
     def agree(self, place: Place, value: int) -> int:
         if not 0 <= value < 2**53:
             raise ValueError(f"a value to agree on must be in 0..2**53-1, not {value}")
-        return value if place.size == 1 else self._tensors.largest([value], "edl.agree")[0]
+        return value if place.size == 1 else self._tensors.largest([value], "edl.agree")()[0]
 
-    def same(self, place: Place, value: int) -> bool:
+    def same(self, place: Place, value: int) -> Callable[[], bool]:
         if place.size == 1:
-            return True
+            return lambda: True
         signed = value - 2**64 if value >= 2**63 else value
-        most, least = self._tensors.largest([signed, ~signed], "edl.same")
-        return most == ~least
+        largest = self._tensors.largest([signed, ~signed], "edl.same")
+
+        def wait() -> bool:
+            most, least = largest()
+            return most == ~least
+
+        return wait
 
 
 def _pack(payload: bytes) -> bytes:

@@ -157,7 +157,7 @@ class GroupRing:
     def agree(self, value: int) -> int:
         return self._words.agree(self.groups.place, value)
 
-    def same(self, value: int) -> bool:
+    def same(self, value: int) -> Callable[[], bool]:
         return self._words.same(self.groups.place, value)
 
     @property
@@ -214,14 +214,19 @@ class _Tensors:
         groups.wait(groups.begun(groups.rest.broadcast([tensor], rooted(root))))
         return tensor.numpy().tobytes()
 
-    def largest(self, values: list[int], name: str) -> list[int]:  # noqa: ARG002
+    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:  # noqa: ARG002
         tensor = torch.tensor(values, dtype=torch.int64)
         groups = self._ring.groups
         options = AllreduceOptions()
         options.reduceOp = ReduceOp(ReduceOp.MAX)
-        groups.wait(groups.begun(groups.rest.allreduce([tensor], options)))
-        found: list[int] = tensor.tolist()
-        return found
+        work = groups.begun(groups.rest.allreduce([tensor], options))
+
+        def wait() -> list[int]:
+            groups.wait(work)
+            found: list[int] = tensor.tolist()
+            return found
+
+        return wait
 
 
 def _is_of(groups: ProcessGroups | None, generations: range | None) -> bool:

@@ -26,9 +26,9 @@ class TorchBytes:
         hvd.broadcast_(tensor, root, name=name)
         return tensor.numpy().tobytes()
 
-    def largest(self, values: list[int], name: str) -> list[int]:
-        found: list[int] = hvd.allreduce_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name).tolist()
-        return found
+    def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
+        handle = hvd.allreduce_async_(torch.tensor(values, dtype=torch.int64), op=hvd.Max, name=name)
+        return lambda: hvd.synchronize(handle).tolist()
 
 
 def _failed(error: BaseException) -> bool:

@@ -5,12 +5,18 @@ right (`edl.core.worker.divergence`), what is compared (the adapters), nor wheth
 (`edl.core.job.machine`).
 
 One number of each member goes into one small all-reduce. Only where these differ do all hear all fingerprints of all.
+
+In a ring whose members were equal before, training goes on while that number travels. They look at the answer a step
+later.
 """
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import time
+from collections.abc import Callable
+from dataclasses import dataclass
 
 import msgspec
 
@@ -18,7 +24,7 @@ from edl.collectives.ring import of_all_members
 from edl.core.worker.digest import of_all
 from edl.core.worker.divergence import difference, told
 from edl.core.worker.inputs import StatesDiffer
-from edl.errors import JobFailed
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Divergence, Fingerprint, OnDivergence
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -34,6 +40,15 @@ class _Teller(msgspec.Struct, frozen=True):
     fingerprints: list[Fingerprint]
 
 
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """A comparison whose answer is on its way."""
+
+    step: int
+    fingerprints: list[Fingerprint]
+    answer: Callable[[], bool]
+
+
 class Comparison:
     """Of one trainer's state with those of the others. Belongs to the training thread."""
 
@@ -42,14 +57,52 @@ class Comparison:
         self._shell = shell
         self._extras = extras
         self._names: list[str] = []  # of the ring's members, by rank, once they differed
+        self._begun: _Begun | None = None
+        self._told = False  # that they differ, and nothing was made of it yet
+
+    def begin(self) -> bool:
+        """All members of the ring call it after the same step: `finish` looks at the answer after the next one. False:
+        it is one to wait for. Raises RingBroken.
+        """
+        machine = self._shell.machine
+        if self._told or not machine.unusual.equal_step:
+            return False
+        mine = self._fingerprints()
+        self._begun = _Begun(machine.step, mine, self._framework.ring.same(of_all(mine)))
+        return True
+
+    def finish(self, timeout_s: float) -> bool:
+        """Whether one was begun, and all were equal then. Raises JobFailed, and what ends a script."""
+        if (begun := self._take_begun()) is None:
+            return False
+        try:
+            if self._waiting(begun.answer):
+                return True
+            found = self._exchanged(begun.fingerprints, begun.step, persists=False)
+        except RingBroken:  # which its next collective meets, too
+            return False
+        self._tell(found)
+        self._told = True
+        if not self._heals:
+            self._wait_for_the_end(found, timeout_s)
+        return False
+
+    def differed_last(self) -> bool:
+        """At the end of the script: that one was begun, and they differed. Who did cannot be asked any more."""
+        begun = self._take_begun()
+        with contextlib.suppress(RingBroken):
+            return begun is not None and not self._waiting(begun.answer)
+        return False
 
     def make(self, timeout_s: float) -> None:
         """All members of the ring call it after the same step. Raises RingBroken, JobFailed, and what ends a script."""
+        known, self._told = self._told, False
         found = self._difference(persists=False)
         if found is None:
             return
-        self._tell(found)
-        if self._shell.machine.unusual.checking.on_divergence is OnDivergence.HEAL:
+        if not known:
+            self._tell(found)
+        if self._heals:
             logger.warning("%s; the state of %s becomes that of all", told(found), found.root)
             place = self._framework.ring.place
             wrong = place is not None and place.worker in found.workers
@@ -62,14 +115,15 @@ class Comparison:
 
     def _difference(self, *, persists: bool) -> Divergence | None:
         """What all members find alike."""
-        ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
-        mine = self._framework.fingerprints(self._extras._compared())
-        began = time.perf_counter_ns()
-        same = ring.same(of_all(mine))
-        shell.link.page.add_waited(time.perf_counter_ns() - began)
-        if same:
+        mine = self._fingerprints()
+        if self._waiting(self._framework.ring.same(of_all(mine))):
             return None
-        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, list(mine))))
+        return self._exchanged(mine, self._shell.machine.step, persists=persists)
+
+    def _exchanged(self, mine: list[Fingerprint], step: int, *, persists: bool) -> Divergence:
+        """Of members that differ after `step`."""
+        ring, shell, machine = self._framework.ring, self._shell, self._shell.machine
+        received = of_all_members(ring, msgspec.msgpack.encode(_Teller(shell.link.worker, mine)))
         members = [msgspec.msgpack.decode(one, type=_Teller) for one in received]
         self._names = [member.worker for member in members]
         found = difference([member.fingerprints for member in members])
@@ -77,7 +131,7 @@ class Comparison:
             raise RuntimeError("the workers' digests differ, and nothing that they are of does")
         return Divergence(
             generation=machine.generation,
-            step=machine.step,
+            step=step,
             equal_step=machine.unusual.equal_step,
             first=found.first,
             differing=found.differing,
@@ -87,6 +141,25 @@ class Comparison:
             majority=found.majority,
             persists=persists,
         )
+
+    def _take_begun(self) -> _Begun | None:
+        """None also where the mini-batch is void: its ring is left, and the next one's members compare anew."""
+        begun, self._begun = self._begun, None
+        return begun if self._shell.machine.void is None else None
+
+    @property
+    def _heals(self) -> bool:
+        return self._shell.machine.unusual.checking.on_divergence is OnDivergence.HEAL
+
+    def _fingerprints(self) -> list[Fingerprint]:
+        return self._framework.fingerprints(self._extras._compared())
+
+    def _waiting(self, answer: Callable[[], bool]) -> bool:
+        """The answer."""
+        began = time.perf_counter_ns()
+        same = answer()
+        self._shell.link.page.add_waited(time.perf_counter_ns() - began)
+        return same
 
     def _tell(self, found: Divergence) -> None:
         self._shell.hear(StatesDiffer(found))

@@ -137,6 +137,7 @@ class Trainer:
         self._shell.step_timeout_s = self._settings.step_timeout_s
         link.start()
         self._shell.take_first()
+        atexit.register(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
 
     def shutdown(self) -> None:
         """Leave the job; implied at exit. Harmless twice."""
@@ -147,10 +148,17 @@ class Trainer:
         if self._shards is not None:
             self._shards.close()
         link = self._shell.link
+        self._end_comparing()
         self._shell.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
         link.close()
+
+    def _end_comparing(self) -> None:
+        """The script has ended a step early for the answer."""
+        if self._comparison.differed_last():
+            at = f"step {self._machine.step}, the last one of its script"
+            self._note_failure(f"the workers' states differed after {at}: --check-weights 1 tells who and where")
 
     def _ask_to_leave(self) -> None:
         """Behind a stand-in that one judges: a launcher that dies asks all that is below it to end."""
@@ -466,6 +474,8 @@ class Trainer:
         or a call before `init()`.
         """
         self._started()
+        if self._comparison.finish(self._timeout_s):  # before the ring may change
+            self._shell.hear(StatesEqual())
         committed = self._end_batch(samples)
         if self._machine.check_is_due:
             self._compare()
@@ -474,6 +484,8 @@ class Trainer:
     def _compare(self) -> None:
         """Where all workers have done the same: after the script's callbacks, and in the ring that goes on."""
         try:
+            if self._comparison.begin():
+                return
             self._comparison.make(self._timeout_s)
         except RingBroken as error:
             self.void(error)

@@ -33,6 +33,14 @@ def test_a_job_of_torch_takes_the_state_of_the_majority(edl, tmp_path):
     assert len({(tmp_path / str(rank)).read_text() for rank in range(3)}) == 1
 
 
+def test_a_script_that_breaks_off_before_the_answer_is_looked_at_is_no_success(edl, tmp_path):
+    command = edl.warm.command(JOBS / "torch_diverging.py")
+    flags = ("-np", "2", "--check-weights", "5")  # equal after step 5, and after step 10 not any more
+    done = edl("run", *flags, "--job", "d", *command, "--out", str(tmp_path), "--last", "10", timeout_s=200)
+    assert done.returncode == 1, done.stderr
+    assert "the workers' states differed after step 10, the last one of its script" in done.stderr
+
+
 def test_a_job_of_tensorflow_fails_and_says_what_differs(edl):
     done = edl(
         *("run", "-np", "2", "--check-weights", "10", "--job", "d", *edl.warm.command(JOBS / "tf_diverging.py")),

@@ -10,6 +10,7 @@ import edl.torch as edl
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
+parser.add_argument("--last", type=int, help="break off after this step")
 options = parser.parse_args()
 edl.init()
 layers = [torch.nn.Linear(4, 64), torch.nn.BatchNorm1d(64), torch.nn.Dropout(0.1), torch.nn.Linear(64, 1)]
@@ -30,5 +31,7 @@ for ids in edl.elastic_shard_generator(640, epochs=1).batches(8):
         # Not the last bit, which the rounding of the next updates may put right again.
         optimizer.state[model[0].weight]["exp_avg_sq"].view(torch.int32)[5, 2] ^= 1 << 20
     edl.notify_batch_end()
+    if edl.step() - 1 == options.last:
+        break
 learned = [parameter.tolist() for parameter in model.parameters()]
 (options.out / f"{edl.rank()}").write_text(repr(learned))

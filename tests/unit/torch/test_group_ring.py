@@ -93,8 +93,8 @@ def members(gatherings: Gatherings) -> Iterator[Members]:
 def test_bytes_and_numbers(members: Members) -> None:
     members.enter(1)
     assert members.agree() == [2] * SIZE
-    assert members.all(lambda ring, rank: ring.same(2**64 - 1)) == [True] * SIZE
-    assert members.all(lambda ring, rank: ring.same(min(rank, 1))) == [False] * SIZE
+    assert members.all(lambda ring, rank: ring.same(2**64 - 1)()) == [True] * SIZE
+    assert members.all(lambda ring, rank: ring.same(min(rank, 1))()) == [False] * SIZE
     payload = b""
 
     def told(ring: GroupRing, rank: int) -> bytes:
@@ -108,7 +108,7 @@ def test_bytes_and_numbers(members: Members) -> None:
 def test_a_ring_of_one_needs_no_other() -> None:
     ring = GroupRing()
     ring.enter(solo("w0"), 1.0)
-    assert (ring.agree(3), ring.same(3), ring.broadcast(b"x", 0), ring.size) == (3, True, b"x", 1)
+    assert (ring.agree(3), ring.same(3)(), ring.broadcast(b"x", 0), ring.size) == (3, True, b"x", 1)
     ring.leave()
     assert (ring.place, ring.size) == (None, 0)
     with pytest.raises(RingBroken, match="in no ring"):

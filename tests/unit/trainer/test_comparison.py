@@ -11,7 +11,7 @@ import pytest
 
 from edl.core.worker.digest import of_all
 from edl.core.worker.inputs import StatesDiffer
-from edl.errors import JobFailed
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.divergence import Checking, Fingerprint, OnDivergence
 from edl.protocol.ring import Place
 from edl.trainer.comparison import Comparison, _Teller
@@ -25,9 +25,17 @@ class FakeRing:
         self.place = Place(1, rank, len(others), f"w{rank}")
         self.states = others
         self.broadcasts = 0
+        self.broken = False
 
-    def same(self, value: int) -> bool:
-        return {of_all(fingerprints(state)) for state in self.states} == {value}
+    def same(self, value: int) -> Callable[[], bool]:
+        found = {of_all(fingerprints(state)) for state in self.states} == {value}
+
+        def wait() -> bool:
+            if self.broken:
+                raise RingBroken("reset by peer")
+            return found
+
+        return wait
 
     def broadcast(self, payload: bytes | None, root: int) -> bytes:
         self.broadcasts += 1
@@ -55,7 +63,7 @@ class FakeSeat:
         self.link, self.ring = link, ring
         link.worker = ring.place.worker
         unusual = SimpleNamespace(equal_step=20, checking=Checking(20, on_divergence))
-        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual)
+        self.machine = SimpleNamespace(generation=1, step=40, unusual=unusual, void=None)
         self.while_waiting = end
         self.heals = True
         self.synchronized: list[tuple[int, bool]] = []
@@ -145,3 +153,57 @@ def test_a_state_that_does_not_heal_ends_the_job() -> None:
     with pytest.raises(Ended):
         comparison.make(60.0)
     assert [told.found.persists for told in shell.told] == [False, True]
+
+
+def test_where_they_were_equal_the_answer_is_looked_at_a_step_later() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"])
+    assert comparison.begin()
+    shell.ring.states = ["abd", "abd", "abc"]  # another step is made meanwhile
+    assert comparison.finish(1.0)
+    assert not comparison.finish(1.0)
+    assert not shell.told
+
+
+def test_a_difference_is_told_as_it_was_when_the_comparison_began() -> None:
+    shell, comparison = member(1, ["abc", "axc", "abc"])
+    assert comparison.begin()
+    shell.machine.step = 41
+    with pytest.raises(Ended):
+        comparison.finish(60.0)
+    (told,) = shell.told
+    assert (told.found.step, told.found.workers, told.found.first) == (40, ("w1",), "t1")
+
+
+def test_it_heals_as_the_states_are_by_then_and_is_told_once() -> None:
+    shell, comparison = member(1, ["abc", "axc", "abc"], OnDivergence.HEAL)
+    assert comparison.begin()
+    assert not comparison.finish(1.0)
+    assert not comparison.begin()
+    comparison.make(1.0)
+    assert shell.synchronized == [(0, False)]
+    assert len(shell.told) == 1
+    assert comparison.begin()
+
+
+def test_the_first_one_of_a_ring_is_waited_for() -> None:
+    shell, comparison = member(1, ["abc", "abc", "abc"])
+    shell.machine.unusual.equal_step = 0
+    assert not comparison.begin()
+
+
+@pytest.mark.parametrize("how", ["the ring is broken", "the mini-batch is void"])
+def test_one_that_is_overtaken_by_a_failure_says_nothing(how: str) -> None:
+    shell, comparison = member(1, ["abc", "axc", "abc"])
+    assert comparison.begin()
+    shell.ring.broken = how == "the ring is broken"
+    shell.machine.void = None if shell.ring.broken else "reset by peer"
+    assert not comparison.finish(1.0)
+    assert not shell.told
+
+
+@pytest.mark.parametrize(("others", "differed"), [("abc", False), ("abd", True)])
+def test_a_script_may_end_before_the_answer_is_looked_at(others: str, differed: bool) -> None:
+    _, comparison = member(1, [others, "abc", others])
+    assert not comparison.differed_last()
+    assert comparison.begin()
+    assert comparison.differed_last() is differed
