@@ -5,17 +5,15 @@
 
 Each step on `hvd.DistributedOptimizer` (torch) or `hvd.DistributedGradientTape` (TensorFlow) is followed by one under
 edl, in the same two processes and the same ring: noise of the machine that lasts longer than a step falls on both.
-edl's steps include taking the samples from the generator and `notify_batch_end()`. Even the same model, built twice in
-one process, differs from itself by one or two percent, by where it lies in memory: so both models move to other
-addresses after each 40 steps of each kind (every second time, in PyTorch, each to where the other lay), and there are
-several rounds, each with processes of its own. Printed for both ranks together: the ratio of the median step times of
-such 40, as the mean of all pairs of them with its standard error; of the rounds, the same; the same of the
-processor time that the two processes took, all threads, which other work on the machine blurs less; the call of
-`notify_batch_end()` (in place, with the caches as a step leaves them; an empty call there beside it); what comparing
-the workers' states takes in each 100th of them, waiting for the peer included, and its share of those steps; and the
-share of a core that each daemon takes, which a host without a core to spare has to pay too. Goals: a ratio of 1.003,
-5 us for the call; exit code 1 beyond 1.01 or 5 us. `--control` has plain Horovod in the place of edl, so it finds what
-this way of measuring makes of equal steps.
+edl's steps include taking the samples from the generator and `notify_batch_end()`. Both kinds of steps update one
+model, in the same memory: the same model elsewhere differs from itself by one or two percent. There are several rounds,
+each with processes of its own. Printed for both ranks together: the ratio of the median times of 40 steps of each kind,
+as the mean of all rounds with its standard error; the same of the processor time that the two processes took, all
+threads, which other work on the machine blurs less; the call of `notify_batch_end()` (in place, with the caches as a
+step leaves them; an empty call there beside it); what comparing the workers' states takes at the end of each 100th of
+them, and its share of those steps; and the share of a core that each daemon takes, which a host without a core to spare
+has to pay too. Goals: a ratio of 1.003, 5 us for the call; exit code 1 beyond 1.01 or 5 us. `--control` has plain
+Horovod in the place of edl, so it finds what this way of measuring makes of equal steps.
 """
 
 from __future__ import annotations
@@ -31,17 +29,16 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.overhead_worker import EVERY, LAYOUT
+from benchmarks.overhead_worker import BLOCK, EVERY
 
 NOT_DONE, NOTIFY_US = 1.01, 5.0
 
 
 def measure(framework: str, options: argparse.Namespace) -> dict[str, Any]:
-    rounds = [one_round(framework, options, edl_first=bool(number % 2)) for number in range(options.rounds)]
-    return summary(framework, rounds)
+    return summary(framework, [one_round(framework, options) for _ in range(options.rounds)])
 
 
-def one_round(framework: str, options: argparse.Namespace, edl_first: bool) -> list[dict[str, Any]]:
+def one_round(framework: str, options: argparse.Namespace) -> list[dict[str, Any]]:
     """What the two ranks have measured."""
     with tempfile.TemporaryDirectory() as home:
         out = Path(home) / "result"
@@ -50,7 +47,6 @@ def one_round(framework: str, options: argparse.Namespace, edl_first: bool) -> l
             [
                 *(str(Path(sys.executable).with_name("edl")), "run", "-np", "2", *worker),
                 *("--steps", str(options.steps), "--batch", str(options.batch)),
-                *(["--edl-first"] if edl_first else []),
                 *(["--control"] if options.control else []),
             ],
             env={**os.environ, "EDL_HOME": home, "TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""},
@@ -93,38 +89,34 @@ def median(of: np.ndarray) -> float:
 
 
 def compared(rounds: list[list[dict[str, Any]]], plain_name: str, edl_name: str) -> dict[str, Any]:
-    """Steps of the two kinds. Each layout in memory has one ratio: of its medians over both ranks' steps."""
+    """Steps of the two kinds. Each block has one ratio: of its medians over both ranks' steps. What a round has drawn
+    by chance, as where its memory lies, is in all of its blocks, so rounds make the error.
+    """
     plain, ours = ([np.array([rank[name] for rank in ranks]) for ranks in rounds] for name in (plain_name, edl_name))
-    ratios = [of_layouts(before, after) for before, after in zip(plain, ours, strict=True)]
-    all_of_them = np.concatenate(ratios)
+    ratios = np.array([of_blocks(before, after).mean() for before, after in zip(plain, ours, strict=True)])
     means = [float(after.mean() / before.mean()) for before, after in zip(plain, ours, strict=True)]
     return {
         "plain_ms": 1000 * float(np.median(plain)),
         "edl_ms": 1000 * float(np.median(ours)),
-        "ratios": [float(of_round.mean()) for of_round in ratios],
-        "ratio": float(all_of_them.mean()),
-        "standard_error": float(np.std(all_of_them, ddof=1) / len(all_of_them) ** 0.5),
-        "layouts": len(all_of_them),
+        "ratios": ratios.tolist(),
+        "ratio": float(ratios.mean()),
+        "standard_error": float(np.std(ratios, ddof=1) / len(ratios) ** 0.5) if len(ratios) > 1 else float("nan"),
         "ratio_of_means": float(np.mean(means)),
     }
 
 
-def of_layouts(plain: np.ndarray, ours: np.ndarray) -> np.ndarray:
-    """One ratio for each two layouts, which in PyTorch are one and its reverse. Both arrays: of the ranks, of their
-    steps.
-    """
-    parts = [slice(at, at + LAYOUT) for at in range(0, plain.shape[1], LAYOUT)]
-    ratios = np.array([np.median(ours[:, part]) / np.median(plain[:, part]) for part in parts])
-    return np.sqrt(ratios[0::2] * ratios[1::2])
+def of_blocks(plain: np.ndarray, ours: np.ndarray) -> np.ndarray:
+    """Both arrays: of the ranks, of their steps."""
+    parts = [slice(at, at + BLOCK) for at in range(0, plain.shape[1], BLOCK)]
+    return np.array([np.median(ours[:, part]) / np.median(plain[:, part]) for part in parts])
 
 
 def shown(result: dict[str, Any]) -> str:
     rounds = " ".join(f"{ratio:.3f}" for ratio in result["ratios"])
     return (
         f"{result['framework']:<10}  plain {result['plain_ms']:.3f} ms  edl {result['edl_ms']:.3f} ms  "
-        f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (the mean of {result['layouts']} "
-        f"pairs of layouts, each by medians of {2 * LAYOUT} steps of each kind; of the rounds: {rounds}; "
-        f"by means {result['ratio_of_means']:.4f})  "
+        f"ratio {result['ratio']:.4f} +- {result['standard_error']:.4f} (by means "
+        f"{result['ratio_of_means']:.4f}; of the rounds: {rounds})  "
         f"processor time {result['cpu']['ratio']:.4f} +- {result['cpu']['standard_error']:.4f}  "
         f"notify_batch_end {result['notify_us']:.1f} us (an empty call: {result['empty_call_us']:.1f} us)  "
         f"a comparison {result['compared_ms']:.1f} ms, {100 * result['compared_share']:.2f} % of {EVERY} steps  "
@@ -141,8 +133,8 @@ def main() -> int:
     parser.add_argument("--control", action="store_true", help="plain Horovod against plain Horovod")
     parser.add_argument("--json", action="store_true", help="one JSON object per framework")
     options = parser.parse_args()
-    if options.steps % (2 * LAYOUT):
-        parser.error(f"--steps {options.steps}: pairs of layouts have {2 * LAYOUT} steps; give a multiple of that")
+    if options.steps % BLOCK:
+        parser.error(f"--steps {options.steps}: {BLOCK} of each kind are looked at together; give a multiple of that")
     done = True
     for framework in options.frameworks:
         result = measure(framework, options)

@@ -1,8 +1,7 @@
-"""One worker of benchmarks/overhead.py: steps on plain Horovod and under edl in turn, in the same ring.
+"""One worker of benchmarks/overhead.py: steps on plain Horovod and under edl in turn, in the same ring, of one model.
 
-Both variants have a model and an optimizer of their own, equal at the beginning. Which lies where in memory makes a
-difference of its own, of a percent or two; so both move to other addresses again and again, and their order changes. In
-PyTorch they then exchange addresses: of two such layouts, what lies where falls on both alike.
+Where a model lies in memory makes a difference of its own, of a percent or two. So there is one: each variant has its
+own optimizer and hooks, and both update the same weights and the same momentum.
 """
 
 from __future__ import annotations
@@ -21,8 +20,7 @@ import numpy as np
 
 SAMPLES, FEATURES, CLASSES, WIDTH, LAYERS = 4096, 256, 10, 512, 4
 WARM_UP = 20  # steps of each kind that are not counted
-LAYOUT = 40  # steps of each kind until both models move
-STRAY = 2**20  # bytes that are left free at most between one array and the next
+BLOCK = 40  # steps of each kind that are looked at together
 EVERY = 100  # steps from one comparison of the workers' states to the next: the default of --check-weights
 
 
@@ -32,57 +30,30 @@ def data() -> tuple[np.ndarray, np.ndarray]:
     return inputs, source.integers(0, CLASSES, SAMPLES)
 
 
-class Mover:
-    """Arrays move to other addresses: beyond blocks of chance sizes, which are held until the next time."""
-
-    def __init__(self, seed: int) -> None:
-        self._random = np.random.default_rng(seed)
-        self._blocks: list[Any] = []
-        self.turn = 0
-
-    def stray(self) -> None:
-        self._blocks.append(np.ones(int(self._random.integers(64, STRAY)), np.uint8))
-
-    def begin(self) -> None:
-        self.turn += 1
-        self._blocks.clear()
-
-
 @dataclass(frozen=True)
 class Steps:
-    """One step on plain Horovod, one under edl, and moving all that they compute with."""
+    """One step on plain Horovod, one under edl, and what makes both of one model once each has made a step."""
 
     plain: Callable[[Any], None]
     edl: Callable[[Any], None]
-    move: Callable[[Mover], None]
+    share: Callable[[], None]
 
 
-def pair(build: Callable[[], Any], edl_first: bool) -> tuple[Any, Any]:
-    """What is plain, and what is edl's."""
-    built = [build(), build()]
-    return (built[1], built[0]) if edl_first else (built[0], built[1])
-
-
-def torch_steps(edl: Any, edl_first: bool, control: bool) -> Steps:
-    (plain, plain_optimizer), (ours, our_optimizer) = pair(torch_model, edl_first)
+def torch_steps(edl: Any, control: bool) -> Steps:
+    (plain, plain_optimizer), (ours, our_optimizer) = torch_model(), torch_model()
     wrapped = torch_plainly("plain", plain, plain_optimizer)
     if control:
         optimizers = (wrapped, torch_plainly("control", ours, our_optimizer))
     else:
         optimizers = (wrapped, edl.Optimizer(our_optimizer, model=ours))
 
-    def move(mover: Mover) -> None:
-        if mover.turn % 2 == 0:
-            exchange(*optimizers)
-            return
-        for optimizer in optimizers[:: 1 if mover.turn % 4 == 1 else -1]:
-            for parameter in optimizer.param_groups[0]["params"]:
-                mover.stray()
-                parameter.data = parameter.data.clone()
-                for name, value in optimizer.state[parameter].items():
-                    optimizer.state[parameter][name] = value.clone()
+    def share() -> None:
+        one, other = optimizers
+        for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
+            theirs.data = mine.data
+            other.state[theirs].update(one.state[mine])
 
-    return Steps(torch_step(plain, wrapped), torch_step(ours, optimizers[1]), move)
+    return Steps(torch_step(plain, wrapped), torch_step(ours, optimizers[1]), share)
 
 
 def torch_plainly(prefix: str, model: Any, optimizer: Any) -> Any:
@@ -118,45 +89,22 @@ def torch_step(model: Any, optimizer: Any) -> Callable[[Any], None]:
     return step
 
 
-def exchange(one: Any, other: Any) -> None:
-    """Each optimizer's parameters, with what it keeps of them, go to where the other one's lie."""
-    for mine, theirs in zip(one.param_groups[0]["params"], other.param_groups[0]["params"], strict=True):
-        mine.data, theirs.data = exchanged(mine.data, theirs.data)
-        for name, value in one.state[mine].items():
-            one.state[mine][name], other.state[theirs][name] = exchanged(value, other.state[theirs][name])
-
-
-def exchanged(mine: Any, theirs: Any) -> tuple[Any, Any]:
-    """The same contents, each where the other was."""
-    kept = mine.clone()
-    mine.copy_(theirs)
-    theirs.copy_(kept)
-    return theirs, mine
-
-
-def tensorflow_steps(edl: Any, edl_first: bool, control: bool) -> Steps:
+def tensorflow_steps(edl: Any, control: bool) -> Steps:
     """The same in TensorFlow: each step is a tf.function."""
     import horovod.tensorflow as hvd
-    import tensorflow as tf
 
-    (plain, plain_optimizer), (ours, our_optimizer) = pair(tensorflow_model, edl_first)
-    optimizers = (plain_optimizer, our_optimizer if control else edl.Optimizer(our_optimizer, model=ours))
-
-    def move(mover: Mover) -> None:
-        for model, optimizer in list(zip((plain, ours), optimizers, strict=True))[:: 1 if mover.turn % 2 else -1]:
-            for variable in (*model.variables, *optimizer.variables):
-                mover.stray()
-                variable.value.assign(tf.raw_ops.DeepCopy(x=variable.value))  # it takes over the new one's memory
-
-    plainly = [
-        traced_without_elastic(tensorflow_step(model, optimizer, hvd.DistributedGradientTape))
-        for model, optimizer in ((plain, plain_optimizer), *([(ours, our_optimizer)] if control else []))
-    ]
-    return Steps(plainly[0], plainly[1] if control else tensorflow_step(ours, optimizers[1], lambda tape: tape), move)
+    model, plain_optimizer = tensorflow_model()
+    our_optimizer = with_momentum_of(plain_optimizer, model)
+    plain = traced_without_elastic(tensorflow_step(model, plain_optimizer, hvd.DistributedGradientTape))
+    if control:
+        other = traced_without_elastic(tensorflow_step(model, our_optimizer, hvd.DistributedGradientTape))
+    else:
+        other = tensorflow_step(model, edl.Optimizer(our_optimizer, model=model), lambda tape: tape)
+    return Steps(plain, other, lambda: None)  # they share from the beginning
 
 
 def tensorflow_model() -> tuple[Any, Any]:
-    """A model and its optimizer, equal each time."""
+    """A model and its optimizer."""
     import keras
     import tensorflow as tf
 
@@ -164,7 +112,17 @@ def tensorflow_model() -> tuple[Any, Any]:
     keras.utils.set_random_seed(0)
     layers = [keras.layers.Dense(WIDTH, "relu") for _ in range(LAYERS)]
     model = keras.Sequential([keras.Input((FEATURES,)), *layers, keras.layers.Dense(CLASSES)])
-    return model, keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer = keras.optimizers.SGD(0.01, momentum=0.9)
+    optimizer.build(model.trainable_variables)
+    return model, optimizer
+
+
+def with_momentum_of(optimizer: Any, model: Any) -> Any:
+    """One more optimizer of `model`, that keeps its momentum where `optimizer` does."""
+    other = type(optimizer)(0.01, momentum=0.9)
+    other.build(model.trainable_variables)
+    other.momentums = optimizer.momentums
+    return other
 
 
 def tensorflow_step(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -> Callable[[Any], None]:
@@ -174,7 +132,6 @@ def tensorflow_step(model: Any, optimizer: Any, reduced: Callable[[Any], Any]) -
     inputs, labels = (tf.constant(array) for array in data())
     variables = model.trainable_variables
     sources = [variable.value for variable in variables]  # Horovod's tape knows TensorFlow's variables only
-    optimizer.build(variables)
 
     @tf.function(input_signature=[tf.TensorSpec([None], tf.int64)])
     def step(ids: Any) -> None:
@@ -238,7 +195,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("framework", choices=["torch", "tensorflow"])
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--batch", type=int, required=True)
-    parser.add_argument("--edl-first", action="store_true")
     parser.add_argument("--control", action="store_true")
     parser.add_argument("--out", type=Path, required=True)
     return parser.parse_args()
@@ -249,7 +205,7 @@ def main() -> None:
     edl: Any = importlib.import_module(f"edl.{options.framework}")
     edl.init()
     build = {"torch": torch_steps, "tensorflow": tensorflow_steps}[options.framework]
-    steps, mover = build(edl, options.edl_first, options.control), Mover(edl.rank() + 2 * os.getpid())
+    steps = build(edl, options.control)
     theirs = plain_batches(options.batch, edl.rank(), edl.size())
     ours = edl.elastic_shard_generator(SAMPLES, epochs=10**6, shuffle=True).batches(options.batch)
     calls, empty_calls, compared_s = [], [], []
@@ -273,9 +229,8 @@ def main() -> None:
     daemon = daemon_of_this_process()
     daemon_s, began = cpu_seconds(daemon), time.perf_counter()
     for number in range(WARM_UP + options.steps):
-        if number >= WARM_UP and (number - WARM_UP) % LAYOUT == 0:
-            mover.begin()
-            steps.move(mover)
+        if number == WARM_UP // 2:
+            steps.share()
         for kind in list(kinds.values())[:: 1 if number % 2 else -1]:
             kind()
             at = time.perf_counter()

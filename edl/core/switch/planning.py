@@ -159,9 +159,13 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
 
 
 def is_ahead(now: Situation, worker: str) -> bool:
-    """It has made a step that no member of the present ring has, in one that the leader never saw stand."""
-    seen, roster = now.seen.observation(worker), now.record.roster
-    return seen is not None and bool(roster) and seen.step > now.seen.newest_step(roster)[0]
+    """It has made a step that no member of the present ring has, in one that the leader never saw stand. Where all of
+    these are gone it is not known how far they were, and so not whether the others have their newest state.
+    """
+    record, seen = now.record, now.seen.observation(worker)
+    if seen is None or seen.generation <= record.generation:
+        return False
+    return any(map(now.members.__contains__, record.roster)) and seen.step > now.seen.newest_step(record.roster)[0]
 
 
 def outlived(roster: tuple[str, ...], members: Mapping[str, Member]) -> bool:
