@@ -19,6 +19,7 @@ from typing import Any, Protocol
 import torch
 from torch.autograd import Variable
 
+queue_callback = Variable._execution_engine.queue_callback
 task_id = torch._C._current_graph_task_id  # of the backward pass under way; one inside of another has its own
 
 
@@ -55,16 +56,19 @@ class Backward:
         self._reached: dict[Reduction, None] = {}
         self._task = -1
 
-    def reach(self, reduction: Reduction) -> None:
-        """The pass under way has the first gradient of this one."""
+    def reach(self, reduction: Reduction, task: int) -> None:
+        """The pass under way, which is `task`, has the first gradient of this one."""
         self._reached[reduction] = None
         reduction.begin()
-        self._await_end()
+        self._await_end_of(task)
+
+    def _await_end_of(self, task: int) -> None:
+        if task != self._task:
+            self._task = task
+            queue_callback(self._ended)
 
     def _await_end(self) -> None:
-        if (task := task_id()) != self._task:
-            self._task = task
-            Variable._execution_engine.queue_callback(self._ended)
+        self._await_end_of(task_id())
 
     def _ended(self) -> None:
         around: Any = torch._C._current_autograd_node()  # what has called this pass, if it is one inside of another

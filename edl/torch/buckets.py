@@ -13,7 +13,7 @@ A large gradient travels where it lies. Small ones are copied together, and back
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol
 
 import torch
@@ -82,12 +82,13 @@ class Buckets:
         self._next = 0  # the bucket that begins next
         self._waits: list[Callable[[], None]] = []
 
-    def expect(self, parameters: Sequence[torch.Tensor]) -> None:
-        known = [id(parameter) for parameter in parameters]
+    def expect(self, parameters: Iterable[torch.Tensor]) -> None:
+        wanted = [parameter for parameter in parameters if parameter.requires_grad]
+        known = list(map(id, wanted))
         if known != self._known or self._groups is not self._ring.groups:
             # What the operations of a ring that broke still write is no part of the next one's steps.
             self._known, self._groups = known, self._ring.groups
-            self._buckets = [_Bucket(some) for some in cut(parameters)]
+            self._buckets = [_Bucket(some) for some in cut(wanted)]
             self._of = {parameter: bucket for bucket in self._buckets for parameter in bucket.parameters}
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:

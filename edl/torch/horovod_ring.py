@@ -6,7 +6,7 @@ scripts call by name (`edl.torch.horovod_names`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import horovod.torch as hvd
@@ -66,7 +66,7 @@ class ByName:
     def __init__(self) -> None:
         self._waits: list[Callable[[], None]] = []
 
-    def expect(self, parameters: Sequence[torch.Tensor]) -> None:
+    def expect(self, parameters: Iterable[torch.Tensor]) -> None:
         """Horovod need not know of them."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:

@@ -130,11 +130,13 @@ class Reducer:
         """The script drops its gradients. Some may be on their way, of a backward that an exception has ended: let them
         arrive first, as they do on all other ranks.
         """
-        self._hook_lazy()
+        if self._lazy:
+            self._hook_lazy()
         if self._sent:
             finish([self])
         self._averaged, self._number = False, 0
-        self._clear()
+        if self.begun or self._passed:
+            self._clear()
 
     def discard(self) -> None:
         """The ring is left: of a void mini-batch, or of a rehearsal."""
@@ -148,7 +150,8 @@ class Reducer:
         if self.begun:
             return
         self.begun = True
-        self._hook_lazy()
+        if self._lazy:
+            self._hook_lazy()
         self._trainer.before_reduce()
         step = self._trainer.step()
         self._number = self._number + 1 if step == self._step else 1
@@ -157,7 +160,7 @@ class Reducer:
         self._reducing = size > 1 and not self._trainer.voided
         self._factor = self._share.factor(size)
         if self._reducing:
-            self._averaging.expect([parameter for parameter in self._names if parameter.requires_grad])
+            self._averaging.expect(self._names)
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have
@@ -191,12 +194,12 @@ class Reducer:
 
     def _hook(self, name: str) -> Callable[[torch.Tensor], None]:
         def ready(parameter: torch.Tensor) -> None:
-            if self._paused or not self._is_last_pass(parameter):
+            if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
                 self._averaged = False
                 return
-            if (task := task_id()) != self._task:
+            if (task := task_id()) != self._task:  # each call in here is one with cold caches, and once a step
                 self._task = task
-                self._reach()
+                self._reach(task)
             if not self._reducing:
                 return
             if parameter in self._sent:  # its gradient is on its way, and was just added to
@@ -208,20 +211,18 @@ class Reducer:
 
         return ready
 
-    def _reach(self) -> None:
+    def _reach(self, task: int) -> None:
         """A backward pass has this optimizer's first gradient that is to be averaged.
 
         Its end waits for the average, but not where gradients add up over several passes: a worker whose part of the
         mini-batch is short may make fewer of them. It would be at the script's next collective, and the others here.
         """
         if self._passes == 1:
-            self._backward.reach(self)
+            self._backward.reach(self, task)
         else:
             self.begin()
 
     def _is_last_pass(self, parameter: torch.Tensor) -> bool:
-        if self._passes == 1:
-            return True
         self._passed[parameter] += 1
         if self._passed[parameter] > self._passes:
             raise UsageError(
@@ -231,10 +232,9 @@ class Reducer:
         return self._passed[parameter] == self._passes
 
     def _hook_lazy(self) -> None:
-        if self._lazy:
-            lazy, self._lazy = self._lazy, {}
-            for parameter, name in lazy.items():
-                self.add(parameter, name)
+        lazy, self._lazy = self._lazy, {}
+        for parameter, name in lazy.items():
+            self.add(parameter, name)
 
     def _reduce(self, parameter: torch.Tensor, name: str) -> None:
         gradient = parameter.grad

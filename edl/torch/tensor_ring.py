@@ -7,7 +7,7 @@ Owns: that port, and which ring stands behind it in this process. Does not own: 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import torch
@@ -22,8 +22,8 @@ HOROVOD, TORCH = "horovod", "torch"
 class Averaging(Protocol):
     """The gradients of one optimizer, on their way through the ring. One reduction after the other."""
 
-    def expect(self, parameters: Sequence[torch.Tensor]) -> None:
-        """A reduction begins: a gradient of each of these will come to `begin`, in any order."""
+    def expect(self, parameters: Iterable[torch.Tensor]) -> None:
+        """A reduction begins: a gradient of each of these that requires one will come to `begin`, in any order."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
         """This one is there: average it in place, times `factor`. Raises RingBroken."""

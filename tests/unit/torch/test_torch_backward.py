@@ -27,7 +27,7 @@ class Reduction:
         self.story.append(f"{self.name} gradient")
         if task_id() != self.task:
             self.task = task_id()
-            self.backward.reach(self)
+            self.backward.reach(self, task_id())
 
     def begin(self) -> None:
         self.begun = True
