@@ -28,7 +28,7 @@ class AccountChecks:
 
     def reports(self, worker: SimWorker) -> None:
         """Its daemon reports what it knows."""
-        if not worker.alive or not worker.presented:
+        if not worker.alive or not worker.presented or worker.stalled:  # one that hangs tells no daemon anything
             return
         another = TrainerAccount()
         another.hear(say.Hello(prepares=worker.prepares))

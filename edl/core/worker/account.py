@@ -40,8 +40,8 @@ class TrainerAccount:
     def hear(self, message: say.FromTrainer) -> None:
         """Take a message of the trainer."""
         match message:
-            case say.RehearsalBegan():
-                self.phase = Phase.REHEARSING
+            case say.RehearsalBegan():  # alone, whatever first ring it has failed in before
+                self.phase, self.generation = Phase.REHEARSING, 0
             case say.Rehearsed():
                 self.phase, self.booted = Phase.READY, True
             case say.Entered(generation, _, leases_of, pause, awaits_state):

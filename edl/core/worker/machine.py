@@ -293,7 +293,7 @@ class WorkerMachine:
     def _boot(self, local_rank: int) -> list[Command]:
         """The first ring, if this trainer was needed for one that failed, does without it."""
         self._move(StateChange.BOOTS_ALONE)
-        self.local_rank, self._broke = local_rank, None
+        self.local_rank = local_rank
         return [BootAlone(local_rank), self.supply.weigh(1.0)]
 
     def _wait_on(self, ahead: bool) -> list[Command]:
@@ -561,6 +561,7 @@ class WorkerMachine:
         """From here on steps may be uneven. Another worker may have opened first: then our share is here already."""
         told: list[Command] = []
         if self.state in ALONE:
+            self._broke = None  # of the first ring, which it was needed for before it was to boot alone
             told.append(TellDaemon(say.RehearsalBegan()))
         elif self.opened is None:
             self.unusual.even_until = self.count.step
