@@ -197,7 +197,7 @@ class Reducer:
             if self._paused or (self._passes > 1 and not self._is_last_pass(parameter)):
                 self._averaged = False
                 return
-            if (task := task_id()) != self._task:  # each call in here is one with cold caches, and once a step
+            if (task := task_id()) != self._task:  # once a step, with cold caches: each call in here counts
                 self._task = task
                 self._reach(task)
             if not self._reducing:

@@ -20,7 +20,8 @@ word_at(const char *contents, Py_ssize_t index)
     return word;
 }
 
-/* Vectors of newer processors multiply whole words: three times as fast. Which there are is looked up when it is loaded. */
+/* Vectors of newer processors multiply whole words: three times as fast. Which there are is looked up as it is loaded.
+ */
 #if defined(__x86_64__) && defined(__GLIBC__) && !defined(__clang__) && defined(__GNUC__) && __GNUC__ >= 12
 #define FOR_EACH_PROCESSOR __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
 #else
