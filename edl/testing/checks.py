@@ -59,6 +59,7 @@ class Checks:
         self._reported: dict[str, tuple[int, int, int]] = {}  # worker -> term, generation, step
         self._plans, self._planned_at = 0, 0  # so many since this step
         self._ledger: tuple[Ledger | None, int, int] = (None, 0, 0)
+        self._farthest, self.moved_on_at = 0, 0.0  # a step with samples, and when it was trained
 
     @property
     def steps(self) -> int:
@@ -313,6 +314,7 @@ class Checks:
             return
         if step == 1 and self._is_lost_without_a_trace(ring, members):
             self._steps, self._trained_in, self._trained_until, self._learned = {}, {}, [0], {}
+            self._farthest = 0
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
             self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
         if step in self._steps:  # the workers that had applied it are dead: it is void
@@ -323,6 +325,8 @@ class Checks:
         if len(set(samples)) != len(samples):
             self.violated("I6", f"step {step} has a sample twice: {samples}")
         self._steps[step] = samples
+        if step > self._farthest and (samples or self.job.spec is None):
+            self._farthest, self.moved_on_at = step, self.job.now
         self._trained_until.append(self._trained_until[step - 1] + len(samples))
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))

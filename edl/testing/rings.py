@@ -241,8 +241,10 @@ class Rings:
         had = {one.id: one.step for one in members if one.generation and one.has_state}
         ready = {one.id for one in members if one.booted}
         answers, models = self._agree(members), [one.model for one in members]
-        if all(one.machine.assignment is not None or one.sits for one in members):
+        begin = [one.machine.assignment is not None or one.sits for one in members]
+        if all(begin):
             self.job.checks.formed(meeting.generation, members, had, ready)
+        if any(begin):  # else all have found that it is not to stand; if some, the others say that the state is lost
             self.rings[meeting.generation] = SimRing(meeting.generation, members)
         for worker in members:
             self._begin(worker, answers[worker.id], models)

@@ -49,7 +49,9 @@ class Follow:
 
 @dataclass(frozen=True, slots=True)
 class WaitAnew:
-    """The first generation cannot stand as planned, and not enough are left for another."""
+    """The planned generation cannot stand, and none follows: not enough are left for the first one, or only workers
+    that are at the end of their scripts, or are to leave.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,43 +85,60 @@ def decide(now: Situation) -> Decision:
     forced = is_broken(now) or lacks or now.torn or _has_left(now)
     if plan is not None and not forced:
         return PutOff(f"its word came too late for {_names(missing(now))}") if missed_by_all(now) else None
-    roster = wanted_roster(now, forced)
-    if _no_worker_would_come(now) or (not forced and (roster == record.roster or _is_ending(now))):
+    if _no_worker_would_come(now):
+        return WaitAnew() if plan is not None else None
+    broken = forced and kept_step(now) is None
+    roster = wanted_roster(now, forced, leavers_too=broken)
+    if not forced and (roster == record.roster or _is_ending(now)):
         return None
-    if record.generation == 0:
-        return _first(now, roster)
+    return _first(now, roster) if record.generation == 0 else _following(now, roster, forced)
+
+
+def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decision:
+    """A ring of `roster` after the one on record, if there is one to follow with."""
+    record = now.record
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         return GiveUp(_why_none_has_the_state(now))
     if len(roster) < record.limits.minimum:
         return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
-    return _instead(now, roster) or Follow(roster, forced, why=why(now, roster))
+    if instead := _instead(now, roster):
+        return instead
+    roster = wanted_roster(now, forced, leavers_too=forced)
+    return Follow(roster, forced, why=why(now, roster))
 
 
-def wanted_roster(now: Situation, forced: bool) -> tuple[str, ...]:
+def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) -> tuple[str, ...]:
     """Survivors in their order, then newcomers in order of arrival: ranks move as little as they can.
 
-    So later rings are not grouped by host. Local ranks do not depend on it (`edl.core.job.hosts`).
+    So later rings are not grouped by host. Local ranks do not depend on it (`edl.core.job.hosts`). `leavers_too`: each
+    may have made a step that no other has, and takes part once more; it leaves with the ring after.
     """
     record = now.record
     base = record.plan.roster if record.plan else record.roster
+    leavers = _leavers(now, base)
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
+    staying.update(leavers if leavers_too else ())
     if not forced:
         staying -= now.unmet
         # A member that is done keeps its seat, until the ring must be made anew for those that are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
     staying = _without_the_unproven(now, staying, forced)
-    leavers: list[str] = []
-    if any(m.state not in GOING for m in now.members.values()) and not staying.intersection(record.roster):
-        # No worker that stays has the model: the leavers hand it on first, and leave with the next ring.
-        leavers = [worker for worker in record.roster if _is(now, worker, WorkerState.LEAVING)]
     most = record.limits.maximum or len(now.members)
-    if not forced:  # all have the newest state, and one is enough to hand it on: the others make room
-        leavers = leavers[: max(1, most - len(staying))]
-    staying.update(leavers)
+    if not staying.intersection(record.roster):  # no worker that stays has the model: leavers hand it on first
+        # All have the newest state unless the ring broke, and one is enough to hand it on: the others make room.
+        staying.update(leavers if forced else leavers[: max(1, most - len(staying))])
     kept = [worker for worker in base if worker in staying]
-    # Members of the present ring have the model and come first; newcomers may have to wait for the next generation.
     new = sorted(staying.difference(base), key=lambda w: (w not in record.roster, now.members[w].number))
-    return tuple([*kept, *new][:most])
+    # Members of the present ring have the model: where not all have room, newcomers wait for the next generation.
+    first = sorted([*kept, *new], key=lambda worker: worker not in record.roster)[:most]
+    return tuple(worker for worker in (*kept, *new) if worker in first)
+
+
+def _leavers(now: Situation, base: tuple[str, ...]) -> list[str]:
+    """Who could hand the model on, if any is there to take it."""
+    if not now.record.generation or all(member.state in GOING for member in now.members.values()):
+        return []
+    return [one for one in dict.fromkeys((*base, *now.record.roster)) if _is(now, one, WorkerState.LEAVING)]
 
 
 def _why_none_has_the_state(now: Situation) -> str:
