@@ -38,6 +38,9 @@ class Kind(StrEnum):
     RECUT = "recut"
     EPOCH_ENDED = "epoch_ended"
     DECISION = "decision"
+    CHECKPOINT_BEGUN = "checkpoint_begun"
+    CHECKPOINT_DURABLE = "checkpoint_durable"
+    CHECKPOINT_FAILED = "checkpoint_failed"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

@@ -299,6 +299,44 @@ class EpochEnded(Fact, frozen=True, kw_only=True):
     epoch: int
 
 
+class CheckpointBegun(Fact, frozen=True, kw_only=True):
+    """A checkpoint is announced; the event's `step` is that after which all workers copy what they have."""
+
+    kind = Kind.CHECKPOINT_BEGUN
+    number: int
+    why: str
+    path: str
+
+    def words(self) -> str:
+        return f"{self.number}, {_BEGUN_FOR.get(self.why, self.why)}: {self.path}"
+
+
+class CheckpointDurable(Fact, frozen=True, kw_only=True):
+    """A checkpoint is durable; the event's `step` is the one that it was made after."""
+
+    kind = Kind.CHECKPOINT_DURABLE
+    number: int
+    path: str
+    bytes: int
+    seconds: float | None  # since it was announced; None: by another leader
+    stall_ms: float  # for so long it held up the trainer that it held up longest
+
+    def words(self) -> str:
+        took = "" if self.seconds is None else f" after {self.seconds:.1f} s"
+        return f"{self.number}{took}, {self.bytes} bytes; trainers stood for {self.stall_ms:.0f} ms: {self.path}"
+
+
+class CheckpointFailed(Fact, frozen=True, kw_only=True):
+    """A checkpoint came to nothing, and training goes on; the event's `step` is the one announced."""
+
+    kind = Kind.CHECKPOINT_FAILED
+    number: int
+    reason: str
+
+    def words(self) -> str:
+        return f"{self.number}: {self.reason}"
+
+
 class JobHasFailed(Fact, frozen=True, kw_only=True):
     """The job has ended, and not well."""
 
@@ -325,6 +363,9 @@ def told(kind: str, details: Mapping[str, Any]) -> str:
         return FACTS[Kind(kind)].of(details).words()
     except (ValueError, msgspec.ValidationError):
         return _plain(details)
+
+
+_BEGUN_FOR = {"time": "as it is time", "steps": "after so many steps", "asked": "as asked", "last": "the last one"}
 
 
 def _plain(details: Mapping[str, Any]) -> str:

@@ -260,7 +260,7 @@ class Daemon:
             self._introductions.end(through_with(message))
         self._observer.hear(message)
         if self._membership is not None:
-            if isinstance(message, say.Entered):
+            if isinstance(message, say.Entered | say.Copied | say.CopyMissed):
                 self._page.attention_step = self._membership.attention_step()
             self._membership.stir()
 
@@ -304,7 +304,7 @@ class Daemon:
         here = Here(self._interface, self._address_here, rendezvous, self._keys)
         self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
-        self._page.attention_step = attention_step(self._observer.generation, orders)
+        self._page.attention_step = attention_step(self._observer.generation, orders, self._observer.copied)
 
     def _send(self, message: msgspec.Struct) -> None:
         if self._connection is not None:

@@ -23,6 +23,7 @@ from edl.coordination.store import AccessDenied, Store
 from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.inputs import (
     Input,
+    PublishingFailed,
     Reported,
     Tell,
     TimePassed,
@@ -33,7 +34,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.core.job.report import status_of
-from edl.core.job.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, decide
+from edl.core.job.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, WriteManifest, decide
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
 from edl.daemon.governor import Governor
@@ -43,7 +44,7 @@ from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import messages as say
 from edl.protocol import tree
-from edl.protocol.job import OVER
+from edl.protocol.job import OVER, Record
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
@@ -162,6 +163,8 @@ class Leader:
                     self._refusals.count(Reason.GENERATION)
                 if not asked.done():
                     asked.set_result(reply)
+            case WriteManifest(record):
+                self._publish_saving(record)
             case DeclareRest(at_rest=True):
                 self._at_rest.set()
             case DeclareRest():
@@ -177,6 +180,11 @@ class Leader:
             self._pressing = book.record.version
             self._published.set()
             self._published = asyncio.Event()
+
+    def _publish_saving(self, record: Record) -> None:
+        if record.saving is not None:
+            failed = PublishingFailed(record.saving.number, "this version of edl cannot write checkpoints")
+            self._queue.put_nowait((failed, None))
 
     async def wait_at_rest(self) -> None:
         """Until no worker waits for what a leader says next: a hand-over would hold it up."""
@@ -255,7 +263,14 @@ class Leader:
                 return await self._orders(call.sender, (term, version), hold_s)
             case say.AskStatus():
                 return self._status()
-            case say.Register() | say.AskStop() | say.AskScale() | say.AskScaleOut() | say.AskScaleIn() as body:
+            case (
+                say.Register()
+                | say.AskStop()
+                | say.AskCheckpoint()
+                | say.AskScale()
+                | say.AskScaleOut()
+                | say.AskScaleIn() as body
+            ):
                 return await self._ask(body)
             case _:  # the transport decodes requests only
                 raise Refused(Reason.UNKNOWN_MESSAGE)

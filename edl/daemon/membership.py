@@ -64,7 +64,9 @@ class Membership:
 
     def attention_step(self) -> int:
         """The step after which the trainer must look at the newest orders."""
-        return NEVER if self._orders is None else attention_step(self._observer.generation, self._orders)
+        if self._orders is None:
+            return NEVER
+        return attention_step(self._observer.generation, self._orders, self._observer.copied)
 
     async def run(self) -> None:
         """Talk to one leader after the other. Raises JobFailed when none will have this worker."""

@@ -40,6 +40,11 @@ class Observer:
         return self._account.generation
 
     @property
+    def copied(self) -> int:
+        """The newest saving that the trainer is through with."""
+        return self._account.copied[0]
+
+    @property
     def over(self) -> bool:
         """The script has ended, one way or the other."""
         return self._account.over
@@ -89,6 +94,8 @@ class Observer:
             sends_state=account.sends_state,
             prepared=account.prepared,
             met=self.met,
+            saved_part=account.saved_part,
+            save_failed=account.save_failed,
             at=now,
         )
 

@@ -9,6 +9,7 @@ import msgspec
 from edl.protocol.data import Lease, Totals
 from edl.protocol.divergence import Checking
 from edl.protocol.ring import Peer, Place
+from edl.protocol.saving import Save
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -71,3 +72,4 @@ class Orders(msgspec.Struct, frozen=True):
     recount: int = 0  # the newest one of horovodrun's driver that the worker's slot takes part in
     local_rank: int = 0  # for life: a worker that boots alone chooses its device by it
     summons: Summons | None = None
+    save: Save | None = None  # what it is to copy, as its part of a checkpoint

@@ -16,6 +16,7 @@ from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
+from edl.protocol.saving import Resumed, Saved, SaveRequest, Saving
 
 
 class JobState(StrEnum):
@@ -200,6 +201,11 @@ class Record(msgspec.Struct, frozen=True):
     muster: Muster | None = None
     musters: int = 0  # ever called
     ring: RingKind = RingKind.UNSAID  # as its first worker has said
+    saving: Saving | None = None  # at most one at a time
+    saves: int = 0  # ever begun
+    saved: Saved | None = None  # the newest that is durable
+    save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
+    resumed: Resumed | None = None  # what this life of the job has begun with
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

@@ -1,4 +1,6 @@
-"""What a job was started with to govern itself: its size, its batch, its workers' equality; and what is under way."""
+"""What a job was started with to govern itself: its size, its batch, its workers' equality, its checkpoints; and what
+is under way of the first two.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from typing import Annotated, Final
 import msgspec
 
 from edl.protocol.divergence import Checking
+from edl.protocol.saving import Checkpointing
 
 _NUMBER: Final = r"[0-9]{1,9}(\.[0-9]{1,9})?"
 _DIGEST: Final = r"sha256:[0-9a-f]{64}"
@@ -55,6 +58,7 @@ class JobPolicy(msgspec.Struct, frozen=True):
     stragglers: Annotated[str, msgspec.Meta(pattern=r"\A(off|tell|replace|share)\Z")] = "off"
     batching: Batching = Batching()
     checking: Checking = Checking()
+    checkpointing: Checkpointing = Checkpointing()
 
 
 class Rebatch(msgspec.Struct, frozen=True):

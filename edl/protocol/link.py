@@ -77,6 +77,21 @@ class Marked(msgspec.Struct, frozen=True, tag="marked"):
     step: int
 
 
+class Copied(msgspec.Struct, frozen=True, tag="copied"):
+    """The trainer has its part of saving `number`: the daemon is to make it durable. Said again to another daemon."""
+
+    number: int
+    files: tuple[str, ...] = ()  # names in the folder that both share
+    stall_ms: float = 0.0  # for so long copying has held up the script
+
+
+class CopyMissed(msgspec.Struct, frozen=True, tag="copy_missed"):
+    """It has none, and never will: the word came after that step, say, or copying failed."""
+
+    number: int
+    reason: str
+
+
 class Diverged(msgspec.Struct, frozen=True, tag="diverged"):
     """The members of the ring have compared their states, and these are not equal."""
 
@@ -99,7 +114,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-Notes = Hello | Opened | Prepared | Missed | Marked | Diverged | Figures
+Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | Diverged | Figures
 FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
 
 

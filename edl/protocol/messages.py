@@ -15,6 +15,7 @@ from edl.protocol.figures import Usage
 from edl.protocol.job import KEEP_S, Identity, Status
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.ring import RingKind
+from edl.protocol.saving import PartInfo, Resumed
 
 LONGEST_REASON: Final = 2000
 Reason = Annotated[str, msgspec.Meta(max_length=LONGEST_REASON)]
@@ -70,6 +71,8 @@ class Observation(msgspec.Struct, frozen=True):
     prepares: bool = False  # it can form a ring beside the one that it sits in
     sends_state: bool = False  # it can give its state to a newcomer, or be given it, beside a step
     prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
+    saved_part: tuple[int, PartInfo | None] = (0, None)  # of the newest saving of which its part is durable
+    save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 
@@ -88,6 +91,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     keep_s: float = KEEP_S  # likewise: how long the nodes of the job stay once it is over
     again: bool = False
     ring: RingKind = RingKind.UNSAID
+    resumed: Resumed | None = None  # likewise: the checkpoint that the job begins with
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -149,6 +153,14 @@ class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
     request: str = ""
 
 
+class AskCheckpoint(msgspec.Struct, frozen=True, tag="ask_checkpoint"):
+    """From the command line or a scheduler: save the job. `request`: its id; asked again under it, the answer says what
+    has come of it.
+    """
+
+    request: str
+
+
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
     """From the command line: end the job cleanly."""
 
@@ -156,7 +168,7 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Request = Register | Report | Await | AskAddresses | AskPresence | AskStatus | AskStop | Scaling
+Request = Register | Report | Await | AskAddresses | AskPresence | AskStatus | AskStop | AskCheckpoint | Scaling
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):
@@ -167,6 +179,15 @@ class Ack(msgspec.Struct, frozen=True, tag="ack"):
     """The answer to a request for another size: on record, and never lost. `target` is the size asked for with it."""
 
     target: int
+
+
+class SaveTold(msgspec.Struct, frozen=True, tag="save_told"):
+    """The answer to AskCheckpoint: it is on record; `path` is empty until a checkpoint is durable. If none will be, the
+    answer is Rejected.
+    """
+
+    step: int
+    path: str
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
@@ -200,4 +221,4 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     status: Status
 
 
-Reply = Done | Ack | Rejected | Ordered | Addresses | Presence | Told
+Reply = Done | Ack | Rejected | Ordered | Addresses | Presence | SaveTold | Told

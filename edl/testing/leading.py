@@ -24,6 +24,7 @@ from edl.core.job.writing import (
     Look,
     Publish,
     StepDown,
+    WriteManifest,
     Writing,
     WritingState,
     decide,
@@ -122,6 +123,8 @@ class SimLeader:
                 self.job.checks.writing.answered(self)
                 self.unanswered.remove(asker)
                 asker(not isinstance(reply, Rejected))
+            case WriteManifest():  # no simulated job is saved yet
+                pass
             case DeclareRest(at_rest):
                 self.at_rest = at_rest
             case StepDown():

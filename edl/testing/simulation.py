@@ -518,7 +518,7 @@ class SimJob:
         self.musters.follow(worker, orders.summons, book.record.muster.roster if book.record.muster else ())
         if worker.stalled:  # all of the process, say
             return
-        worker.attention = attention_step(worker.generation, orders)
+        worker.attention = attention_step(worker.generation, orders, worker.account.copied[0])
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
         self.tell(worker, OrdersHeard(orders))
@@ -569,9 +569,9 @@ class SimJob:
         """Its daemon hears of it, and reports."""
         worker.account.hear(said)
         self.stir(worker)
+        if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
+            worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
         if isinstance(said, say.Entered):
-            if worker.orders is not None:
-                worker.attention = attention_step(said.generation, worker.orders)
             self.happens(Moment.SITTING, worker)
 
     def look(self, worker: SimWorker) -> None:

@@ -241,4 +241,6 @@ class SimWorker:
             prepares=account.prepares,
             sends_state=account.sends_state,
             prepared=account.prepared,
+            saved_part=account.saved_part,
+            save_failed=account.save_failed,
         )

@@ -27,6 +27,7 @@ from edl.core.worker.inputs import (
     BootAlone,
     BreakIteration,
     Command,
+    CopyFailed,
     CopyRest,
     CopyState,
     EndScript,
@@ -52,6 +53,7 @@ from edl.core.worker.inputs import (
     StateCopied,
     StepCovered,
     StillWaiting,
+    TakeCopy,
     TellDaemon,
     TrainStandIns,
 )
@@ -77,7 +79,7 @@ from edl.transport.page import Page
 logger = logging.getLogger("edl")
 
 Aside = (
-    TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | SendState | TrainStandIns
+    TellDaemon | BootAlone | LeaveRing | AbortRings | PrepareRing | ReleaseRing | SendState | TakeCopy | TrainStandIns
 )  # of no answer
 
 PATIENCE_S = 10.0  # before a script is told that it waits for other workers
@@ -254,6 +256,8 @@ class WorkerShell:
                 self._preparer.release(generation)
             case SendState(newcomers):
                 self.beside.send(newcomers)
+            case TakeCopy(save):
+                self.hear(CopyFailed(save.number, "this version of edl cannot copy a trainer's state"))
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
 

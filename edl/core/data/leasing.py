@@ -69,7 +69,7 @@ class Leasing:
     # ------------------------------------------------------------------------------------ from one ring to another
 
     def switch_step(self) -> int | None:
-        """None: nothing is left to be trained by another generation."""
+        """One that the word of it reaches every trainer before. None: nothing is left to be trained after it."""
         working, ledger = self._working, self._working.ledgers.ledger
         newest, at = working.newest()
         step = self._mark()
@@ -81,7 +81,7 @@ class Leasing:
             return step
         # The data that is wanted ends before that. A worker that has trained all of it waits for more, where no word
         # reaches it, or has ended; so the word must be there before. Else the switch waits, for more epochs or the end.
-        left_s = (end - newest) * self._step_time_s() - (working.now - at)
+        left_s = (end - newest) * self.step_time_s() - (working.now - at)
         return end if left_s > WORD_S else None
 
     def crossing(self, roster: tuple[str, ...], *, spare: bool = False) -> Crossing | None:
@@ -237,9 +237,19 @@ class Leasing:
                 ledger.rebatch(step)
                 working.ledgers.reach(max(step, working.newest()[0] + self._lease_steps()))
                 working.keep_ledger(rebatch=None)
+                self._project_anew(step)
                 working.tell(facts.LeasesCut(after_step=step, batch=ledger.batch, workers=len(working.record.roster)))
             case None:
                 pass
+
+    def _project_anew(self, read: int) -> None:
+        """What is leased beyond the step `read` is other than it was, when a checkpoint was announced for after it."""
+        working, saving = self._working, self._working.record.saving
+        if saving is None or saving.generation != working.record.generation:
+            return
+        if read < saving.after_step <= working.ledgers.covered_step:
+            ledger = working.ledgers.projected(saving.after_step)
+            working.change(saving=msgspec.structs.replace(saving, ledger=ledger), pressing=False)
 
     def _holds_up(self) -> bool:
         """A member waits for samples at the mark of a plan that came to nothing, and cannot come to the ring that
@@ -263,13 +273,13 @@ class Leasing:
         if ledger is None or not working.record.roster:
             return
         (newest, at), ahead, covered = working.newest(), self._lease_steps(), ledger.covered_step
-        fewest = self._lead_times.fewest_steps(self._step_time_s())
+        fewest = self._lead_times.fewest_steps(self.step_time_s())
         until, least = newest + ahead, newest + fewest
         if plan is not None and plan.after_step is not None:
             until = least = plan.after_step  # what comes after was leased with the plan
         # A broken ring's survivors go on being supplied: one that waits for samples would never find that it is broken.
         if covered <= least and working.ledgers.reach(until):
-            left_s = (covered - newest) * self._step_time_s() - (working.now - at)
+            left_s = (covered - newest) * self.step_time_s() - (working.now - at)
             working.keep_ledger(pressing=self._lead_times.presses(left_s))
         elif self._waits_in_vain(ledger):
             ledger.idle()
@@ -316,10 +326,11 @@ class Leasing:
     def _mark(self, words: int = 1) -> int:
         """A step that the word arrives before, or so many words that follow each other."""
         newest, at = self._working.newest()
-        return self._lead_times.switch_step(newest, self._working.now - at, self._step_time_s(), words)
+        return self._lead_times.switch_step(newest, self._working.now - at, self.step_time_s(), words)
 
-    def _step_time_s(self) -> float:
+    def step_time_s(self) -> float:
+        """The shortest that a member of the ring tells of; 0.0 when none knows."""
         return self._working.seen.step_time_s(self._working.record.roster)
 
     def _lease_steps(self) -> int:
-        return self._lead_times.lease_steps(self._step_time_s())
+        return self._lead_times.lease_steps(self.step_time_s())

@@ -222,6 +222,16 @@ class Ledger:
         self._count_anew()
         return self._end_epochs()
 
+    def hand_over(self, roster: Sequence[str]) -> None:
+        """Other workers come for all members at once, before they train: each takes what its rank held. Where they are
+        more or fewer, all of it is unassigned again, and `enter` follows.
+        """
+        self._history.append(("hand_over", len(roster)))
+        if len(roster) == len(self._members):
+            self._members = dict(zip(_distinct(roster), self._members.values(), strict=True))
+        else:
+            self.rebatch(self._step)
+
     def commit(self, step: int) -> tuple[int, ...]:
         """All members have applied `step` (I5). Returns the epochs that ended with it."""
         self._history.append(("commit", step))

@@ -10,12 +10,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
+from edl.core.data.inheriting import inherited, is_inherited, projected
 from edl.core.data.ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Plan
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.saving import Resumed
 
 Epochs = tuple[int, ...]  # those that have ended
 
@@ -23,15 +25,27 @@ Epochs = tuple[int, ...]  # those that have ended
 class LedgerVersions:
     """The ledger in force; none before a worker has said what is trained on."""
 
-    def __init__(self, snapshot: LedgerSnapshot | None, batching: Batching, shares: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        snapshot: LedgerSnapshot | None,
+        batching: Batching,
+        shares: Mapping[str, float],
+        resumed: Resumed | None = None,
+    ) -> None:
         self.batching = batching
         self.shares = shares
+        self.resumed = resumed  # what this life of the job begins with
         self.ledger = None if snapshot is None else Ledger.restore(snapshot)
 
     @property
     def step(self) -> int:
         """The newest stable one."""
         return self.ledger.step if self.ledger is not None else 0
+
+    @property
+    def covered_step(self) -> int:
+        """Up to which it is leased."""
+        return self.ledger.covered_step if self.ledger is not None else 0
 
     @property
     def spent(self) -> bool:
@@ -46,7 +60,7 @@ class LedgerVersions:
         if self.ledger is None:
             if spec.by_sample and self.batching != Batching():
                 raise UsageError(_OWN_BATCHES)
-            self.ledger = Ledger(spec, roster, step, self._batches(spec, roster))
+            self.ledger = self._first(worker, spec, roster, step)
             return True
         if differences := spec.differences(self.ledger.spec):
             named = ", ".join(f"{name}={getattr(spec, name)}" for name in differences)
@@ -55,6 +69,24 @@ class LedgerVersions:
             return False
         self.ledger.extend(spec.epochs)
         return True
+
+    def _first(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> Ledger:
+        """The ledger begins: with all samples, or with those that the life before has left."""
+        if self.resumed is None:
+            return Ledger(spec, roster, step, self._batches(spec, roster))
+        ledger = inherited(self.resumed, worker, spec, step)
+        if roster:
+            self._enter(ledger, roster, step)
+        return ledger
+
+    def _enter(self, ledger: Ledger, roster: Sequence[str], step: int, *, spare: bool = False) -> None:
+        if is_inherited(ledger):
+            ledger.hand_over(roster)
+        ledger.enter(roster, step, self._batches(ledger.spec, roster), spare=spare)
+
+    def projected(self, step: int) -> LedgerSnapshot | None:
+        """The data as it will be after `step`, up to which it is leased."""
+        return None if self.ledger is None else projected(self.ledger, step)
 
     def can_spare(self) -> bool:
         """Newcomers may have no samples in their first step: batches are as many samples of each worker, not of all
@@ -81,7 +113,7 @@ class LedgerVersions:
         ledger = Ledger.restore(self.ledger.snapshot())
         if read is not None:
             ledger.rebatch(read)
-        ledger.enter(roster, after_step, self._batches(ledger.spec, roster), spare=spare)
+        self._enter(ledger, roster, after_step, spare=spare)
         ledger.grant(after_step + ahead)
         return ledger
 
@@ -102,7 +134,7 @@ class LedgerVersions:
             self.go_by(source, superseded)
             if read is not None:
                 self.ledger.rebatch(read)
-            self.ledger.enter(plan.roster, step, self._batches(self.ledger.spec, plan.roster))
+            self._enter(self.ledger, plan.roster, step)
             self.ledger.grant(step + ahead)
         return tuple(range(before, self.ledger.epoch))
 

@@ -12,6 +12,7 @@ from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
+from edl.protocol.saving import Resumed, Saved, SaveRequest, Saving
 
 
 class OtherChanges(TypedDict, total=False):
@@ -50,6 +51,11 @@ class OtherChanges(TypedDict, total=False):
     muster: Muster | None
     musters: int
     ring: RingKind
+    saving: Saving | None
+    saves: int
+    saved: Saved | None
+    save_requests: tuple[SaveRequest, ...]
+    resumed: Resumed | None
 
 
 class Changes(OtherChanges, total=False):

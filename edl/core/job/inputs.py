@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
-from edl.protocol.messages import AskStop, Observation, Register, Scaling
+from edl.protocol.messages import AskCheckpoint, AskStop, Observation, Register, Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +55,29 @@ class Ruled:
 
 
 @dataclass(frozen=True, slots=True)
+class SavingPublished:
+    """The manifest of that saving is durable: from now on the checkpoint exists."""
+
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class PublishingFailed:
+    """Its manifest could not be written, as far as is known."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class TimePassed:
     """Nothing happened for a while; a worker may be overdue."""
 
 
-Input = TookOver | Register | Reported | Vanished | AskStop | Scaling | Measured | Ruled | TimePassed
+FromPublisher = SavingPublished | PublishingFailed
+FromWorkers = Register | Reported | Vanished
+Asked = AskStop | AskCheckpoint | Scaling
+Input = TookOver | FromWorkers | Asked | FromPublisher | Measured | Ruled | TimePassed
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,4 +105,23 @@ class Acknowledge:
     target: int
 
 
-Command = Tell | Refuse | Acknowledge
+@dataclass(frozen=True, slots=True)
+class TellOfSaving:
+    """Answer a request for a checkpoint: it is on record, and if `path` is not empty, so is the durable one."""
+
+    step: int
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class PublishSaving:
+    """Once the record is durable: write the manifest of the saving that it has, beside all else.
+
+    `SavingPublished` or `PublishingFailed` is the answer. It may be asked for again, by this leader or another one, and
+    of one that was carried out: what lies there already, and says the same, counts as written now.
+    """
+
+    number: int
+
+
+Command = Tell | Refuse | Acknowledge | TellOfSaving | PublishSaving

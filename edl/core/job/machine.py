@@ -1,7 +1,8 @@
 """The machine that leads a job: it takes what happens, one input after another, and says what follows.
 
 Owns: the members, from their registration to their end, that of the job, and the order in which all else is looked at:
-its size (`edl.core.resize.sizing`), its generations (`edl.core.switch.switching`), its data (`edl.core.data.leasing`).
+its size (`edl.core.resize.sizing`), its generations (`edl.core.switch.switching`), its data (`edl.core.data.leasing`),
+its checkpoints (`edl.core.checkpoint.checkpoints`).
 Does not own: how the record changes (`edl.core.job.working_state`), which worker has been waited for long
 enough (`edl.core.job.deadlines`), nor when decisions become durable (`edl.core.job.writing`), before which no worker is
 told of them (I9).
@@ -14,6 +15,7 @@ from __future__ import annotations
 from collections import deque
 
 from edl import facts
+from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.data.leasing import Leasing
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
@@ -21,7 +23,20 @@ from edl.core.driver.driver import HorovodrunDriver
 from edl.core.job.deadlines import Deadlines, Waits
 from edl.core.job.ending import Ending
 from edl.core.job.hosts import free_local_rank
-from edl.core.job.inputs import Command, Input, Measured, Refuse, Reported, Ruled, TimePassed, TookOver, Vanished
+from edl.core.job.inputs import (
+    Asked,
+    Command,
+    Input,
+    Measured,
+    PublishingFailed,
+    Refuse,
+    Reported,
+    Ruled,
+    SavingPublished,
+    TimePassed,
+    TookOver,
+    Vanished,
+)
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
@@ -36,7 +51,16 @@ from edl.core.worker.divergence import CAUSES, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
-from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Phase, Register
+from edl.protocol.messages import (
+    AskCheckpoint,
+    AskScale,
+    AskScaleIn,
+    AskScaleOut,
+    AskStop,
+    Observation,
+    Phase,
+    Register,
+)
 
 
 def new_record(job: str, started: float) -> Record:
@@ -76,6 +100,7 @@ class JobMachine:
         self._leasing = Leasing(self._working, lead_times)
         self._fitness = Fitness(self._working, lead_times, deadlines)
         self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
+        self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)
@@ -110,10 +135,10 @@ class JobMachine:
                 news = self._on_reported(happened)
             case Vanished():
                 self._miss(happened.worker, happened.reason)
-            case AskStop():
-                self._working.end(JobState.FAILED, happened.reason)
-            case AskScale() | AskScaleOut() | AskScaleIn():
-                self._sizing.ask(happened)
+            case AskStop() | AskCheckpoint() | AskScale() | AskScaleOut() | AskScaleIn():
+                self._on_asked(happened)
+            case SavingPublished() | PublishingFailed():
+                self._checkpoints.hear(happened)
             case Measured(rates):
                 self._working.change(rates=rates, pressing=False)
                 news = False
@@ -122,6 +147,7 @@ class JobMachine:
             case TimePassed():
                 pass
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
+        timed = timed or self._checkpoints.is_due()
         self._unseen = self._unseen or news or timed
         if self._unseen and not more:
             self._unseen = False
@@ -129,6 +155,15 @@ class JobMachine:
         return self._working.commands
 
     # ------------------------------------------------------------------------------------------------------ inputs
+
+    def _on_asked(self, happened: Asked) -> None:
+        match happened:
+            case AskStop():
+                self._working.end(JobState.FAILED, happened.reason)
+            case AskCheckpoint():
+                self._checkpoints.ask(happened)
+            case AskScale() | AskScaleOut() | AskScaleIn():
+                self._sizing.ask(happened)
 
     def _on_took_over(self, happened: TookOver) -> None:
         for member in self.record.members:
@@ -166,7 +201,9 @@ class JobMachine:
                 job_policy=job_policy,
                 keep_s=happened.keep_s,
                 ring=happened.ring,
+                resumed=happened.resumed,
             )
+            working.ledgers.resumed = happened.resumed
             working.ledgers.batching = happened.job_policy.batching
         if refusal := self._refusal(happened):
             working.commands.append(Refuse(refusal))
@@ -306,7 +343,9 @@ class JobMachine:
         self._switching.follow()
         self._leasing.go_on_cutting()
         self._leasing.grant()
-        self._ending.follow()
+        self._checkpoints.follow()
+        if not self._checkpoints.holds_end:
+            self._ending.follow()
         self._arrivals.look()
 
     def _expel(self) -> None:
@@ -321,6 +360,7 @@ class JobMachine:
     def _end_of(self, member: Member) -> None:
         """A script came to its end: it has left if it was asked to, else it is done."""
         working, worker = self._working, member.identity.id
+        self._checkpoints.keep_part_of(worker)
         leaving = member.state is WorkerState.LEAVING
         if leaving or not self._sat(worker):
             leaving_ms, why = working.spent_ms(worker, WorkerState.LEAVING), working.leaves_as.get(worker, "")
@@ -346,6 +386,7 @@ class JobMachine:
             return
         if not self.record.unended and self._sat(worker):
             self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
+        self._checkpoints.keep_part_of(worker)
         self._working.remove(worker, reason or "no reason was given")
         self._working.last_loss = f"; the last one lost was {worker}: {reason}"
         self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason))
@@ -380,6 +421,8 @@ class JobMachine:
     @property
     def at_rest(self) -> bool:
         """No ring is forming, and the newest one trains: no worker feels a change of leaders now."""
+        if self._checkpoints.holds_end:
+            return False
         if self.record.state in OVER or not self.record.generation:
             return self.record.plan is None
         return self.record.plan is None and self.newest_step > self.record.began_step

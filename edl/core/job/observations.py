@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from edl.protocol.messages import Observation, Phase
+from edl.protocol.saving import PartInfo
 
 SITTING = (Phase.TRAINING, Phase.DONE)
 
@@ -67,6 +68,8 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.prepares != last.prepares
         or heard.sends_state != last.sends_state
         or heard.prepared != last.prepared
+        or heard.saved_part != last.saved_part
+        or heard.save_failed != last.save_failed
     )
 
 
@@ -221,6 +224,18 @@ class Observations:
         observed = self._newest.get(worker)
         number, failure = (0, "") if observed is None else observed.observation.prepared
         return failure if number == generation else None
+
+    def saved_part(self, worker: str, number: int) -> PartInfo | None:
+        """What `worker` has made durable for that saving, as far as is known."""
+        observed = self._newest.get(worker)
+        of, info = (0, None) if observed is None else observed.observation.saved_part
+        return info if of == number else None
+
+    def save_failed(self, worker: str, number: int) -> str:
+        """Why `worker` has nothing to give to that saving; empty where that is not so, as far as is known."""
+        observed = self._newest.get(worker)
+        of, failure = (0, "") if observed is None else observed.observation.save_failed
+        return (failure or "no reason was given") if of == number else ""
 
     @property
     def broken(self) -> Collection[str]:

@@ -15,6 +15,7 @@ from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.job import JobState, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
+from edl.protocol.saving import Save
 
 
 class OrderBook:
@@ -58,6 +59,7 @@ class OrderBook:
             recount=counting.asked_of(record.driver, worker) if worker in self._members else 0,
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
+            save=self._save(worker),
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
@@ -124,6 +126,20 @@ class OrderBook:
             return None
         place = _place(worker, ranks, muster.generation, len(muster.roster)) if muster.generation else None
         return Summons(muster.number, self._peers(ranks.rank, muster.roster), place)
+
+    def _save(self, worker: str) -> Save | None:
+        """Its part in the checkpoint that is announced, until all parts are durable."""
+        saving, part = self.record.saving, self._parts.get(worker)
+        if saving is None or part is None or saving.complete:
+            return None
+        parts = len(saving.roster)
+        return Save(saving.number, saving.generation, saving.after_step, part, parts, saving.path)
+
+    @cached_property
+    def _parts(self) -> dict[str, int]:
+        """By worker, the number of its part."""
+        saving = self.record.saving
+        return {worker: rank for rank, worker in enumerate(saving.roster)} if saving is not None else {}
 
     @cached_property
     def _newcomers(self) -> int:

@@ -22,7 +22,7 @@ from edl.core.job.durations import Durations
 from edl.core.job.inputs import Command, Tell
 from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
-from edl.facts import Fact, JobFinished, JobHasFailed
+from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed
 from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
@@ -38,7 +38,7 @@ class WorkingState:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.members = _by_id(record)
-        self.ledgers = LedgerVersions(record.ledger, record.job_policy.batching, record.shares)
+        self.ledgers = LedgerVersions(record.ledger, record.job_policy.batching, record.shares, record.resumed)
         self.seen = Observations()
         self.durations = Durations()
         self.commands: list[Command] = []
@@ -103,12 +103,21 @@ class WorkingState:
         """The job is over, once."""
         if self.record.state in OVER:
             return
+        if self.record.saving is not None:
+            self.give_up_saving("the job is over")
         self.change(state=state, reason=reason, plan=None)
         self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobHasFailed(reason=reason))
 
-    def tell(self, fact: Fact) -> None:
-        """Write down an event with what has changed."""
-        self.commands.append(Tell(fact, self.record.generation, self.newest()[0]))
+    def give_up_saving(self, reason: str) -> None:
+        """The checkpoint that is announced comes to nothing."""
+        saving = self.record.saving
+        assert saving is not None
+        self.change(saving=None, pressing=False)
+        self.tell(CheckpointFailed(number=saving.number, reason=reason), saving.after_step)
+
+    def tell(self, fact: Fact, step: int | None = None) -> None:
+        """Write down an event with what has changed: of `step`, or of the newest one."""
+        self.commands.append(Tell(fact, self.record.generation, self.newest()[0] if step is None else step))
 
     # ------------------------------------------------------------------------------------------------------- views
 

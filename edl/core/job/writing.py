@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from edl.core.job.inputs import Acknowledge, Command, Input, Refuse, Tell
+from edl.core.job.inputs import Acknowledge, Command, Input, PublishSaving, Refuse, Tell, TellOfSaving
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.errors import InvalidTransition, UsageError
@@ -81,6 +81,15 @@ class GiveAnswer(Generic[A]):
 
 
 @dataclass(frozen=True, slots=True)
+class WriteManifest:
+    """Publish the checkpoint whose parts are all durable: `record.saving`. Comes back at once; what came of it is an
+    input of the job's machine (`PublishSaving`).
+    """
+
+    record: Record
+
+
+@dataclass(frozen=True, slots=True)
 class DeclareRest:
     """Whether a worker waits for what this leader says next; a hand-over waits until none does."""
 
@@ -93,7 +102,7 @@ class StepDown:
 
 
 InStore = Commit | Look | ForgetSecret
-Telling = Publish | GiveAnswer[A] | DeclareRest
+Telling = Publish | GiveAnswer[A] | WriteManifest | DeclareRest
 Instruction = InStore | Telling[A] | StepDown
 
 
@@ -109,6 +118,7 @@ class BatchDecided(Generic[A]):
     answers: tuple[GiveAnswer[A], ...]
     pressing: int  # the newest version of the record that workers must hear of at once
     at_rest: bool
+    publishes: int = 0  # number of the saving that is to be published, if one is
 
 
 @dataclass(frozen=True, slots=True)
@@ -258,6 +268,9 @@ class Writing(Generic[A]):
         if book is not None:
             said.append(Publish(book, self.book is None or decided.pressing > self.book.record.version))
             self.book = book
+        saving = decided.record.saving
+        if saving is not None and saving.number == decided.publishes:
+            said.append(WriteManifest(decided.record))
         self._at_rest = decided.at_rest
         return [*said, DeclareRest(decided.at_rest), *decided.answers]
 
@@ -271,12 +284,14 @@ def decide(machine: JobMachine, batch: Sequence[tuple[Input, A | None]], now: fl
     """Have the job's machine take inputs, and what follows from all of them together is written at once."""
     told: list[Tell] = []
     answers: list[GiveAnswer[A]] = []
+    publishes = 0
     for left, (happened, asker) in zip(range(len(batch) - 1, -1, -1), batch, strict=True):
         follows = machine.handle(happened, now, more=left > 0)
         told += [command for command in follows if isinstance(command, Tell)]
+        publishes = max([publishes, *(one.number for one in follows if isinstance(one, PublishSaving))])
         if asker is not None:
             answers.append(_answer(asker, follows))
-    return BatchDecided(machine.record, tuple(told), tuple(answers), machine.pressing, machine.at_rest)
+    return BatchDecided(machine.record, tuple(told), tuple(answers), machine.pressing, machine.at_rest, publishes)
 
 
 def _answer(asker: A, follows: Sequence[Command]) -> GiveAnswer[A]:
@@ -285,4 +300,6 @@ def _answer(asker: A, follows: Sequence[Command]) -> GiveAnswer[A]:
             return GiveAnswer(asker, say.Rejected(command.reason, command.retry), command.stale)
         if isinstance(command, Acknowledge):
             return GiveAnswer(asker, say.Ack(command.target))
+        if isinstance(command, TellOfSaving):
+            return GiveAnswer(asker, say.SaveTold(command.step, command.path))
     return GiveAnswer(asker, say.Done())

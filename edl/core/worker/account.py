@@ -1,4 +1,5 @@
-"""What a trainer has told its daemon: message after message, folded into what the leader is to know of it.
+"""What a trainer has told its daemon: message after message, folded into what the leader is to know of it; and what has
+become of the part of a checkpoint that it has handed over.
 
 Owns: what each message changes. Does not own: the messages (`edl.protocol.link`), nor what else is observed of a
 trainer (`edl.daemon.observer`).
@@ -10,6 +11,7 @@ from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.messages import Pause, Phase, clipped
+from edl.protocol.saving import PartInfo
 
 
 class TrainerAccount:
@@ -31,6 +33,9 @@ class TrainerAccount:
         self.diverged: Divergence | None = None
         self.booted = False
         self.reported: dict[str, float] = {}
+        self.copied = (0, "")  # the newest saving that the trainer is through with; why it has no part, if it has none
+        self.saved_part: tuple[int, PartInfo | None] = (0, None)
+        self.save_failed = (0, "")
 
     @property
     def over(self) -> bool:
@@ -62,6 +67,8 @@ class TrainerAccount:
                 | say.Prepared()
                 | say.Missed()
                 | say.Marked()
+                | say.Copied()
+                | say.CopyMissed()
                 | say.Diverged()
                 | say.Figures()
             ):
@@ -84,6 +91,18 @@ class TrainerAccount:
                 self.marked = (rebatch, step)
             case say.Diverged(found):
                 self.diverged = found
+            case say.Copied(number):
+                self.copied = (number, "")
+            case say.CopyMissed(number, reason):
+                self.copied = self.save_failed = (number, clipped(reason))
+
+    def stored(self, number: int, info: PartInfo) -> None:
+        """What was copied for that saving is durable."""
+        self.saved_part = (number, info)
+
+    def not_stored(self, number: int, reason: str) -> None:
+        """It will not be."""
+        self.save_failed = (number, clipped(reason))
 
     def died(self, reason: str) -> None:
         """The trainer's process is gone."""

@@ -13,6 +13,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.link import FromTrainer
 from edl.protocol.ring import Place
+from edl.protocol.saving import Save
 
 # ------------------------------------------------------------------------------------------------------------- inputs
 
@@ -149,6 +150,23 @@ class HealingBegins:
 
 
 @dataclass(frozen=True, slots=True)
+class CopyTaken:
+    """What was to be copied for that saving is, and lies in these files, where the daemon finds them. Any thread."""
+
+    number: int
+    files: tuple[str, ...] = ()
+    stall_ms: float = 0.0  # for so long it has held up the script
+
+
+@dataclass(frozen=True, slots=True)
+class CopyFailed:
+    """It could not be copied, or something was to change before it was. Any thread."""
+
+    number: int
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
 class RestartsExpected:
     """When a ring breaks, the script leaves its iteration over the data, and begins another."""
 
@@ -175,8 +193,9 @@ FromRing = RingFormed | RingFailed | NumberHeard | StateComes | StateCopied
 FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
+FromCopying = CopyTaken | CopyFailed
 FromScript = DataWanted | RestartsExpected | LeaveWanted | ScriptFailed | ScriptEnded
-Input = FromOrders | FromRing | FromNextRing | FromTraining | FromComparison | FromScript
+Input = FromOrders | FromRing | FromNextRing | FromTraining | FromComparison | FromCopying | FromScript
 
 # ----------------------------------------------------------------------------------------------------------- commands
 
@@ -285,6 +304,18 @@ class CopyRest:
 
 
 @dataclass(frozen=True, slots=True)
+class TakeCopy:
+    """Copy what this worker has now, as its part of a checkpoint; comes back at once. `CopyTaken` or `CopyFailed`
+    follows, before anything changes it: the next update, a state that is taken over from others, the end of the script.
+
+    What a forward pass or a script may change before that (statistics, hyper-parameters, what is registered, random
+    states) is copied now. The next command may be to leave this ring.
+    """
+
+    save: Save
+
+
+@dataclass(frozen=True, slots=True)
 class RecordRing:
     """For the audit: this worker sits in its ring, which begins after `step`."""
 
@@ -369,6 +400,7 @@ Command = (
     | SendState
     | FetchState
     | CopyRest
+    | TakeCopy
     | RecordRing
     | RecordStep
     | LeaveRing

@@ -17,6 +17,7 @@ from collections import deque
 from typing import Protocol
 
 from edl.core.worker.agreement import Beginning, begin, has_state
+from edl.core.worker.copying import Copying
 from edl.core.worker.entering import Entering
 from edl.core.worker.inputs import (
     AbortRings,
@@ -29,14 +30,18 @@ from edl.core.worker.inputs import (
     BootAlone,
     BreakIteration,
     Command,
+    CopyFailed,
     CopyRest,
     CopyState,
+    CopyTaken,
     DataWanted,
     EndScript,
     EnterRing,
     Fail,
     FetchState,
     FromComparison,
+    FromCopying,
+    FromNextRing,
     FromOrders,
     FromRing,
     FromScript,
@@ -77,7 +82,7 @@ from edl.core.worker.supply import Supply
 from edl.core.worker.unusual import Unusual
 from edl.errors import InvalidTransition, JobFailed, RingBroken
 from edl.protocol import link as say
-from edl.protocol.assignment import Assignment, Orders
+from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 
@@ -104,6 +109,7 @@ class WorkerMachine:
         self.unusual = Unusual()
         self.supply = Supply(leases, self.unusual)
         self.next_ring = NextRing()
+        self.copying = Copying()
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.missed = 0  # the newest generation whose switch it has missed
@@ -143,12 +149,18 @@ class WorkerMachine:
                 return self._on_orders(happened)
             case RingFormed() | RingFailed() | NumberHeard() | StateComes() | StateCopied():
                 return self._on_ring(happened)
-            case RingPrepared() | RingNotPrepared():
-                return self.next_ring.take(happened)
+            case RingPrepared() | RingNotPrepared() | CopyTaken() | CopyFailed():
+                return self._on_beside(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
             case DataWanted() | RestartsExpected() | LeaveWanted() | ScriptFailed() | ScriptEnded():
                 return self._on_script(happened)
+
+    def _on_beside(self, happened: FromNextRing | FromCopying) -> list[Command]:
+        """What has gone on beside its mini-batches."""
+        if isinstance(happened, CopyTaken | CopyFailed):
+            return self.copying.take(happened)
+        return self.next_ring.take(happened)
 
     def _move(self, cause: StateChange) -> None:
         self.state = following(self.state, cause)
@@ -225,6 +237,7 @@ class WorkerMachine:
         if self.supply.marked[0]:
             story.append(say.Marked(*self.supply.marked))
         story += self.next_ring.story
+        story += self.copying.story
         if self.missed > self.generation:
             story.append(say.Missed(self.missed))
         if self._broke is not None:
@@ -251,6 +264,7 @@ class WorkerMachine:
             if orders is self.orders and self.state not in ENDING:
                 works = isinstance(happened, OrdersHeard) and self.state is TrainerState.TRAINING
                 told += self.next_ring.heed(orders, works_in=self.generation if works else 0)
+                told += self._copy_part(orders, looks=isinstance(happened, OrdersRead))
         match happened:
             case OrdersHeard():
                 return [*told, *self._abort(happened.orders)]
@@ -258,6 +272,13 @@ class WorkerMachine:
                 return [*told, *self._look()]
             case StillWaiting():
                 return [*told, *self._wait_on(happened.ahead)]
+
+    def _copy_part(self, orders: Orders, *, looks: bool) -> list[Command]:
+        """Before it obeys these orders otherwise: it may leave its ring after the very step."""
+        if orders.verdict is Verdict.STOP or not self.generation:
+            return []
+        between = looks and self.state is TrainerState.BETWEEN
+        return self.copying.heed(orders.save, self.generation, self.count.step, between=between)
 
     def _abort(self, orders: Orders) -> list[Command]:
         """A member is gone, or hangs: do not wait for it in a collective."""

@@ -83,8 +83,22 @@ def are_newer(orders: Orders, known: Orders | None) -> bool:
     return known is None or (orders.term, orders.version) > (known.term, known.version)
 
 
-def attention_step(generation: int, orders: Orders) -> int:
-    """The step from which on `next_move` may say something else than Stay; the trainer looks at no orders before."""
+def attention_step(generation: int, orders: Orders, copied: int = 0) -> int:
+    """The step from which on its orders may want something of a trainer; it looks at none before.
+
+    `copied`: the newest saving that it is through with.
+    """
+    return min(_move_step(generation, orders), _copy_step(generation, orders, copied))
+
+
+def _copy_step(generation: int, orders: Orders, copied: int) -> int:
+    """After which it copies its part of a checkpoint, or says that it cannot any more."""
+    save = orders.save
+    return NEVER if save is None or save.number <= copied or save.generation > generation else save.after_step
+
+
+def _move_step(generation: int, orders: Orders) -> int:
+    """From which on `next_move` may say something else than Stay."""
     if orders.verdict is Verdict.STOP:
         return 0
     marks = [share.mark for share in orders.shares if share.rebatch and share.generation == generation]

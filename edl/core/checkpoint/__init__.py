@@ -1,0 +1,1 @@
+"""When a job is saved, after which step, and what becomes of it."""

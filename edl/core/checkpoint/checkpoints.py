@@ -1,0 +1,253 @@
+"""A job's checkpoints, from when one is due until it is durable, or comes to nothing and is tried again.
+
+1. One is *announced*: on record is its number, the ring, the step after which all members copy what they have, and the
+   data as of that step. The step is chosen as a switch's is, so that the word reaches every trainer before.
+2. Each member *copies* after just that step, beside its next mini-batch, and its daemon makes that durable.
+3. Once all parts are, that is put on record. So whatever becomes of the workers now, and of the leader, what is missing
+   is known; and an old leader that has been deposed comes no further (I1).
+4. It is *published*: its manifest is written, by the leader's shell. What is there already, and says the same, counts.
+5. It is told to be durable (I16).
+
+What is on record is decided: that one is announced, that all its parts are durable, which is the newest durable one,
+and what became of requests. Which parts are durable meanwhile is only seen, and told to a new leader again; but for
+those of workers whose end is taken, who say it no more: these are put on record with that.
+
+At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
+
+Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.schedule`),
+when it cannot come about any more (`edl.core.checkpoint.fate`), answers (`edl.core.checkpoint.requests`), nor storage.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from edl import facts
+from edl.core.checkpoint import requests
+from edl.core.checkpoint.fate import Prospect, why_not
+from edl.core.checkpoint.schedule import Schedule
+from edl.core.data.leasing import Leasing
+from edl.core.job.deadlines import Deadlines
+from edl.core.job.inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
+from edl.core.job.lead_times import LeadTimes
+from edl.core.job.working_state import WorkingState
+from edl.protocol.job import OVER
+from edl.protocol.messages import AskCheckpoint
+from edl.protocol.saving import Part, PartInfo, Saved, Saving, Why, path_of
+
+PUBLISHINGS: Final = 3  # tries, before the saving is given up
+
+
+class Checkpoints:
+    """Of one leader. Its times, and the parts that it has seen, are its own: another one begins to wait anew."""
+
+    def __init__(self, working: WorkingState, leasing: Leasing, lead_times: LeadTimes, deadlines: Deadlines) -> None:
+        self._working = working
+        self._leasing = leasing
+        self._lead_times = lead_times
+        self._store_s = deadlines.boot_s  # for all parts of a saving
+        self._publish_s = deadlines.seat_s  # for one try
+        self._schedule = Schedule(lead_times)
+        self._look_at = 0.0  # before that, what is due is not looked at again
+        self._known = 0  # number of the newest saving that this leader has looked at
+        self._since: float | None = None  # when it was announced; None: by another leader
+        self._until = 0.0  # for so long its parts are waited for, or what came of publishing it
+        self._stored: dict[str, PartInfo] = {}  # by worker, the parts of it that are known to be durable
+        self._published = 0  # tries
+        self._waits = False  # for what comes of the newest of these
+
+    # ------------------------------------------------------------------------------------------------------ inputs
+
+    def ask(self, asked: AskCheckpoint) -> None:
+        """A request. It is taken once, and answered by what has come of it."""
+        working, record = self._working, self._working.record
+        before = requests.known(record, asked.request)
+        if before is not None and (before.path or before.failure):
+            working.commands.append(requests.answer(before))
+        elif record.state in OVER:
+            working.commands.append(Refuse(working.over()))
+        elif not record.job_policy.checkpointing.folder:
+            working.commands.append(Refuse("the job is not saved: it was started without a folder for checkpoints"))
+        else:
+            if before is None:
+                working.change(save_requests=requests.taken(record, asked.request, working.newest()[0]))
+            taken = requests.known(working.record, asked.request)
+            assert taken is not None
+            working.commands.append(requests.answer(taken))
+
+    def hear(self, happened: SavingPublished | PublishingFailed) -> None:
+        """What came of publishing. A word that is late, of a saving that was given up, comes to nothing."""
+        saving = self._working.record.saving
+        if saving is None or saving.number != happened.number or not saving.complete:
+            return
+        if isinstance(happened, SavingPublished):
+            self._note_durable(saving)
+        else:
+            self._note_unpublished(happened.reason)
+
+    def keep_part_of(self, worker: str) -> None:
+        """Its end is taken: it says no more that its part is durable."""
+        saving = self._working.record.saving
+        if saving is None or saving.complete or any(part.worker == worker for part in saving.parts):
+            return
+        self._look(saving)
+        if worker in self._stored:
+            known = {worker, *(part.worker for part in saving.parts)}
+            parts = tuple(part for part in self._parts(saving) if part.worker in known)
+            kept = msgspec.structs.replace(saving, parts=parts)
+            self._keep(kept)
+
+    # ----------------------------------------------------------------------------------------------- what is under way
+
+    @property
+    def holds_end(self) -> bool:
+        """The last one was asked for, and may come about: the job does not end before. Within bounds."""
+        saving = self._working.record.saving
+        return saving is not None and saving.why is Why.LAST
+
+    def is_due(self) -> bool:
+        """Time, or a step, may decide something."""
+        working, record = self._working, self._working.record
+        if record.saving is not None:
+            return working.now >= self._until
+        if not record.job_policy.checkpointing.folder or working.now < self._look_at:
+            return False
+        if self._why() is not None:
+            return True
+        self._look_at = working.now + self._lead_times.notice_s
+        return False
+
+    def follow(self) -> None:
+        """Begin what is due; bring on what is under way."""
+        saving = self._working.record.saving
+        if saving is None:
+            self._begin_if_due()
+            return
+        self._look(saving)
+        if not saving.complete and len(self._stored) == len(saving.roster):
+            saving = self._keep(msgspec.structs.replace(saving, parts=self._parts(saving)))
+        if not saving.complete:
+            self._see_whether_it_comes(saving)
+        elif self._working.now >= self._until and not self._waits:
+            self._publish(saving)
+        elif self._working.now >= self._until:
+            self._note_unpublished(f"it was not known to be within {self._publish_s:g} s")
+
+    # -------------------------------------------------------------------------------------------------- it is announced
+
+    def _why(self) -> Why | None:
+        working = self._working
+        step_time_s = self._leasing.step_time_s()
+        return self._schedule.due(working.record, working.ledgers.ledger, working.newest(), step_time_s, working.now)
+
+    def _begin_if_due(self) -> None:
+        working = self._working
+        why = self._why()
+        if why is None:
+            return
+        step = self._step(why) if self._can_begin() else None
+        if step is None:
+            self._look_at = working.now + self._lead_times.notice_s
+            return
+        record, number = working.record, working.record.saves + 1
+        saving = Saving(
+            number=number,
+            why=why,
+            generation=record.generation,
+            after_step=step,
+            roster=record.roster,
+            path=path_of(record.job_policy.checkpointing, record.job, number, step),
+            ledger=working.ledgers.projected(step),
+        )
+        working.change(saving=saving, saves=number)
+        self._look(saving, since=working.now)
+        working.tell(facts.CheckpointBegun(number=number, why=why.value, path=saving.path), step)
+
+    def _can_begin(self) -> bool:
+        """No other ring is planned, no lease about to be cut anew, and all members train, with a state of their own."""
+        record, seen = self._working.record, self._working.seen
+        if record.plan is not None or record.rebatch is not None or not record.generation:
+            return False
+        members = self._working.members
+        return all(worker in members and seen.trains(worker, record.generation) for worker in record.roster)
+
+    def _step(self, why: Why) -> int | None:
+        ledger, step = self._working.ledgers.ledger, self._leasing.switch_step()
+        if step is None or ledger is None or why is not Why.LAST:
+            return step
+        return ledger.covered_step
+
+    # ------------------------------------------------------------------------------------------------ and comes about
+
+    def _look(self, saving: Saving, since: float | None = None) -> None:
+        """Which parts are durable by now. `since`: when it was announced, by this leader."""
+        working = self._working
+        if saving.number != self._known:
+            self._known, self._since, self._until = saving.number, since, working.now + self._store_s
+            self._stored = {}
+            self._published, self._waits = 0, False
+            if saving.complete:  # the leader before may have published it
+                self._until = working.now
+        self._stored |= {part.worker: part.info for part in saving.parts}
+        for worker in saving.roster:
+            if worker not in self._stored and (info := working.seen.saved_part(worker, saving.number)) is not None:
+                self._stored[worker] = info
+
+    def _see_whether_it_comes(self, saving: Saving) -> None:
+        working = self._working
+        now = Prospect(working.record, saving, working.members, working.seen, self._stored, working.ledgers.ledger)
+        reason = why_not(now)
+        if not reason and working.now >= self._until:
+            reason = f"its parts were not durable within {self._store_s:g} s"
+        if reason:
+            self._give_up(reason)
+
+    def _publish(self, saving: Saving) -> None:
+        working = self._working
+        self._published, self._waits = self._published + 1, True
+        self._until = working.now + self._publish_s
+        working.commands.append(PublishSaving(saving.number))
+
+    def _note_unpublished(self, reason: str) -> None:
+        if self._published >= PUBLISHINGS:
+            self._give_up(f"it could not be published: {reason}")
+        else:
+            self._waits, self._until = False, self._working.now + self._lead_times.torn_s
+
+    def _note_durable(self, saving: Saving) -> None:
+        working = self._working
+        saved = Saved(saving.number, saving.after_step, saving.path)
+        asked = requests.served(working.record.save_requests, saved)
+        seconds = None if self._since is None else round(working.now - self._since, 3)
+        self._schedule.note_durable(working.now if self._since is None else self._since)
+        working.change(saving=None, saved=saved, save_requests=asked, pressing=False)
+        durable = facts.CheckpointDurable(
+            number=saving.number,
+            path=saving.path,
+            bytes=sum(file.bytes for part in saving.parts for file in part.info.files),
+            seconds=seconds,
+            stall_ms=max((part.info.stall_ms for part in saving.parts), default=0.0),
+        )
+        working.tell(durable, saving.after_step)
+
+    def _give_up(self, reason: str) -> None:
+        """Training goes on, and it is tried again."""
+        working, saving = self._working, self._working.record.saving
+        assert saving is not None
+        self._schedule.note_failed(working.now)
+        working.give_up_saving(reason)
+        asked = requests.disappointed(working.record.save_requests, saving, reason)
+        if asked != working.record.save_requests:
+            working.change(save_requests=asked, pressing=False)
+
+    def _parts(self, saving: Saving) -> tuple[Part, ...]:
+        """Those that are durable, by rank."""
+        return tuple(Part(worker, self._stored[worker]) for worker in saving.roster if worker in self._stored)
+
+    def _keep(self, saving: Saving) -> Saving:
+        self._working.change(saving=saving, pressing=False)
+        if saving.complete:
+            self._until = self._working.now  # to be published at once
+        return saving

@@ -1,0 +1,72 @@
+"""Requests for a checkpoint: what each is answered, from the record alone, so that each leader says the same (I9).
+
+A request is taken once, however often it comes, as the record keeps its id. It asks for what the job has from then on:
+a saving that is under way serves it as long as no worker has come to its step. If that comes to nothing, the next one
+does, up to `TRIES` of them; then the request has failed.
+
+Owns: what is on record of requests. Does not own: when a saving is begun (`edl.core.checkpoint.checkpoints`).
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+
+from edl.core.job.inputs import Refuse, TellOfSaving
+from edl.protocol.job import Record
+from edl.protocol.saving import Saved, SaveRequest, Saving
+
+KEPT: Final = 100  # remembered; each is asked again for as long as a checkpoint takes
+TRIES: Final = 3
+
+Requests = tuple[SaveRequest, ...]
+
+
+def known(record: Record, request: str) -> SaveRequest | None:
+    """A request that was taken before, of which it is known what has come."""
+    return next((one for one in record.save_requests if one.request == request), None)
+
+
+def answer(taken: SaveRequest) -> TellOfSaving | Refuse:
+    """What the one who asks hears."""
+    if taken.failure:
+        return Refuse(f"no checkpoint came about in {TRIES} tries, the last one for this: {taken.failure}")
+    return TellOfSaving(taken.step, taken.path)
+
+
+def taken(record: Record, request: str, newest_step: int) -> Requests:
+    """With one more."""
+    saving = record.saving
+    serves = saving is not None and saving.after_step > newest_step
+    first = record.saves if serves else record.saves + 1
+    return (*record.save_requests, SaveRequest(request, first))[-KEPT:]
+
+
+def pending(record: Record) -> bool:
+    """A saving is asked for, and none serves that."""
+    return any(_is_pending(one) for one in record.save_requests)
+
+
+def served(requests: Requests, saved: Saved) -> Requests:
+    """Once that one is durable."""
+    return tuple(
+        msgspec.structs.replace(one, step=saved.step, path=saved.path)
+        if _is_pending(one) and one.first <= saved.number
+        else one
+        for one in requests
+    )
+
+
+def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
+    """Once that one has come to nothing."""
+    return tuple(
+        msgspec.structs.replace(one, failure=reason)
+        if _is_pending(one) and saving.number - one.first + 1 >= TRIES
+        else one
+        for one in requests
+    )
+
+
+def _is_pending(one: SaveRequest) -> bool:
+    return not one.path and not one.failure

@@ -1,0 +1,77 @@
+"""When a job is to be saved: by its settings, as asked, at its end; and after a failure, later and later.
+
+Owns: what is due at a moment. Does not own: whether it can be begun then (`edl.core.checkpoint.checkpoints`).
+
+By time, one saving follows the other as the settings say, from begin to begin. What the leader before saw is not known
+to another one, but how many steps were made since the newest durable one is, and how long a step takes: so leaders that
+follow each other quickly do not put off saving for ever.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edl.core.checkpoint import requests
+from edl.core.data.ledger import Ledger
+from edl.core.job.lead_times import FEWEST_STEPS, LeadTimes
+from edl.protocol.job import Record
+from edl.protocol.saving import Why
+
+DOUBLINGS: Final = 6  # of the distance between two tries in vain
+LAST_WORDS: Final = 10  # the last saving is announced so many times earlier than a word takes
+
+
+class Schedule:
+    """Of one leader. Its times are its own."""
+
+    def __init__(self, lead_times: LeadTimes) -> None:
+        self._lead_times = lead_times
+        self._begun_at: float | None = None  # when the newest durable one was begun, or should have been
+        self._failed = 0  # in a row
+        self._again_at = 0.0
+
+    def due(
+        self, record: Record, ledger: Ledger | None, newest: tuple[int, float], step_time_s: float, now: float
+    ) -> Why | None:
+        """What a saving is to be begun for now. `newest`: the newest step, and when it was seen."""
+        policy, (step, at) = record.job_policy.checkpointing, newest
+        if not policy.folder or not record.generation:
+            return None
+        since = step - (record.saved.step if record.saved is not None else 0)
+        if self._begun_at is None and step_time_s > 0:
+            self._begun_at = now - since * step_time_s
+        if policy.last and is_last(record, ledger, step, step_time_s, now - at, self._lead_times):
+            return Why.LAST
+        if now < self._again_at:
+            return None
+        if requests.pending(record):
+            return Why.ASKED
+        if policy.every_steps and since >= policy.every_steps:
+            return Why.STEPS
+        return Why.TIME if self._is_time(policy.every_s, since, now) else None
+
+    def _is_time(self, every_s: float, since: int, now: float) -> bool:
+        return every_s > 0 and since > 0 and self._begun_at is not None and now - self._begun_at >= every_s
+
+    def note_durable(self, begun_at: float) -> None:
+        self._begun_at, self._failed, self._again_at = begun_at, 0, 0.0
+
+    def note_failed(self, now: float) -> None:
+        """The next one is tried later, and the one after that later yet, within bounds (I12)."""
+        self._again_at = now + self._lead_times.torn_s * 2 ** min(self._failed, DOUBLINGS)
+        self._failed += 1
+
+
+def is_last(
+    record: Record, ledger: Ledger | None, step: int, step_time_s: float, age_s: float, lead_times: LeadTimes
+) -> bool:
+    """The last step is known, and so near that no other saving is to come before it."""
+    if ledger is None or not ledger.spec.has_end or not ledger.fully_leased:
+        return False
+    end = ledger.covered_step
+    if record.saved is not None and record.saved.step >= end:
+        return False
+    left = end - step
+    if step_time_s <= 0:
+        return left <= FEWEST_STEPS
+    return left * step_time_s - age_s <= LAST_WORDS * lead_times.notice_s

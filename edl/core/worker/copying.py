@@ -1,0 +1,60 @@
+"""What a worker does about a checkpoint: it copies what it has after the announced step, or says that it cannot.
+
+All members of a ring have the same model after a step, and their copies are one only if all are of that step. So a
+worker copies at the end of just that mini-batch, in the ring that the saving was announced to, or not at all. A word
+that comes late costs a checkpoint, never a mini-batch: the leader announces another one.
+
+Owns: which saving this worker is through with, and what its daemon was told of it. Does not own: when a job is saved
+(`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its update.
+"""
+
+from __future__ import annotations
+
+from edl.core.worker.inputs import Command, CopyFailed, CopyTaken, TakeCopy, TellDaemon
+from edl.protocol import link as say
+from edl.protocol.saving import Save
+
+LATE = "the word came after its step"
+ELSEWHERE = "its ring was over before that step"
+
+
+class Copying:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self._newest = 0  # the saving that it has begun to copy for, or cannot
+        self._said: say.Copied | say.CopyMissed | None = None  # of that one, as its daemon was told
+
+    @property
+    def story(self) -> list[say.FromTrainer]:
+        """What another daemon must know of it."""
+        return [] if self._said is None else [self._said]
+
+    def heed(self, save: Save | None, generation: int, step: int, *, between: bool) -> list[Command]:
+        """What a worker does that has applied `step` in the ring of `generation`, and was told of `save`.
+
+        `between`: it is at the end of that mini-batch, and has begun no other.
+        """
+        if save is None or save.number <= self._newest or generation < save.generation:
+            return []
+        if generation > save.generation:
+            return self._miss(save.number, ELSEWHERE)
+        if step > save.after_step:
+            return self._miss(save.number, LATE)
+        if step < save.after_step or not between:
+            return []
+        self._newest, self._said = save.number, None
+        return [TakeCopy(save)]
+
+    def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
+        """What came of it. Of one that another has followed, nothing is told."""
+        if happened.number != self._newest or self._said is not None:
+            return []
+        if isinstance(happened, CopyFailed):
+            return self._miss(happened.number, happened.reason or "no reason was given")
+        self._said = say.Copied(happened.number, happened.files, happened.stall_ms)
+        return [TellDaemon(self._said)]
+
+    def _miss(self, number: int, reason: str) -> list[Command]:
+        self._newest, self._said = number, say.CopyMissed(number, reason)
+        return [TellDaemon(self._said)]

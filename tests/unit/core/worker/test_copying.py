@@ -1,0 +1,182 @@
+"""What a worker makes of the word of a checkpoint: it copies after just that step, or says that it cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.core.worker.account import TrainerAccount
+from edl.core.worker.inputs import (
+    Agree,
+    BatchBegins,
+    BatchEnded,
+    BatchVoid,
+    Command,
+    CopyFailed,
+    CopyRest,
+    CopyState,
+    CopyTaken,
+    NumberHeard,
+    OrdersHeard,
+    OrdersRead,
+    RingFormed,
+    StateCopied,
+    TakeCopy,
+    TellDaemon,
+)
+from edl.core.worker.lease_buffer import LeaseBuffer
+from edl.core.worker.machine import WorkerMachine
+from edl.core.worker.moves import NEVER, attention_step
+from edl.protocol import link as say
+from edl.protocol.assignment import Assignment, Orders, Verdict
+from edl.protocol.ring import Place
+from edl.protocol.saving import PartInfo, Save
+
+SAVE = Save(number=1, generation=1, after_step=3, part=0, parts=2, path="/d/j/0001-000001-000000000003")
+
+
+class Worker:
+    """In its first ring of two, with data of its own."""
+
+    def __init__(self) -> None:
+        self.count = SimpleNamespace(step=0, usual_until=0)
+        self.machine = WorkerMachine(LeaseBuffer(), self.count)
+        self.newest = Orders(1, 0, Verdict.STAY, "", 0, 0, 0, False, None, ())
+        self.enters(1, after_step=0)
+        self.machine.handle(BatchBegins())
+        self.machine.handle(StateCopied())
+
+    def orders(self, **changes: Any) -> Orders:
+        self.newest = msgspec.structs.replace(self.newest, version=self.newest.version + 1, **changes)
+        return self.newest
+
+    def enters(self, generation: int, after_step: int | None, **changes: Any) -> list[Command]:
+        seat = Assignment(Place(generation, 0, 2, "w"), after_step, newcomers=0)
+        commands = self.machine.handle(OrdersRead(self.orders(assignment=seat, **changes)))
+        said = list(commands)
+        commands = self.machine.handle(RingFormed())
+        while commands and isinstance(commands[0], Agree):
+            commands = self.machine.handle(NumberHeard(commands[0].number))
+        if any(isinstance(command, CopyRest | CopyState) for command in commands):
+            commands = self.machine.handle(StateCopied())
+        return [*said, *commands]
+
+    def hears(self, **changes: Any) -> list[Command]:
+        return self.machine.handle(OrdersHeard(self.orders(**changes)))
+
+    def ends_batch(self) -> list[Command]:
+        """As the trainer does it: it looks at its orders where the daemon asks for attention."""
+        attention = self.count.step + 1 >= attention_step(self.machine.generation, self.newest)
+        commands = self.machine.handle(BatchEnded(attention))
+        return self.machine.handle(OrdersRead(self.newest)) if attention else commands
+
+
+def copies(commands: Iterable[Command]) -> list[Save]:
+    return [command.save for command in commands if isinstance(command, TakeCopy)]
+
+
+def said(commands: Iterable[Command]) -> list[object]:
+    return [command.said for command in commands if isinstance(command, TellDaemon)]
+
+
+def test_it_copies_at_the_end_of_the_announced_step_once() -> None:
+    worker = Worker()
+    assert not worker.hears(save=SAVE)
+    found = [copies(worker.ends_batch()) for _ in range(5)]
+    assert found == [[], [], [SAVE], [], []]
+
+
+def test_it_copies_before_it_leaves_its_ring_after_the_same_step() -> None:
+    worker = Worker()
+    seat = Assignment(Place(2, 0, 2, "w"), after_step=3, newcomers=0)
+    worker.hears(save=SAVE, assignment=seat)
+    worker.ends_batch(), worker.ends_batch()
+    commands = worker.ends_batch()
+    assert isinstance(commands[0], TakeCopy)
+    assert len(commands) > 1
+
+
+def test_a_late_word_is_told_and_costs_no_mini_batch() -> None:
+    worker = Worker()
+    for _ in range(4):
+        worker.ends_batch()
+    commands = worker.hears(save=SAVE)
+    assert said(commands) == [say.CopyMissed(1, "the word came after its step")]
+    assert not worker.hears()
+
+
+def test_a_word_that_comes_in_the_next_mini_batch_is_late() -> None:
+    worker = Worker()
+    for _ in range(3):
+        worker.ends_batch()
+    assert not worker.hears(save=SAVE)  # it computes the next step: what it has may have changed by then
+    assert said(worker.ends_batch()) == [say.CopyMissed(1, "the word came after its step")]
+
+
+def test_what_a_void_mini_batch_may_have_changed_is_not_copied() -> None:
+    worker = Worker()
+    for _ in range(3):
+        worker.ends_batch()
+    worker.hears(save=SAVE)
+    worker.machine.handle(BatchVoid("connection reset by peer"))
+    worker.machine.handle(BatchEnded())
+    assert not copies(worker.machine.handle(OrdersRead(worker.newest)))
+    worker.enters(2, after_step=None)
+    commands = worker.hears()
+    assert say.CopyMissed(1, "its ring was over before that step") in said(commands)
+
+
+def test_a_job_that_is_over_is_not_copied() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE, verdict=Verdict.STOP)
+    worker.count.step = 2
+    worker.machine.handle(BatchEnded(attention=True))
+    assert not copies(worker.machine.handle(OrdersRead(worker.newest)))
+
+
+@pytest.mark.parametrize("outcome", [CopyTaken(1, ("part",), 2.5), CopyFailed(1, "no memory is left")])
+def test_its_daemon_hears_what_came_of_it_and_so_does_another_one(outcome: CopyTaken | CopyFailed) -> None:
+    worker = Worker()
+    worker.hears(save=SAVE)
+    for _ in range(3):
+        worker.ends_batch()
+    assert not [one for one in worker.machine.story() if isinstance(one, say.Copied | say.CopyMissed)]
+    told = said(worker.machine.handle(outcome))
+    taken = isinstance(outcome, CopyTaken)
+    assert told == [say.Copied(1, ("part",), 2.5) if taken else say.CopyMissed(1, "no memory is left")]
+    assert told[0] in worker.machine.story()
+    assert not worker.machine.handle(outcome)
+
+
+def test_what_came_of_one_that_another_has_followed_is_not_told() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE)
+    for _ in range(3):
+        worker.ends_batch()
+    worker.hears(save=msgspec.structs.replace(SAVE, number=2))
+    worker.ends_batch()
+    assert say.CopyMissed(2, "the word came after its step") in worker.machine.story()
+    assert not worker.machine.handle(CopyTaken(1))
+
+
+def test_attention_is_asked_for_until_the_trainer_is_through_with_it() -> None:
+    orders = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, (), save=SAVE)
+    assert attention_step(1, orders) == 3
+    assert attention_step(1, orders, copied=1) == NEVER
+    assert attention_step(0, orders) == NEVER  # it is not in that ring yet
+
+
+def test_the_account_has_what_became_of_the_part() -> None:
+    account, info = TrainerAccount(), PartInfo(())
+    account.hear(say.Copied(2))
+    assert account.copied == (2, "")
+    account.stored(2, info)
+    assert account.saved_part == (2, info)
+    account.not_stored(3, "disk full")
+    assert account.save_failed == (3, "disk full")
+    account.hear(say.CopyMissed(4, "late"))
+    assert account.copied == account.save_failed == (4, "late")
