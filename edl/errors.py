@@ -24,6 +24,10 @@ class DataError(EdlError):
     """A file of the source is gone, cut off, changed or corrupt; the message names it, the place in it and the host."""
 
 
+class CheckpointError(EdlError):
+    """A checkpoint cannot be written, read or trusted; the message names it, what is wrong with it and what to do."""
+
+
 class PeerError(EdlError):
     """The other side misbehaved or is gone; nothing here is wrong."""
 

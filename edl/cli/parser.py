@@ -96,6 +96,31 @@ examples:
 Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR holds no audit that can be read.
 """
 
+CHECKPOINT_EXAMPLES = """
+examples:
+  edl checkpoint ls checkpoints                 all checkpoints of all jobs in that folder
+  edl checkpoint verify s3://bucket/checkpoints --job mnist
+"""
+LS_EXAMPLES = """
+examples:
+  edl checkpoint ls checkpoints
+  edl checkpoint ls checkpoints --job mnist --json | jq '.checkpoints[0].step'
+
+The newest comes first. "durable": the manifest is right, and all files are as long as it says. `verify` reads them.
+"""
+SHOW_EXAMPLES = """
+examples:
+  edl checkpoint show checkpoints/mnist         the newest that is whole
+  edl checkpoint show checkpoints/mnist/0001-000001-000000000500 --json | jq .ledger
+"""
+CHECK_EXAMPLES = """
+examples:
+  edl checkpoint verify checkpoints             each byte of each checkpoint there
+  edl checkpoint verify checkpoints/mnist/0001-000001-000000000500
+
+Exit code: 0 when the newest checkpoint of each job is whole, 1 when one is not, 2 when DIR holds no checkpoint.
+"""
+
 
 class Action(Protocol):
     """A command: gets its arguments, returns the exit code."""
@@ -147,6 +172,7 @@ def build() -> Parser:
     _add_profile(found)
     _add_hosts(found)
     _add_data(found)
+    _add_checkpoint(found)
     _add_clean(found)
     _add_doctor(found)
     return parser
@@ -231,6 +257,22 @@ def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(commands, "verify", _later("data", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
     parser.add_argument("folder", metavar="DIR", help="the folder that EDL_AUDIT or --audit named")
     _add_switch(parser, "--json", "one JSON object")
+
+
+def _add_checkpoint(found: argparse._SubParsersAction[Parser]) -> None:
+    group = _parser(found, "checkpoint", "look at a job's checkpoints", CHECKPOINT_EXAMPLES)
+    commands = group.add_subparsers(metavar="COMMAND", required=True)
+    for name, act, summary, examples in (
+        ("ls", "ls", "list checkpoints", LS_EXAMPLES),
+        ("show", "show_one", "show what a checkpoint has", SHOW_EXAMPLES),
+        ("verify", "verify", "say whether every byte of them is as it was written", CHECK_EXAMPLES),
+    ):
+        parser = _command(commands, name, _later("checkpoint", act), summary, examples)
+        parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
+        for setting in TABLE:
+            if setting.field == "job":
+                _add_setting(parser, msgspec.structs.replace(setting, help="only those of this job"))
+        _add_switch(parser, "--json", "one JSON object")
 
 
 def _add_clean(found: argparse._SubParsersAction[Parser]) -> None:

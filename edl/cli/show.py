@@ -144,6 +144,11 @@ def say(line: str, style: str = "") -> None:
         sys.stdout.write(f"{line}\n")
 
 
+def complain(line: str) -> None:
+    """What does not keep a command from its work."""
+    sys.stderr.write(f"edl: {line}\n")
+
+
 def table(head: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     if sys.stdout.isatty():
         from rich.console import Console

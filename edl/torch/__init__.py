@@ -8,6 +8,7 @@ A script of Horovod's writes `import edl.torch as hvd`: `hvd.elastic` is there, 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable
 from typing import Any, TypeVar
 
@@ -17,7 +18,7 @@ from torch.utils.data import Dataset
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.torch import elastic as elastic
-from edl.torch import horovod_names
+from edl.torch import horovod_names, loading
 from edl.torch.loader import ElasticLoader, check
 from edl.torch.process import framework as _framework
 from edl.torch.process import trainer as _trainer
@@ -106,6 +107,20 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
     return Records(_trainer.opening(source, format))
 
 
+def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
+    """Put the weights and buffers of a checkpoint into `model`, outside of any job: to evaluate it, say.
+
+    Args:
+        path: a checkpoint, the folder or URL of a job's, or one with those of a single job. Of several the newest that
+            is whole counts.
+        model: built as the job's was. Its tensors keep their devices and dtypes.
+
+    Raises `errors.UsageError` where the model has other names or shapes, `errors.CheckpointError` where there is
+    nothing whole to load; the model is as it was then.
+    """
+    loading.load(path, model)
+
+
 def __getattr__(name: str) -> Any:
     """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
     return horovod_names.lookup(__name__, name)
@@ -125,6 +140,7 @@ __all__ = [
     "errors",
     "generation",
     "init",
+    "load_checkpoint",
     "local_rank",
     "microbatches",
     "notify_batch_end",

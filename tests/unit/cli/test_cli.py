@@ -203,7 +203,22 @@ def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "status", "events", "scale", "stop", "hosts", "data", "data verify", "doctor"]
+    "command",
+    [
+        "run",
+        "status",
+        "events",
+        "scale",
+        "stop",
+        "hosts",
+        "data",
+        "data verify",
+        "doctor",
+        "checkpoint",
+        "checkpoint ls",
+        "checkpoint show",
+        "checkpoint verify",
+    ],
 )
 def test_help_has_examples(command, capsys):
     with pytest.raises(SystemExit) as ended:

@@ -1,0 +1,79 @@
+"""The form of a part: a safetensors file, so that any tool opens it.
+
+Owns: its header, and where each slice lies. Does not own: which slices (`edl.checkpoints.shares`), nor their bytes.
+
+A header is never read. It follows from the manifest, byte by byte; a reader makes it anew and compares. So there is
+nothing in a part that could lie: what is not as it follows from the manifest is not that part.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from edl.checkpoints.dtypes import PLAIN, stored_type
+from edl.checkpoints.manifest import FORMAT, Broken, Slice, StoredTensor
+from edl.checkpoints.names import CheckpointName
+
+HEADER_ALIGNED = 64  # contents begin at a multiple of this; elements of any type then do too
+
+
+class PartTitle(NamedTuple):
+    """Which part it is, as its header says."""
+
+    job: str
+    name: CheckpointName
+    number: int
+    of: int
+
+    def __str__(self) -> str:
+        return f"part {self.number} of {self.of} of checkpoint {self.name} of job {self.job}"
+
+
+class PartLayout(NamedTuple):
+    """Where all bytes of a part lie."""
+
+    header: bytes
+    begins: tuple[int, ...]  # of each slice, in the file
+    bytes: int  # of the whole file
+
+
+def lay_out(title: PartTitle, slices: Sequence[Slice], tensors: Mapping[str, StoredTensor]) -> PartLayout:
+    """`slices` lie behind each other in this order. Raises Broken where two would have one name."""
+    ends = list(itertools.accumulate((piece.bytes for piece in slices), initial=0))
+    notes = {"format": f"edl {FORMAT}", "edl": str(title)}
+    entries: dict[str, Any] = {"__metadata__": notes}
+    for piece, begin in zip(slices, ends, strict=False):
+        entry = entry_of(piece, tensors[piece.tensor])
+        if entry in entries:
+            raise Broken(f"two pieces of a part would be called {entry!r}: give that tensor another name")
+        entries[entry] = _stored_as(piece, tensors[piece.tensor], begin)
+        if (note := _note(piece, tensors[piece.tensor])) is not None:
+            notes[entry] = note
+    text = json.dumps(entries, separators=(",", ":"), ensure_ascii=False).encode()
+    length = -(-(len(text) + 8) // HEADER_ALIGNED) * HEADER_ALIGNED
+    header = struct.pack("<Q", length - 8) + text.ljust(length - 8)
+    return PartLayout(header, tuple(length + begin for begin in ends[:-1]), length + ends[-1])
+
+
+def entry_of(piece: Slice, tensor: StoredTensor) -> str:
+    """What a slice is called in its file: as the tensor, if it is the whole one."""
+    return tensor.name if piece.bytes == tensor.bytes else f"{tensor.name}[{piece.offset}:{piece.end}]"
+
+
+def _stored_as(piece: Slice, tensor: StoredTensor, begin: int) -> dict[str, Any]:
+    stored = stored_type(tensor.dtype)
+    whole = stored is not None and piece.bytes == tensor.bytes
+    shape = list(tensor.shape) if whole else [piece.bytes // tensor.element_bytes]
+    return {"dtype": (stored or PLAIN).name, "shape": shape, "data_offsets": [begin, begin + piece.bytes]}
+
+
+def _note(piece: Slice, tensor: StoredTensor) -> str | None:
+    """What the file's own entry does not say."""
+    if piece.bytes == tensor.bytes and stored_type(tensor.dtype) is not None:
+        return None
+    told = {"tensor": tensor.name, "dtype": tensor.dtype, "shape": tensor.shape, "offset": piece.offset}
+    return json.dumps(told, separators=(",", ":"), ensure_ascii=False)

@@ -1,0 +1,242 @@
+"""The manifest: what a checkpoint consists of. With it the checkpoint exists.
+
+Owns: its form, reading it from bytes that may be anything, and what must be true of one that was read. Does not own:
+the files that it names (`edl.checkpoints.reading`).
+
+`manifest.json` is one JSON object of three: `format`, `checksum` (of the third, byte by byte) and `manifest`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from typing import Annotated, Final, Literal, TypeVar
+
+import msgspec
+
+from edl.checkpoints.checksum import checksum_of
+from edl.checkpoints.dtypes import PLAIN, stored_type
+from edl.checkpoints.names import CheckpointName, owner_of, part_of
+from edl.errors import CheckpointError
+from edl.protocol.ledger import LedgerSnapshot
+
+FORMAT: Final = 1  # of the folder and of all files in it
+MOST_BYTES: Final = 64 << 20  # of a manifest
+
+_MOST: Final = 1 << 53  # of any number in it: what JSON's readers agree on
+Count = Annotated[int, msgspec.Meta(ge=0, le=_MOST)]
+Number = Annotated[int, msgspec.Meta(ge=1, le=_MOST)]
+Text = Annotated[str, msgspec.Meta(max_length=4096)]
+Label = Annotated[str, msgspec.Meta(min_length=1, max_length=4096)]
+Sum = Annotated[str, msgspec.Meta(pattern=r"\Acrc32c:[0-9a-f]{8}\Z")]
+JobName = Annotated[str, msgspec.Meta(pattern=r"\A(?!\.+\Z)[A-Za-z0-9._-]{1,64}\Z")]
+
+Belongs = Literal["model", "optimizer", "registered"]
+
+
+class Broken(CheckpointError):
+    """What lies there is not what was written, or is no checkpoint at all: it is passed over."""
+
+
+class StoredTensor(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One tensor of the state."""
+
+    name: Label
+    dtype: Label  # as its framework calls it
+    shape: Annotated[tuple[Count, ...], msgspec.Meta(max_length=64)]
+    bytes: Count
+    belongs: Belongs = "model"  # the model's parameters and buffers, an optimizer's, or what was registered
+
+    @property
+    def element_bytes(self) -> int:
+        """Of one element as it is stored."""
+        return (stored_type(self.dtype) or PLAIN).bytes
+
+
+class Slice(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The bytes of a tensor that lie in one part."""
+
+    tensor: Label  # its name
+    offset: Count  # of the first byte
+    bytes: Number
+
+    @property
+    def end(self) -> int:
+        return self.offset + self.bytes
+
+
+class StoredFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A file that is durable."""
+
+    file: Label
+    bytes: Count
+    checksum: Sum
+
+
+class StoredPart(StoredFile, frozen=True, forbid_unknown_fields=True):
+    """One worker's share of the state, in the form of safetensors."""
+
+    tensors: tuple[Slice, ...]  # in the order in which they lie in the file
+
+    @classmethod
+    def of(cls, stored: StoredFile, tensors: Iterable[Slice]) -> StoredPart:
+        return cls(stored.file, stored.bytes, stored.checksum, tuple(tensors))
+
+
+class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The job after a step, and where its state lies."""
+
+    job: JobName
+    life: Number  # of the job: from one start to its end
+    base: Count  # steps of the lives before
+    step: Count  # of this life
+    term: Count  # of the leader that asked for it
+    generation: Count
+    size: Number  # workers of that generation
+    batch: Count  # samples of a step, of all workers together; 0: not known
+    at: float  # when it was asked for, by the leader's clock
+    edl: Text  # the version that wrote it
+    framework: Text
+    ledger: LedgerSnapshot | None  # the data as of this step; None: the script reads its own
+    state: bytes  # the face's description of model and optimizers, without their tensors
+    registered: bytes  # the tree of registered values, without their tensors
+    tensors: tuple[StoredTensor, ...]
+    parts: tuple[StoredPart, ...]  # by number
+    own: tuple[StoredFile, ...]  # what each worker has for itself, such as states of random numbers
+
+    @property
+    def name(self) -> CheckpointName:
+        return CheckpointName(self.life, self.term, self.step)
+
+    @property
+    def files(self) -> tuple[StoredFile, ...]:
+        return (*self.parts, *self.own)
+
+    @property
+    def total_bytes(self) -> int:
+        """Of all files that it names."""
+        return sum(file.bytes for file in self.files)
+
+
+class _Head(msgspec.Struct):
+    """What any format has."""
+
+    format: int
+
+
+class _Sealed(msgspec.Struct, forbid_unknown_fields=True):
+    format: int
+    checksum: str
+    manifest: msgspec.Raw
+
+
+def encode(manifest: Manifest) -> bytes:
+    """Raises CheckpointError for what no reader would take."""
+    check(manifest)
+    inner = msgspec.json.encode(manifest)
+    sealed = msgspec.json.encode(_Sealed(FORMAT, checksum_of(inner), msgspec.Raw(inner)))
+    if len(sealed) > MOST_BYTES:
+        raise CheckpointError(
+            f"a manifest of {len(sealed)} bytes is too large ({MOST_BYTES} are allowed): register large values as "
+            "arrays or tensors, not as bytes"
+        )
+    decode(sealed)  # msgspec writes what it would not read: a number out of its range, a name that is too long
+    return sealed
+
+
+def decode(content: bytes) -> Manifest:
+    """Raises Broken, and CheckpointError for a format that is newer than this edl."""
+    head = _read(content, _Head, "its manifest")
+    if head.format > FORMAT:
+        raise CheckpointError(
+            f"was written by a newer edl (format {head.format}, this one reads up to {FORMAT}): install that edl"
+        )
+    if head.format != FORMAT:
+        raise Broken(f"its manifest has format {head.format}, and there is none below {FORMAT}")
+    sealed = _read(content, _Sealed, "its manifest")
+    if checksum_of(bytes(sealed.manifest)) != sealed.checksum:
+        raise Broken("its manifest is not as it was written: the checksum differs")
+    manifest = _read(bytes(sealed.manifest), Manifest, "its manifest")
+    check(manifest)
+    return manifest
+
+
+AnyStruct = TypeVar("AnyStruct", bound=msgspec.Struct)
+
+
+def _read(content: bytes, kind: type[AnyStruct], what: str) -> AnyStruct:
+    try:
+        return msgspec.json.decode(content, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise Broken(f"{what} cannot be read: {(str(error).splitlines() or [type(error).__name__])[0]}") from None
+
+
+# ------------------------------------------------------------------------------------------------ what must be true
+
+
+def check(manifest: Manifest) -> None:
+    """Its parts hold each byte of each tensor once, and no file of it lies elsewhere. Raises Broken."""
+    for tensor in manifest.tensors:
+        _check_tensor(tensor)
+    tensors = {tensor.name: tensor for tensor in manifest.tensors}
+    if len(tensors) < len(manifest.tensors):
+        raise Broken(f"its manifest names tensor {_twice(tensor.name for tensor in manifest.tensors)!r} twice")
+    _check_files(manifest)
+    for part in manifest.parts:
+        for piece in part.tensors:
+            _check_slice(piece, tensors.get(piece.tensor), part.file)
+    _check_coverage(manifest.parts, manifest.tensors)
+
+
+def _check_tensor(tensor: StoredTensor) -> None:
+    stored, elements = stored_type(tensor.dtype), math.prod(tensor.shape)
+    fits = tensor.bytes == elements * stored.bytes if stored else _divides(elements, tensor.bytes)
+    if not fits:
+        shape = list(tensor.shape)
+        raise Broken(f"its manifest has tensor {tensor.name!r}, {tensor.dtype}{shape}, with {tensor.bytes} bytes")
+    if tensor.name == "__metadata__":
+        raise Broken("its manifest has a tensor called '__metadata__', which no safetensors file can hold")
+
+
+def _divides(elements: int, size: int) -> bool:
+    return size % elements == 0 if elements else size == 0
+
+
+def _check_files(manifest: Manifest) -> None:
+    numbers = [part_of(part.file) for part in manifest.parts]
+    of = len(manifest.parts)
+    if numbers != [(number, of) for number in range(of)]:
+        odd = next(part.file for number, part in enumerate(manifest.parts) if part_of(part.file) != (number, of))
+        raise Broken(f"its manifest names {odd!r}, which is no name of one of its {of} parts")
+    owners = [owner_of(own.file) for own in manifest.own]
+    if None in owners or len(set(owners)) < len(owners):
+        odd = next(own.file for place, own in enumerate(manifest.own) if owners[place] in (None, *owners[:place]))
+        raise Broken(f"its manifest names {odd!r}, which is no name of a worker's own state, or one of two")
+
+
+def _check_slice(piece: Slice, tensor: StoredTensor | None, file: str) -> None:
+    if tensor is None:
+        raise Broken(f"its part {file} has bytes of {piece.tensor!r}, and there is no such tensor")
+    if piece.end > tensor.bytes or piece.offset % tensor.element_bytes or piece.bytes % tensor.element_bytes:
+        raise Broken(
+            f"its part {file} has bytes {piece.offset} to {piece.end} of {piece.tensor!r}, a tensor of {tensor.bytes} "
+            f"bytes with {tensor.element_bytes} to an element"
+        )
+
+
+def _check_coverage(parts: Sequence[StoredPart], tensors: Sequence[StoredTensor]) -> None:
+    reached = dict.fromkeys((tensor.name for tensor in tensors), 0)
+    pieces = sorted((piece for part in parts for piece in part.tensors), key=lambda piece: piece.offset)
+    for piece in pieces:
+        if piece.offset != reached[piece.tensor]:
+            what = "more than once" if piece.offset < reached[piece.tensor] else "nowhere"
+            raise Broken(f"byte {min(piece.offset, reached[piece.tensor])} of tensor {piece.tensor!r} lies {what}")
+        reached[piece.tensor] = piece.end
+    for tensor in tensors:
+        if reached[tensor.name] != tensor.bytes:
+            raise Broken(f"byte {reached[tensor.name]} of tensor {tensor.name!r} lies nowhere")
+
+
+def _twice(names: Iterable[str]) -> str:
+    seen: set[str] = set()
+    return next(name for name in names if name in seen or seen.add(name))  # type: ignore[func-returns-value]

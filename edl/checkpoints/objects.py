@@ -1,0 +1,172 @@
+"""Checkpoints in an object store, by fsspec: `s3://`, `gs://`, `abfs://` and what else it knows.
+
+Owns: trying again what failed in between, and what takes the place of exclusive creation. Does not own: credentials,
+which each store's own library finds.
+
+An object appears when all of it has been sent, so it needs no other name meanwhile. `create` asks the store for
+exclusive creation, and then reads what is there: some stores, and older libraries, replace what is there without a
+word. In these the later of two writers at the same instant wins; each of them would publish the same checkpoint, as the
+folder's name tells lives and terms apart.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from edl.checkpoints.port import AlreadyThere, Chunks, NotThere, StoredBytes
+from edl.errors import CheckpointError, ConfigError
+
+PAUSES_S = (0.1, 0.4, 1.6, 4.0)  # between tries; libraries of stores try again by themselves, too
+FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
+
+Result = TypeVar("Result")
+
+
+class ObjectFiles:
+    """`edl.checkpoints.port.Files`."""
+
+    def __init__(self, url: str, wait: Callable[[float], None] = time.sleep) -> None:
+        """Raises ConfigError where fsspec knows no such store, or its library is not there."""
+        import fsspec  # heavy: only for jobs whose checkpoints lie in such a store
+
+        self._url = url.rstrip("/")
+        self._wait = wait
+        try:
+            found = fsspec.core.url_to_fs(url, skip_instance_cache=True, use_listings_cache=False)
+        except (ValueError, ImportError) as error:
+            raise ConfigError(f"{url}: {error}") from error
+        self._fs: Any = found[0]
+        self._prefix: str = found[1].rstrip("/")
+
+    @property
+    def where(self) -> str:
+        return self._url
+
+    def names(self, folder: str) -> list[str]:
+        path = self._path(folder)
+        try:
+            found: list[str] = self._patiently("list", path, lambda: self._fs.ls(path, detail=False))
+        except NotThere:
+            return []
+        return sorted({one.rstrip("/").rpartition("/")[2] for one in found} - {""})
+
+    def open(self, folder: str, name: str) -> StoredBytes:
+        path = self._path(folder, name)
+        info: dict[str, Any] = self._patiently("read", path, lambda: self._fs.info(path))
+        if info.get("type") != "file" or not isinstance(info.get("size"), int):
+            raise NotThere(f"there is no file {path}")
+        return _ObjectBytes(self, path, info["size"])
+
+    def write(self, folder: str, name: str, chunks: Chunks) -> None:
+        path = self._path(folder, name)
+        if self._is_there(path):
+            raise AlreadyThere(f"{path} is there already")
+        self._patiently("write", path, lambda: self._send(folder, path, chunks))
+
+    def create(self, folder: str, name: str, content: bytes) -> None:
+        path = self._path(folder, name)
+        self._patiently("write", path, lambda: self._create(folder, path, content))
+
+    def flush(self, folder: str) -> None:
+        """An object that is there is there."""
+
+    def remove(self, folder: str, name: str) -> None:
+        path = self._path(folder, name)
+        with contextlib.suppress(NotThere):
+            self._patiently("remove", path, lambda: self._fs.rm_file(path))
+
+    def remove_folder(self, folder: str) -> bool:
+        if self.names(folder):
+            return False
+        with contextlib.suppress(Exception):  # most stores have no folders
+            self._fs.rmdir(self._path(folder))
+        return True
+
+    def range(self, path: str, begin: int, end: int) -> bytes:
+        found: bytes = self._patiently("read", path, lambda: self._fs.cat_file(path, start=begin, end=end))
+        return found
+
+    def _path(self, folder: str, name: str = "") -> str:
+        return "/".join(filter(None, (self._prefix, folder, name))) or "/"
+
+    def _is_there(self, path: str) -> bool:
+        try:
+            self._patiently("read", path, lambda: self._fs.info(path))
+        except NotThere:
+            return False
+        return True
+
+    def _send(self, folder: str, path: str, chunks: Chunks) -> None:
+        self._fs.makedirs(self._path(folder), exist_ok=True)
+        size = 0
+        stream = self._fs.open(path, "wb")
+        try:
+            for chunk in chunks():
+                stream.write(chunk)
+                size += len(chunk)
+        except BaseException:
+            _abandon(stream)
+            raise
+        stream.close()  # sends the rest; with it the object is there
+        there = self._fs.info(path)["size"]
+        if there != size:
+            raise OSError(f"{there} of {size} bytes have come there")
+
+    def _create(self, folder: str, path: str, content: bytes) -> None:
+        """Tried again, it finds what its own last try may have left."""
+        self._fs.makedirs(self._path(folder), exist_ok=True)
+        try:
+            there = self._fs.cat_file(path)
+        except FileNotFoundError:
+            self._fs.pipe_file(path, content, mode="create")
+            there = self._fs.cat_file(path)
+        if there != content:
+            raise FileExistsError(path)
+
+    def _patiently(self, doing: str, path: str, call: Callable[[], Result]) -> Result:
+        """Tried again where the store, or the way there, has failed."""
+        for pause_s in (*PAUSES_S, None):
+            try:
+                return call()
+            except FileExistsError:
+                raise AlreadyThere(f"{self._shown(path)} is there already") from None
+            except FileNotFoundError:
+                raise NotThere(f"there is no {self._shown(path)}") from None
+            except CheckpointError:
+                raise
+            except Exception as error:  # whatever the store's library raises
+                if pause_s is None or isinstance(error, FINAL):
+                    told = (str(error).splitlines() or [""])[0] or type(error).__name__
+                    raise CheckpointError(f"cannot {doing} {self._shown(path)}: {told}; look at that store") from error
+                self._wait(pause_s)
+        raise AssertionError("the last try has no pause after it")
+
+    def _shown(self, path: str) -> str:
+        return str(self._fs.unstrip_protocol(path))
+
+
+class _ObjectBytes:
+    """`edl.checkpoints.port.StoredBytes`."""
+
+    def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
+        self._files = files
+        self._path = path
+        self.size = size
+
+    def read(self, begin: int, size: int) -> bytes:
+        end = min(begin + size, self.size)
+        return self._files.range(self._path, begin, end) if begin < end else b""
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def _abandon(stream: Any) -> None:
+    """What was sent of it is thrown away: nothing may complete it, not even its end as an object of Python."""
+    with contextlib.suppress(Exception):
+        stream.discard()
+    with contextlib.suppress(Exception):
+        stream.closed = True

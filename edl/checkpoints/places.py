@@ -1,0 +1,89 @@
+"""From what people type to where checkpoints lie: a folder or URL, a job in it, a checkpoint of that job.
+
+Owns: which implementation of the port serves a path, and what a path stands for. Does not own: reading what lies there.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import NamedTuple
+
+from edl.checkpoints.layout import PartTitle
+from edl.checkpoints.local import LocalFiles
+from edl.checkpoints.names import CheckpointName, parse_name
+from edl.checkpoints.objects import ObjectFiles
+from edl.checkpoints.port import Files
+from edl.config import NAME
+from edl.errors import UsageError
+
+_FILE = re.compile(r"(file|local)://")
+
+
+class JobFolder(NamedTuple):
+    """The checkpoints of one job."""
+
+    files: Files
+    job: str
+
+    def folder(self, name: CheckpointName) -> str:
+        return f"{self.job}/{name}"
+
+    def path(self, name: CheckpointName) -> str:
+        """As people name it."""
+        return f"{self.files.where}/{self.folder(name)}"
+
+    def title(self, name: CheckpointName, number: int, of: int) -> PartTitle:
+        return PartTitle(self.job, name, number, of)
+
+    def names(self) -> list[CheckpointName]:
+        """Of all that there are, finished or not; the newest first. Raises CheckpointError."""
+        return sorted(filter(None, map(parse_name, self.files.names(self.job))), reverse=True)
+
+
+class Located(NamedTuple):
+    """What a path of the user's stands for."""
+
+    jobs: tuple[JobFolder, ...]
+    name: CheckpointName | None  # the path named this one
+
+
+def files_at(where: str) -> Files:
+    """Of a folder's path or a URL. Raises ConfigError where no library serves that URL."""
+    if _FILE.match(where):
+        return LocalFiles(Path(_FILE.sub("", where)))
+    return ObjectFiles(where) if "://" in where or "::" in where else LocalFiles(Path(where).expanduser())
+
+
+def look(path: str, job: str | None = None) -> Located:
+    """`path` is a folder with jobs, that of one job, or a checkpoint itself. Raises UsageError where there is none."""
+    above, _, last = path.rstrip("/").rpartition("/")
+    name = parse_name(last)
+    if name is not None:
+        root, _, owner = above.rpartition("/")
+        return Located((JobFolder(files_at(_root(root, above)), owner),), name)
+    files = files_at(path)
+    found = files.names("")
+    if any(map(parse_name, found)):
+        if not above and not path.startswith("/"):
+            return look(str(Path(path).absolute()), job)
+        return Located((JobFolder(files_at(_root(above, path)), last),), None)
+    jobs = [one for one in found if NAME.fullmatch(one) and _has_checkpoints(files, one)]
+    if job is not None:
+        if job not in jobs:
+            there = f"; there are those of {', '.join(jobs)}" if jobs else ""
+            raise UsageError(f"there is no checkpoint of job {job} in {files.where}{there}")
+        jobs = [job]
+    if not jobs:
+        raise UsageError(f"there is no checkpoint in {files.where}: name the folder that --checkpoint named")
+    return Located(tuple(JobFolder(files, one) for one in jobs), None)
+
+
+def _root(found: str, below: str) -> str:
+    if found:
+        return found
+    return "/" if below.startswith("/") else "."
+
+
+def _has_checkpoints(files: Files, job: str) -> bool:
+    return any(map(parse_name, files.names(job)))

@@ -1,0 +1,122 @@
+"""A checkpoint is written: each worker its part and what it has for itself, and then the leader its manifest.
+
+Owns: that a file which a manifest may name is never replaced, and that publishing twice is publishing once. Does not
+own: how a file becomes durable (`edl.checkpoints.port`), nor who writes when.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+
+import msgspec
+
+from edl.checkpoints import manifest as manifests
+from edl.checkpoints.checksum import Checksum, chunks_of, summed
+from edl.checkpoints.layout import PartLayout, PartTitle, lay_out
+from edl.checkpoints.manifest import MOST_BYTES, Broken, Manifest, Slice, StoredFile, StoredTensor
+from edl.checkpoints.names import MANIFEST, CheckpointName, own_file, part_file
+from edl.checkpoints.places import JobFolder
+from edl.checkpoints.port import AlreadyThere, Chunks
+from edl.checkpoints.reading import Checkpoint
+from edl.errors import CheckpointError
+
+MOST_ATTEMPTS = 1000  # of one worker, to write under one checkpoint's name
+
+
+def write_part(
+    folder: JobFolder,
+    title: PartTitle,
+    slices: Sequence[Slice],
+    tensors: Mapping[str, StoredTensor],
+    contents: Iterable[memoryview],
+) -> StoredFile:
+    """Durable when this returns. Raises CheckpointError; then no manifest can name what was written.
+
+    `slices` are those of `edl.checkpoints.shares`; `contents` is all of their bytes in that order, in as many pieces as
+    is convenient.
+    """
+    layout = lay_out(title, slices, tensors)
+    views = [view.cast("B") for view in contents]
+    _check_size(layout, sum(map(len, views)), title)
+
+    def chunks() -> Iterator[bytes]:
+        yield layout.header
+        for view in views:
+            yield from chunks_of(view)
+
+    return _add(folder, title.name, lambda attempt: part_file(title.number, title.of, attempt), chunks)
+
+
+def write_own(folder: JobFolder, name: CheckpointName, number: int, content: bytes) -> StoredFile:
+    """What the worker of that rank has for itself. Durable when this returns. Raises CheckpointError."""
+    return _add(folder, name, lambda attempt: own_file(number, attempt), lambda: chunks_of(memoryview(content)))
+
+
+def publish(folder: JobFolder, manifest: Manifest) -> str:
+    """The checkpoint is durable when this returns its path. All files that it names were told to be durable before.
+
+    Again, by this leader or the next one, it is the same checkpoint. Raises CheckpointError, and AlreadyThere where
+    another one lies there under its name.
+    """
+    if manifest.job != folder.job:
+        raise CheckpointError(f"a checkpoint of job {manifest.job} cannot lie with those of job {folder.job}")
+    content = manifests.encode(manifest)
+    Checkpoint(folder, manifest).check_sizes()
+    try:
+        folder.files.create(folder.folder(manifest.name), MANIFEST, content)
+    except AlreadyThere:
+        if not _is_same(_published(folder, manifest.name), manifest):
+            raise AlreadyThere(f"another checkpoint lies at {folder.path(manifest.name)}: it stays") from None
+        folder.files.flush(folder.folder(manifest.name))
+    return folder.path(manifest.name)
+
+
+def _add(
+    folder: JobFolder, name: CheckpointName, called: Callable[[int], str], chunks: Callable[[], Iterable[bytes]]
+) -> StoredFile:
+    """Under the first name that is free: what lies there may be named by a manifest already."""
+    there = set(folder.files.names(folder.folder(name)))
+    for attempt in range(MOST_ATTEMPTS):
+        file = called(attempt)
+        if file in there:
+            continue
+        counting = _Counting(chunks)
+        try:
+            folder.files.write(folder.folder(name), file, counting)
+        except AlreadyThere:
+            continue
+        return StoredFile(file, counting.sum.bytes, str(counting.sum))
+    raise CheckpointError(f"{folder.path(name)} is full of attempts to write {called(0)}: remove that folder")
+
+
+class _Counting:
+    """The content, and its checksum as of when it was last asked for."""
+
+    def __init__(self, chunks: Chunks) -> None:
+        self._chunks = chunks
+        self.sum = Checksum()
+
+    def __call__(self) -> Iterable[bytes]:
+        self.sum = Checksum()
+        return summed(self._chunks(), self.sum)
+
+
+def _check_size(layout: PartLayout, size: int, title: PartTitle) -> None:
+    wanted = layout.bytes - len(layout.header)
+    if size != wanted:
+        raise CheckpointError(f"{title} has {wanted} bytes, and {size} have come for it")
+
+
+def _published(folder: JobFolder, name: CheckpointName) -> Manifest | None:
+    opened = folder.files.open(folder.folder(name), MANIFEST)
+    try:
+        return manifests.decode(opened.read(0, MOST_BYTES))
+    except Broken:
+        return None
+    finally:
+        opened.close()
+
+
+def _is_same(there: Manifest | None, mine: Manifest) -> bool:
+    """Whether they say the same of the job; the clocks of two leaders may differ."""
+    return there is not None and msgspec.structs.replace(there, at=mine.at) == mine

@@ -1,0 +1,153 @@
+"""`edl checkpoint ls|show|verify`: what lies in a folder of checkpoints. They need no job, and change nothing."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from enum import StrEnum
+
+import msgspec
+
+from edl.checkpoints.manifest import Broken, Manifest
+from edl.checkpoints.names import CheckpointName
+from edl.checkpoints.places import JobFolder, Located, look
+from edl.checkpoints.reading import Checkpoint, Unfinished, chosen, open_checkpoint
+from edl.cli import show
+from edl.config import Settings
+from edl.errors import CheckpointError
+
+BROKEN = 1
+
+
+class CheckpointCondition(StrEnum):
+    """What can be said of what lies there."""
+
+    DURABLE = "durable"  # its manifest and the sizes of its files are right
+    WHOLE = "whole"  # and so is every byte of them
+    UNFINISHED = "unfinished"  # being written, or left behind so
+    BROKEN = "broken"
+    UNREADABLE = "unreadable"  # now
+
+
+class Listed(msgspec.Struct, frozen=True):
+    """One checkpoint, as it is shown."""
+
+    job: str
+    name: str
+    path: str
+    condition: CheckpointCondition
+    reason: str = ""  # of what is wrong
+    step: int | None = None  # of all lives
+    workers: int | None = None
+    bytes: int | None = None
+    at: float | None = None
+
+
+def ls(arguments: argparse.Namespace) -> int:
+    found = list(_listed(_looked(arguments), in_full=False))
+    _tell(found, arguments.json)
+    return 0
+
+
+def verify(arguments: argparse.Namespace) -> int:
+    """The exit code says whether each job there could go on from its newest checkpoint."""
+    found = list(_listed(_looked(arguments), in_full=True))
+    _tell(found, arguments.json)
+    newest = {one.job: one for one in reversed(found) if one.condition is not CheckpointCondition.UNFINISHED}
+    wrong = [one for one in newest.values() if one.condition is not CheckpointCondition.WHOLE]
+    return BROKEN if wrong or not newest else 0
+
+
+def show_one(arguments: argparse.Namespace) -> int:
+    found, passed_over = chosen(_looked(arguments))
+    for one in passed_over:
+        show.complain(one.reason)
+    if arguments.json:
+        sys.stdout.buffer.write(
+            msgspec.json.encode({"path": found.path, **msgspec.to_builtins(found.manifest)}) + b"\n"
+        )
+    else:
+        _show(found)
+    return 0
+
+
+def _looked(arguments: argparse.Namespace) -> Located:
+    return look(arguments.folder, Settings.from_given(arguments.given, os.environ).job)
+
+
+def _listed(looked: Located, *, in_full: bool) -> Iterator[Listed]:
+    """Of each job the newest first."""
+    for folder in looked.jobs:
+        for name in [looked.name] if looked.name else folder.names():
+            yield _listed_one(folder, name, in_full=in_full)
+
+
+def _listed_one(folder: JobFolder, name: CheckpointName, *, in_full: bool) -> Listed:
+    at_least = Listed(folder.job, str(name), folder.path(name), CheckpointCondition.UNFINISHED)
+    try:
+        found = open_checkpoint(folder, name)
+        if in_full:
+            found.verify()
+    except Unfinished:
+        return at_least
+    except CheckpointError as error:
+        condition = CheckpointCondition.BROKEN if isinstance(error, Broken) else CheckpointCondition.UNREADABLE
+        return msgspec.structs.replace(at_least, condition=condition, reason=str(error))
+    told = found.manifest
+    return Listed(
+        folder.job, str(name), found.path, CheckpointCondition.WHOLE if in_full else CheckpointCondition.DURABLE, "",
+        told.base + told.step, told.size, told.total_bytes, told.at,
+    )  # fmt: skip
+
+
+def _tell(found: Sequence[Listed], json: bool) -> None:
+    if json:
+        sys.stdout.buffer.write(msgspec.json.encode({"checkpoints": found}) + b"\n")
+        return
+    head = ("job", "checkpoint", "step", "workers", "MB", "when", "")
+    show.table(head, [_row(one) for one in found])
+    for one in found:
+        if one.reason:
+            show.say(one.reason, "red")
+
+
+def _row(one: Listed) -> tuple[str, ...]:
+    if one.step is None or one.bytes is None or one.at is None:
+        return (one.job, one.name, "-", "-", "-", "-", one.condition)
+    return (one.job, one.name, str(one.step), str(one.workers), _megabytes(one.bytes), _when(one.at), one.condition)
+
+
+def _show(found: Checkpoint) -> None:
+    told = found.manifest
+    show.say(f"checkpoint {found.path}: every byte is as it was written")
+    show.say(f"  job {told.job}   life {told.life}   step {told.base + told.step} ({told.base} in the lives before)")
+    show.say(f"  term {told.term}   generation {told.generation}   workers {told.size}{_batch(told)}")
+    show.say(f"  {told.framework}, by edl {told.edl}, {_when(told.at)}")
+    if (ledger := told.ledger) is not None:
+        show.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")
+    for what, count, size in _sorts(told):
+        show.say(f"  {what}: {count} tensor{'' if count == 1 else 's'}, {_megabytes(size)} MB")
+    rows = [(file.file, str(file.bytes), file.checksum) for file in told.files]
+    show.table(("file", "bytes", "checksum"), rows)
+
+
+def _batch(told: Manifest) -> str:
+    return f"   samples of a step {told.batch}" if told.batch else ""
+
+
+def _sorts(told: Manifest) -> Iterator[tuple[str, int, int]]:
+    for belongs in ("model", "optimizer", "registered"):
+        sizes = [tensor.bytes for tensor in told.tensors if tensor.belongs == belongs]
+        if sizes:
+            yield belongs, len(sizes), sum(sizes)
+
+
+def _megabytes(size: int) -> str:
+    return f"{size / 1e6:.3g}"
+
+
+def _when(at: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(at))

@@ -1,0 +1,135 @@
+"""The port of checkpoints' files: a disk, and an object store in memory by fsspec. One promise."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from edl.checkpoints.local import LocalFiles
+from edl.checkpoints.objects import ObjectFiles
+from edl.checkpoints.port import AlreadyThere, Files, NotThere
+from edl.errors import ConfigError
+
+
+@pytest.fixture(params=["local", "memory"])
+def files(request, tmp_path) -> Iterator[Files]:
+    if request.param == "local":
+        yield LocalFiles(tmp_path / "deep" / "down")
+        return
+    import fsspec
+
+    url = f"memory://{tmp_path.name}"
+    yield ObjectFiles(url, wait=lambda pause_s: None)
+    fsspec.filesystem("memory").rm(tmp_path.name, recursive=True)
+
+
+def read(files: Files, folder: str, name: str) -> bytes:
+    with closing(files.open(folder, name)) as opened:
+        return opened.read(0, opened.size)
+
+
+def test_what_is_written_is_there(files) -> None:
+    files.write("job/one", "a", lambda: iter([b"first ", b"", b"second"]))
+    assert read(files, "job/one", "a") == b"first second"
+    assert files.names("job") == ["one"]
+    assert files.names("job/one") == ["a"]
+    with closing(files.open("job/one", "a")) as opened:
+        assert (opened.size, opened.read(6, 3), opened.read(9, 99), opened.read(12, 5)) == (12, b"sec", b"ond", b"")
+
+
+def test_nothing_is_replaced(files) -> None:
+    files.write("job/one", "a", lambda: [b"first"])
+    with pytest.raises(AlreadyThere, match="is there already"):
+        files.write("job/one", "a", lambda: [b"other"])
+    files.create("job/one", "b", b"first")
+    with pytest.raises(AlreadyThere, match="is there already"):
+        files.create("job/one", "b", b"other")
+    assert read(files, "job/one", "a") == read(files, "job/one", "b") == b"first"
+    assert files.names("job/one") == ["a", "b"]
+
+
+def test_what_is_not_there_is_gone(files) -> None:
+    assert files.names("") == files.names("job") == []
+    with pytest.raises(NotThere):
+        files.open("job", "a")
+    files.write("job", "b", lambda: [b""])
+    assert read(files, "job", "b") == b""
+    with pytest.raises(NotThere):
+        files.open("job", "a")
+
+
+def test_removing(files) -> None:
+    files.write("job/one", "a", lambda: [b"x"])
+    files.write("job/one", "b", lambda: [b"x"])
+    files.remove("job/one", "a")
+    files.remove("job/one", "a")  # again, as after a death
+    assert files.names("job/one") == ["b"]
+    assert not files.remove_folder("job/one")
+    files.remove("job/one", "b")
+    assert files.remove_folder("job/one")
+    assert files.remove_folder("job/one")
+    assert files.names("job") == []
+    files.remove("job/one", "b")
+
+
+def test_a_write_that_breaks_off_leaves_nothing_that_is_whole(files) -> None:
+    def chunks() -> Iterator[bytes]:
+        yield b"first"
+        raise RuntimeError("the worker's memory is gone")
+
+    with pytest.raises(Exception, match="memory is gone"):
+        files.write("job/one", "a", chunks)
+    assert "a" not in files.names("job/one") or read(files, "job/one", "a") != b"first second"
+
+
+def test_of_many_that_create_one_file_one_succeeds(tmp_path) -> None:
+    """On a disk. A store's own promise is asked for; the one in memory makes none to threads."""
+    for number in range(20):
+        assert_one_winner(LocalFiles(tmp_path), f"round{number}")
+
+
+def test_of_many_that_create_one_file_one_succeeds_also_without_hard_links(tmp_path, monkeypatch) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    monkeypatch.setattr("os.link", refuse)
+    for number in range(20):
+        assert_one_winner(LocalFiles(tmp_path), f"round{number}")
+
+
+def assert_one_winner(files: Files, folder: str, writers: int = 6) -> None:
+    start, won, lost = threading.Barrier(writers), list[bytes](), list[bytes]()
+
+    def write(content: bytes) -> None:
+        start.wait()
+        try:
+            files.create(folder, "manifest.json", content)
+        except AlreadyThere:
+            lost.append(content)
+        else:
+            won.append(content)
+
+    threads = [threading.Thread(target=write, args=(b"leader %d" % number,)) for number in range(writers)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(won) == 1 and len(lost) == writers - 1
+    assert read(files, folder, "manifest.json") == won[0]
+    assert files.names(folder) == ["manifest.json"]
+
+
+def test_a_store_that_is_not_known_is_named() -> None:
+    with pytest.raises(ConfigError, match="nosuch://x: Protocol not known: nosuch"):
+        ObjectFiles("nosuch://x")
+
+
+def test_a_path_with_a_tilde_is_no_store(monkeypatch, tmp_path) -> None:
+    from edl.checkpoints.places import files_at
+
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert files_at("~/x").where == str(Path(tmp_path) / "x")

@@ -1,0 +1,261 @@
+"""Deaths, power cuts, full disks and bad stores while checkpoints are written: durable or absent (I16).
+
+Real bytes on a real disk. What loads afterwards is the newest that was told durable, or a newer one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import os
+import random
+import re
+import shutil
+import subprocess
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+from dying import until_death
+from fsspec.implementations.memory import MemoryFileSystem
+from stored import check_contents, folder_at, save
+
+from edl.checkpoints.names import CheckpointName
+from edl.checkpoints.objects import ObjectFiles
+from edl.checkpoints.places import JobFolder
+from edl.checkpoints.pruning import prune
+from edl.checkpoints.reading import newest
+from edl.errors import CheckpointError
+
+pytestmark = pytest.mark.integration
+
+STEPS = (20, 30)
+
+
+def named(step: int) -> CheckpointName:
+    return CheckpointName(1, 1, step)
+
+
+def two_saves(root: Path, tell: Callable[[int], object]) -> None:
+    """As a job does: each is told durable, then what is older goes."""
+    folder = folder_at(root)
+    for step in STEPS:
+        save(folder, named(step), parts=2)
+        tell(step)
+        prune(folder, 1)
+
+
+def check(folder: JobFolder, told: list[int]) -> None:
+    found = newest(folder)
+    assert found.checkpoint is not None
+    assert found.checkpoint.manifest.step >= max(told)
+    check_contents(found.checkpoint)
+
+
+@pytest.mark.parametrize("links", [True, False], ids=["links", "without links"])
+@pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
+def test_a_death_at_any_system_call_costs_nothing_that_was_told_durable(tmp_path, power, links, monkeypatch) -> None:
+    monkeypatch.setattr(os, "fsync", lambda file: None)  # the child's disk is one that minds; this one need not work
+    first, root = tmp_path / "first", tmp_path / "run" / "checkpoints"
+    save(folder_at(first), named(10), parts=2)
+    ended = died = 0
+    told: list[int] = []
+    for at in itertools.count(1):
+        shutil.rmtree(root.parent, ignore_errors=True)
+        shutil.copytree(first, root)
+        told, was_killed = until_death(root, at, partial(two_saves, root), power=power, links=links)
+        check(folder_at(root), [10, *told])
+        if not was_killed:
+            ended = at
+            break
+        died += 1
+        if at % 5 == 0:  # the job goes on in another life, and finds its way
+            save(folder_at(root), CheckpointName(2, 1, 5))
+            prune(folder_at(root), 1)
+            assert folder_at(root).names() == [CheckpointName(2, 1, 5)]
+            check(folder_at(root), [5])
+    assert told == [20, 30]
+    assert died == ended - 1 > 60
+
+
+def test_these_power_cuts_find_what_is_not_flushed(tmp_path) -> None:
+    """Without any fsync some of them cost a checkpoint that was told durable: else they would prove nothing."""
+    root = tmp_path / "run" / "checkpoints"
+    lost = 0
+    for at in range(75, 140, 5):
+        shutil.rmtree(root.parent, ignore_errors=True)
+        root.mkdir(parents=True)
+        told, was_killed = until_death(root, at, partial(unflushed, root), power=True)
+        found = newest(folder_at(root)).checkpoint
+        lost += was_killed and bool(told) and (found is None or found.manifest.step < max(told))
+    assert lost
+
+
+def unflushed(root: Path, tell: Callable[[int], object]) -> None:
+    os.fsync = lambda fd: None  # in the child, over what counts calls
+    two_saves(root, tell)
+
+
+# ---------------------------------------------------------------------------------------------------- full, read-only
+
+
+@pytest.fixture
+def small_disk(tmp_path) -> Iterator[Path]:
+    """One megabyte."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this user cannot mount a small file system: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", str(place)], check=True)
+
+
+def fill(path: Path) -> None:
+    with path.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while True:
+            file.write(bytes(1 << 12))
+
+
+def test_a_full_disk_is_told_and_costs_nothing(small_disk) -> None:
+    folder = folder_at(small_disk)
+    save(folder, named(10))
+    fill(small_disk / "other")
+    with pytest.raises(CheckpointError, match=r"cannot write .*No space left on device; make room there") as caught:
+        save(folder, named(20))
+    assert "\n" not in str(caught.value)
+    check(folder, [10])
+    assert not list(small_disk.rglob("*.tmp"))
+    (small_disk / "other").unlink()
+    save(folder, named(20))
+    assert prune(folder, 1).kept == (named(20),)
+    check(folder, [20])
+
+
+def test_a_folder_that_cannot_be_written_is_told(small_disk) -> None:
+    folder = folder_at(small_disk)
+    save(folder, named(10))
+    subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
+    with pytest.raises(
+        CheckpointError, match=r"cannot write .*Read-only file system; name a folder that can be written"
+    ):
+        save(folder, named(20))
+    with pytest.raises(CheckpointError, match=r"cannot write .*Read-only"):
+        save(folder_at(small_disk / "new"), named(20))
+    check(folder, [10])
+
+
+def test_a_file_in_the_place_of_the_folder_is_told(tmp_path) -> None:
+    (tmp_path / "file").write_text("x")
+    with pytest.raises(CheckpointError, match=r"file.*is a symbolic link or no folder"):
+        save(folder_at(tmp_path / "file"), named(10))
+
+
+# ------------------------------------------------------------------------------------------------------- bad stores
+
+
+class Failing(MemoryFileSystem):  # type: ignore[misc]
+    """One call in three fails, before it has done anything or after; a stream's too."""
+
+    protocol = "failing"
+    cachable = False
+    store: dict[str, Any] = {}  # noqa: RUF012 - as its base has it
+    pseudo_dirs = [""]  # noqa: RUF012
+    chance = random.Random(0)
+
+    def maybe(self) -> None:
+        if self.chance.random() < 1 / 6:
+            raise TimeoutError("the store did not answer")
+
+    def wrapped(self, name: str, *arguments: Any, **keywords: Any) -> Any:
+        self.maybe()
+        result = getattr(MemoryFileSystem, name)(self, *arguments, **keywords)
+        self.maybe()
+        return result
+
+    def info(self, path: str, **keywords: Any) -> Any:
+        return self.wrapped("info", path, **keywords)
+
+    def ls(self, path: str, detail: bool = True, **keywords: Any) -> Any:
+        return self.wrapped("ls", path, detail, **keywords)
+
+    def cat_file(self, path: str, start: Any = None, end: Any = None, **keywords: Any) -> Any:
+        return self.wrapped("cat_file", path, start, end, **keywords)
+
+    def pipe_file(self, path: str, value: bytes, mode: str = "overwrite", **keywords: Any) -> Any:
+        return self.wrapped("pipe_file", path, value, mode, **keywords)
+
+    def rm_file(self, path: str) -> Any:
+        return self.wrapped("_rm", path)
+
+    def makedirs(self, path: str, exist_ok: bool = False) -> Any:
+        return self.wrapped("makedirs", path, exist_ok)
+
+    def _open(self, path: str, mode: str = "rb", **keywords: Any) -> Any:
+        self.maybe()
+        stream = super()._open(path, mode, **keywords)
+        write = stream.write
+
+        def failing(chunk: bytes) -> int:
+            self.maybe()
+            return write(chunk[: len(chunk) // 2]) + write(chunk[len(chunk) // 2 :])
+
+        stream.write = failing
+        return stream
+
+
+@pytest.fixture
+def failing() -> Iterator[type[Failing]]:
+    fsspec.register_implementation("failing", Failing, clobber=True)
+    Failing.store.clear()
+    yield Failing
+    Failing.store.clear()
+
+
+@contextlib.contextmanager
+def answering() -> Iterator[None]:
+    """Or not, which is said in one line."""
+    try:
+        yield
+    except CheckpointError as error:
+        if not re.fullmatch(r"cannot .*: the store did not answer; look at that store", str(error)):
+            raise
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_store_that_fails_in_one_call_of_three_loses_nothing_that_was_told_durable(failing, seed) -> None:
+    failing.chance = random.Random(seed)
+    pauses: list[float] = []
+    folder = JobFolder(ObjectFiles("failing://bucket/checkpoints", wait=pauses.append), "mnist")
+    told: list[int] = []
+    for step in range(10, 130, 10):
+        with answering():
+            save(folder, named(step), parts=2)
+            told.append(step)
+            prune(folder, 2)
+    assert pauses and told
+    read = False
+    while not read:  # until the store lets it be read
+        with answering():
+            check(folder, told)
+            read = True
+
+
+def test_a_store_that_never_answers_is_given_up(failing, monkeypatch) -> None:
+    monkeypatch.setattr(Failing, "maybe", lambda self: (_ for _ in ()).throw(ConnectionError("no route\nto it")))
+    pauses: list[float] = []
+    folder = JobFolder(ObjectFiles("failing://bucket", wait=pauses.append), "mnist")
+    with pytest.raises(CheckpointError, match=r"cannot list failing://bucket/mnist/.*: no route; look at that store"):
+        save(folder, named(10))
+    assert sum(pauses) < 10
+
+
+def test_a_store_that_refuses_is_not_asked_again(failing, monkeypatch) -> None:
+    monkeypatch.setattr(Failing, "maybe", lambda self: (_ for _ in ()).throw(PermissionError("no such key")))
+    folder = JobFolder(ObjectFiles("failing://bucket", wait=lambda pause_s: pytest.fail("it waited")), "mnist")
+    with pytest.raises(CheckpointError, match="no such key"):
+        newest(folder)
