@@ -96,6 +96,30 @@ def _batch_policy(text: str) -> str:
     return text
 
 
+def _place(text: str) -> str:
+    """A folder or a URL."""
+    if not text:
+        raise ValueError("must be a folder or a URL")
+    return text if "://" in text or "::" in text else str(Path(text).expanduser().absolute())
+
+
+def interval(text: str) -> tuple[float, bool]:
+    """How much, and whether it is steps. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s|([1-9][0-9]{0,8})steps", text)
+    if match is None or (match[1] and float(match[1]) < 1):
+        raise ValueError("must be a number of seconds, at least 1, or of steps: 30s or 500steps")
+    return (float(match[1]), False) if match[1] else (float(match[2]), True)
+
+
+def _interval(text: str) -> str:
+    interval(text)
+    return text
+
+
+def _resume(text: str) -> str:
+    return text if text in ("auto", "never", "must") else _place(text)
+
+
 def _one_of(*words: str) -> Callable[[str], str]:
     def parse(text: str) -> str:
         if text not in words:
@@ -246,6 +270,40 @@ TABLE: tuple[Setting, ...] = (
         "all take together (default: fixed-local)",
     ),
     Setting(
+        "checkpoint",
+        _place,
+        ("EDL_CHECKPOINT",),
+        ("--checkpoint",),
+        "DIR|URL",
+        "save the job there while it trains; started again with the same line, it goes on from the newest checkpoint "
+        "(default: it is not saved)",
+    ),
+    Setting(
+        "checkpoint_every",
+        _interval,
+        ("EDL_CHECKPOINT_EVERY",),
+        ("--checkpoint-every",),
+        "30s|500steps",
+        "from one checkpoint to the next (default: 60s)",
+    ),
+    Setting(
+        "keep_checkpoints",
+        _whole_number(1),
+        ("EDL_KEEP",),
+        ("--keep",),
+        "N",
+        "durable checkpoints that stay, the newest ones (default: 2)",
+    ),
+    Setting(
+        "resume",
+        _resume,
+        ("EDL_RESUME",),
+        ("--resume",),
+        "auto|never|must|PATH",
+        "auto: go on from the newest checkpoint in the folder of --checkpoint, or begin anew if there is none; must: "
+        "do not begin anew; PATH: go on from that one (default: auto)",
+    ),
+    Setting(
         "output_filename",
         _path,
         ("EDL_OUTPUT_FILENAME",),
@@ -303,6 +361,8 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
     Setting("policy_file", _path, ("EDL_POLICY_FILE",)),
+    Setting("resume_from", str, ("EDL_RESUME_FROM",)),
+    Setting("life", _whole_number(1), ("EDL_LIFE",)),
     Setting("batch_size", _whole_number(1), ("EDL_BATCH_SIZE",)),
     Setting("slot", _whole_number(0), ("EDL_SLOT",)),
     Setting("worker_id", _name, ("EDL_WORKER_ID",)),
@@ -338,6 +398,12 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     check_weights: int = 100
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
+    checkpoint: str = ""  # empty: the job is not saved
+    checkpoint_every: str = "60s"
+    keep_checkpoints: int = 2
+    resume: str = "auto"
+    resume_from: str = ""  # the checkpoint that this life of the job begins with, as `edl run` has chosen it
+    life: int = 1  # of the job, in the folder of its checkpoints
     policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
     batch_size: int | None = None
     session_timeout_s: float = 10.0
@@ -382,6 +448,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         _check_sizes(settings, quotes)
         _check_timeouts(settings, quotes)
         _check_shares(settings, quotes)
+        _check_checkpoints(settings, quotes)
         return settings
 
     @property
@@ -455,6 +522,12 @@ def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
             f"{quotes['stragglers']}: there is no batch to share out; add --batch-policy fixed-global "
             "(EDL_BATCH_POLICY), or choose --stragglers replace"
         )
+
+
+def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
+    for field in ("checkpoint_every", "keep_checkpoints", "resume"):
+        if not settings.checkpoint and field in quotes and (field != "resume" or settings.resume != "never"):
+            raise ConfigError(f"{quotes[field]}: the job has no folder for checkpoints; add --checkpoint DIR")
 
 
 def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:

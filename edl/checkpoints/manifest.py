@@ -90,7 +90,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     life: Number  # of the job: from one start to its end
     base: Count  # steps of the lives before
     step: Count  # of this life
-    term: Count  # of the leader that asked for it
+    number: Count  # of the checkpoints begun in this life
     generation: Count
     size: Number  # workers of that generation
     batch: Count  # samples of a step, of all workers together; 0: not known
@@ -106,7 +106,7 @@ class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     @property
     def name(self) -> CheckpointName:
-        return CheckpointName(self.life, self.term, self.step)
+        return CheckpointName(self.life, self.number, self.step)
 
     @property
     def files(self) -> tuple[StoredFile, ...]:

@@ -1,7 +1,7 @@
 """How checkpoints, their files and the tensors in them are called.
 
-A checkpoint's folder is named by life, term and step, in this order: what is newer comes later. So a leader whose
-reign is over cannot publish under the name of a later one.
+A checkpoint's folder is named by life, number and step, in this order: what is newer comes later. The leader gives
+out a number by a write that only a reigning one can make: so one whose reign is over has none to publish under.
 
 A model's parameters and buffers are called as in the model; everything else has a prefix.
 """
@@ -24,11 +24,11 @@ class CheckpointName(NamedTuple):
     """Which checkpoint of a job. A life is the time from one start of the job to its end."""
 
     life: int  # from 1
-    term: int  # of the leader that asked for it
+    number: int  # of the checkpoints begun in this life, from 1
     step: int  # of this life
 
     def __str__(self) -> str:
-        return f"{self.life:04d}-{self.term:06d}-{self.step:012d}"
+        return f"{self.life:04d}-{self.number:06d}-{self.step:012d}"
 
 
 def parse_name(text: str) -> CheckpointName | None:

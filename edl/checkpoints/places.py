@@ -87,3 +87,12 @@ def _root(found: str, below: str) -> str:
 
 def _has_checkpoints(files: Files, job: str) -> bool:
     return any(map(parse_name, files.names(job)))
+
+
+def placed(path: str) -> tuple[JobFolder, CheckpointName]:
+    """Where the checkpoint of that path lies, or will. Raises UsageError for what is no such path."""
+    above, _, last = path.rstrip("/").rpartition("/")
+    name, (root, _, job) = parse_name(last), above.rpartition("/")
+    if name is None or not NAME.fullmatch(job):
+        raise UsageError(f"{path} is no path of a checkpoint: it ends in JOB/LIFE-NUMBER-STEP")
+    return JobFolder(files_at(_root(root, above)), job), name

@@ -124,7 +124,7 @@ def _show(found: Checkpoint) -> None:
     told = found.manifest
     show.say(f"checkpoint {found.path}: every byte is as it was written")
     show.say(f"  job {told.job}   life {told.life}   step {told.base + told.step} ({told.base} in the lives before)")
-    show.say(f"  term {told.term}   generation {told.generation}   workers {told.size}{_batch(told)}")
+    show.say(f"  number {told.number}   generation {told.generation}   workers {told.size}{_batch(told)}")
     show.say(f"  {told.framework}, by edl {told.edl}, {_when(told.at)}")
     if (ledger := told.ledger) is not None:
         show.say(f"  data: epoch {ledger.epoch} of {ledger.spec.total} samples, seed {ledger.spec.seed}")

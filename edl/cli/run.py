@@ -13,6 +13,7 @@ from pathlib import Path
 
 import msgspec
 
+from edl.checkpoints.lives import begin, only_job
 from edl.config import Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
@@ -31,8 +32,7 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)
     raise_open_files()
-    job = settings.job or new_name(settings.home)
-    settings = msgspec.structs.replace(settings, job=job, batch_policy=table)
+    settings = _begun(msgspec.structs.replace(settings, batch_policy=table))
     outcome = asyncio.run(_launch(settings, command, policy.source if policy is not None and policy.file else None))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
@@ -42,6 +42,22 @@ async def _launch(settings: Settings, command: Sequence[str], policy: bytes | No
     return await Launch(
         settings, launch_record(settings, command), policy
     ).run()  # made inside the loop, which it belongs to
+
+
+def _begun(settings: Settings) -> Settings:
+    """With the job's name, and the checkpoint that it goes on from. Raises UsageError, CheckpointError."""
+    if not settings.checkpoint:
+        return msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
+    job = settings.job or only_job(settings.checkpoint) or new_name(settings.home)
+    beginning = begin(settings.checkpoint, job, settings.resume)
+    for one in beginning.passed_over:
+        sys.stderr.write(f"edl: {one.reason}; the one before it is taken\n")
+    found = beginning.checkpoint
+    if found is not None:
+        step = found.manifest.base + found.manifest.step
+        sys.stderr.write(f"edl: job {job} goes on from step {step}, {found.path}\n")
+    path = "" if found is None else found.path
+    return msgspec.structs.replace(settings, job=job, life=beginning.number, resume_from=path)
 
 
 def _prepare_audit(folder: Path, *, alone: bool) -> None:

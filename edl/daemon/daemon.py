@@ -42,6 +42,7 @@ from edl.daemon.observer import Observer
 from edl.daemon.office import Office
 from edl.daemon.policies import Code, job_policy, own_code
 from edl.daemon.stand_in import StandInLink
+from edl.daemon.storing import PartStore, resumed_from
 from edl.errors import ConfigError, EdlError, JobFailed, StoreUnavailable
 from edl.host.credentials import coordinator_of, shared_secret
 from edl.host.life_lock import LIFE, watch_life
@@ -54,6 +55,7 @@ from edl.protocol.driver import Word
 from edl.protocol.job import Identity
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.ring import RingKind
+from edl.protocol.saving import PartInfo
 from edl.transport.errors import Reason, Refused
 from edl.transport.page import Page
 from edl.transport.pipe import Connection, PipeServer
@@ -83,6 +85,7 @@ class Daemon:
         self._page.attention_step, self._page.flags = NEVER, 0
         self._refusals = Refusals()
         self._observer = Observer(self._page, self._refusals.snapshot, lambda: used_by(trainer))
+        self._parts = PartStore(folder, self._on_stored, self._on_not_stored)
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
         self._member = False  # its trainer was one of the job's, by a daemon before this one
@@ -245,7 +248,9 @@ class Daemon:
         again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
         limits = settings.np, settings.min_workers, settings.max_workers or 0
         policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
-        return messages.Register(identity, *limits, answering, policy, keep_s, again, ring)
+        return messages.Register(
+            identity, *limits, answering, policy, keep_s, again, ring, resumed_from(settings.resume_from)
+        )
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
@@ -259,6 +264,8 @@ class Daemon:
             message = self._introductions.explained(message)
             self._introductions.end(through_with(message))
         self._observer.hear(message)
+        if isinstance(message, say.Copied):
+            self._parts.take(message)
         if self._membership is not None:
             if isinstance(message, say.Entered | say.Copied | say.CopyMissed):
                 self._page.attention_step = self._membership.attention_step()
@@ -284,6 +291,16 @@ class Daemon:
         """All the daemons that we ask are there for the next ring."""
         if self._mustering is not None and self._membership is not None:
             self._observer.met = self._mustering.met
+            self._membership.stir()
+
+    def _on_stored(self, number: int, info: PartInfo) -> None:
+        self._observer.stored(number, info)
+        if self._membership is not None:
+            self._membership.stir()
+
+    def _on_not_stored(self, number: int, reason: str) -> None:
+        self._observer.not_stored(number, reason)
+        if self._membership is not None:
             self._membership.stir()
 
     def _on_driver_word(self, word: Word) -> None:

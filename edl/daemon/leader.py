@@ -23,7 +23,6 @@ from edl.coordination.store import AccessDenied, Store
 from edl.core.job.deadlines import END_OF_TIME, Deadlines
 from edl.core.job.inputs import (
     Input,
-    PublishingFailed,
     Reported,
     Tell,
     TimePassed,
@@ -40,6 +39,7 @@ from edl.daemon.chronicle import Chronicle, patiently
 from edl.daemon.governor import Governor
 from edl.daemon.policies import Code
 from edl.daemon.resigning import forget
+from edl.daemon.storing import Publisher
 from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import messages as say
@@ -102,6 +102,7 @@ class Leader:
         self._published = asyncio.Event()
         self._pressing = 0  # the newest version that was published for all to hear at once
         self._at_rest = asyncio.Event()
+        self._publisher = Publisher(clock, lambda happened: self._queue.put_nowait((happened, None)))
         self._heard: dict[str, float] = {}  # when a worker's daemon has said something last
 
     async def run(self) -> None:
@@ -122,6 +123,7 @@ class Leader:
             logger.info("term %d is over", self._reign.term)
         finally:
             watch.close()
+            self._publisher.close()
             self._turn_away()
 
     # ---------------------------------------------------------------------------------------------------- the owner
@@ -183,8 +185,7 @@ class Leader:
 
     def _publish_saving(self, record: Record) -> None:
         if record.saving is not None:
-            failed = PublishingFailed(record.saving.number, "this version of edl cannot write checkpoints")
-            self._queue.put_nowait((failed, None))
+            self._publisher.publish(record)
 
     async def wait_at_rest(self) -> None:
         """Until no worker waits for what a leader says next: a hand-over would hold it up."""

@@ -10,6 +10,7 @@ from edl.protocol import link as say
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.messages import Observation
+from edl.protocol.saving import PartInfo
 from edl.transport.page import Page
 
 MEMORY_S = 0.5  # what is so old has lost 63 % of its weight in the mean step time
@@ -54,6 +55,14 @@ class Observer:
         self._account.hear(message)
         if isinstance(message, say.Entered):
             self._last = None
+
+    def stored(self, number: int, info: PartInfo) -> None:
+        """The trainer's part of that saving is durable."""
+        self._account.stored(number, info)
+
+    def not_stored(self, number: int, reason: str) -> None:
+        """It will not be."""
+        self._account.not_stored(number, reason)
 
     def died(self) -> None:
         """The trainer's process is gone."""

@@ -26,6 +26,7 @@ from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
 from edl.tensorflow.rate import TensorRate
 from edl.tensorflow.reducer import Reducer
 from edl.tensorflow.share import TensorShare
+from edl.tensorflow.snapshot import TensorFlowSnapshot, restore
 from edl.tensorflow.state import (
     EagerVariables,
     SessionVariables,
@@ -165,6 +166,53 @@ class TensorFlowFramework:
         for mine, theirs in zip(arrays, received, strict=True) if receive else ():
             np.copyto(mine, theirs)
         return moved + sum(one.nbytes for one in arrays)
+
+    @property
+    def name(self) -> str:
+        return "tensorflow"
+
+    def snapshot(self) -> TensorFlowSnapshot:
+        variables = self._variables()
+        graph = not tf.executing_eagerly()
+        of_models = len(variables.describe()) if graph else len({one.ref() for _, one in self._of_models()})
+        return TensorFlowSnapshot(variables, of_models)
+
+    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+        restore(self._variables(), description, fill)
+        self._counted = self._counts()
+
+    def random_states(self) -> dict[str, bytes]:
+        return {name: value.tobytes() for name, value in self._seeds_values()}
+
+    def put_random_states(self, states: dict[str, bytes]) -> None:
+        for name, variable in self._seeds():
+            if name in states:
+                dtype = tf.as_dtype(variable.dtype).as_numpy_dtype
+                variable.assign(np.frombuffer(states[name], dtype).reshape(tuple(variable.shape)))
+
+    def _seeds_values(self) -> Iterable[tuple[str, np.ndarray[Any, Any]]]:
+        return ((name, np.asarray(variable)) for name, variable in self._seeds())
+
+    def _seeds(self) -> Iterable[tuple[str, Any]]:
+        """What Keras' layers draw random numbers by: of the models' variables those that are no weights."""
+        if not tf.executing_eagerly():
+            return
+        for number, model in enumerate(self._models):
+            weights = {id(one) for one in getattr(model, "weights", ())}
+            for at, variable in enumerate(getattr(model, "variables", ())):
+                if id(variable) not in weights and "seed" in getattr(variable, "path", ""):
+                    yield f"tensorflow.{number}.{at}", variable
+
+    def bytes_of(self, contents: Any) -> bytes:
+        value = contents if isinstance(contents, np.ndarray) else contents.numpy()
+        return np.ascontiguousarray(value).tobytes()
+
+    def put_bytes(self, contents: Any, raw: memoryview) -> None:
+        if isinstance(contents, np.ndarray):
+            np.copyto(contents, np.frombuffer(raw, contents.dtype).reshape(contents.shape))
+        else:
+            dtype = tf.as_dtype(contents.dtype).as_numpy_dtype
+            contents.assign(np.frombuffer(raw, dtype).reshape(tuple(contents.shape)))
 
     @property
     def apart(self) -> None:

@@ -45,6 +45,12 @@ class Variables(Protocol):
     def remember(self) -> Callable[[], None]:
         """On any thread: the values as they are. Calling it makes them so again."""
 
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        """As they are now; an update that comes later does not change them."""
+
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        """Make them so."""
+
 
 class EagerVariables:
     """Variables of TensorFlow 2."""
@@ -82,6 +88,15 @@ class EagerVariables:
 
         return put_back
 
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        # What `read_value` comes down to: it shares the variable's memory, until that is updated into other memory.
+        tensors = (tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype) for _, one in self._variables)
+        return [np.asarray(tensor._numpy()) for tensor in tensors]
+
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        for (_, variable), value in zip(self._variables, values, strict=True):
+            variable.assign(value)
+
 
 class SessionVariables:
     """Variables of a graph, by the session that is the default one where the script calls edl."""
@@ -107,6 +122,12 @@ class SessionVariables:
     def remember(self) -> Callable[[], None]:
         # Perhaps from within a run of the script's, which asks for its weight: that one may hold all threads.
         return partial(self._write, self._read(tf.compat.v1.RunOptions(inter_op_thread_pool=-1)))
+
+    def values(self) -> list[np.ndarray[Any, Any]]:
+        return self._read()
+
+    def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
+        self._write(values)
 
     def _read(self, options: Any = None) -> list[np.ndarray[Any, Any]]:
         try:

@@ -103,7 +103,7 @@ class Lying:
 
     def __init__(self, tensors: Iterable[torch.Tensor]) -> None:
         self._tensors = list(tensors)
-        self._versions = list(map(_version, self._tensors))
+        self._versions = list(map(version_of, self._tensors))
         self._groups = list(_grouped(self._tensors))
         self._begins = [0, *itertools.accumulate(sum(map(_room, group)) for group in self._groups)]
         self._at = -1  # the group whose bytes are at hand
@@ -122,7 +122,7 @@ class Lying:
         return self._bytes[within : within + PART_BYTES]
 
     def whole(self) -> bool:
-        return self._versions == list(map(_version, self._tensors))
+        return self._versions == list(map(version_of, self._tensors))
 
 
 def _grouped(tensors: Iterable[torch.Tensor]) -> Iterable[list[torch.Tensor]]:
@@ -165,5 +165,5 @@ def _room(tensor: torch.Tensor) -> int:
     return -(-size // ALIGNED) * ALIGNED
 
 
-def _version(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     return 0 if tensor.is_inference() else tensor._version

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,6 +27,7 @@ from edl.torch.fingerprints import fingerprints
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
 from edl.torch.rest import Rest, statistics
+from edl.torch.snapshot import TorchSnapshot, bytes_of, put_bytes, put_random_states, random_states, restore
 from edl.torch.state import broadcast_tensors, hyper_parameters, parameters_of, states, synchronize, synchronize_rest
 from edl.torch.tensor_ring import TensorRing, chosen
 from edl.torch.tensors import TorchTensors
@@ -98,6 +99,28 @@ class TorchFramework:
         receive = place is not None and place.rank != root
         with torch.no_grad():
             return broadcast_tensors(self.ring, [_tensor(one) for one in contents], root, receive)
+
+    @property
+    def name(self) -> str:
+        return "torch"
+
+    def snapshot(self) -> TorchSnapshot:
+        return TorchSnapshot(self)
+
+    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+        restore(self, description, fill)
+
+    def random_states(self) -> dict[str, bytes]:
+        return random_states()
+
+    def put_random_states(self, states: dict[str, bytes]) -> None:
+        put_random_states(states)
+
+    def bytes_of(self, contents: Any) -> bytes:
+        return bytes(bytes_of(_tensor(contents)))
+
+    def put_bytes(self, contents: Any, raw: memoryview) -> None:
+        put_bytes(_tensor(contents), raw)
 
     @property
     def apart(self) -> TorchApart:

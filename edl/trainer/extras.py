@@ -6,8 +6,8 @@ goes (`edl.trainer.shell`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -19,6 +19,21 @@ from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Content, Node, Tensors
 
 CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class StoredContent(NamedTuple):
+    """What travels beside the tree of a checkpoint."""
+
+    path: str
+    form: tuple[str, tuple[int, ...], int]  # type, shape, bytes
+    raw: bytes
+
+
+class Stored(NamedTuple):
+    """Registered values, for a checkpoint."""
+
+    tree: bytes
+    contents: Sequence[StoredContent]
 
 
 class Extras:
@@ -96,6 +111,41 @@ class Extras:
         """Take over the values of rank `root`. Raises UsageError where they differ in form."""
         coming, contents = self._coming(root, tree)
         apart.put(contents, raw)
+        self._values.update({name: value() for name, value in coming.items()})
+
+    def _stored(self, framework: Framework) -> Stored:
+        """All values as they are now, for a checkpoint."""
+        nodes, contents = self._packed()
+        copies = [(content, framework.bytes_of(content.contents)) for content in contents]
+        forms = [content.sort.form(content.tensor) for content in contents]
+        return Stored(
+            msgspec.msgpack.encode(nodes),
+            [
+                StoredContent(
+                    f"{number}.{content.path}",
+                    ("uint8" if form is None else form.dtype, form.shape if form else (len(raw),), len(raw)),
+                    raw,
+                )
+                for number, ((content, raw), form) in enumerate(zip(copies, forms, strict=True))
+            ],
+        )
+
+    def _restore(
+        self, framework: Framework, tree: bytes, fill: Callable[[int, memoryview], None], sizes: Sequence[int]
+    ) -> None:
+        """Take over values from a checkpoint. `fill` puts contents of so many bytes, by number, into a buffer.
+
+        Raises UsageError where they differ in form.
+        """
+        nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
+        if missing := nodes.keys() - self._values.keys():
+            raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
+        unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
+        coming = {name: unpacking.of(node, self._values[name], _call(name)) for name, node in nodes.items()}
+        for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
+            raw = bytearray(size)
+            fill(number, memoryview(raw))
+            framework.put_bytes(contents, memoryview(raw))
         self._values.update({name: value() for name, value in coming.items()})
 
     def _coming(self, root: int, tree: bytes) -> tuple[dict[str, Callable[[], Any]], list[Any]]:

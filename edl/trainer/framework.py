@@ -24,6 +24,33 @@ class Parted(NamedTuple):
     late: Contents  # parameters and what optimizers keep, where they lie: only an update changes them
 
 
+class Piece(NamedTuple):
+    """One tensor of a model or an optimizer, as it lies there."""
+
+    form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes
+    read: Callable[[], memoryview]  # its bytes; any thread
+    of_model: bool = True
+
+
+class Snapshot(Protocol):
+    """All that makes up a model, as it is now, for a checkpoint."""
+
+    @property
+    def description(self) -> bytes:
+        """Of all of it, without contents."""
+
+    @property
+    def early(self) -> Sequence[Piece]:
+        """What scripts and forward passes may change from now on."""
+
+    @property
+    def late(self) -> Sequence[Piece]:
+        """What only an update changes."""
+
+    def whole(self) -> bool:
+        """Nothing of `late` has been changed since."""
+
+
 class Apart(Protocol):
     """A model's state in parts, each of which is moved by itself and not by the ring."""
 
@@ -60,6 +87,32 @@ class Framework(Protocol):
         They are what `sort` calls contents, and numpy's bytes. Every member of the ring must call it, with contents
         of the same sizes in the same order. Raises RingBroken.
         """
+
+    @property
+    def name(self) -> str:
+        """As checkpoints have it."""
+
+    def snapshot(self) -> Snapshot:
+        """Raises UsageError where the model is not built yet."""
+
+    def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+        """Make model and optimizers what another process has described. `fill` puts the bytes of a tensor into a
+        buffer; they are numbered as that one's snapshot had them, early ones first.
+
+        Raises UsageError where the model of this process is another one, and what `fill` raises.
+        """
+
+    def random_states(self) -> dict[str, bytes]:
+        """Of the framework's own random numbers, by a name."""
+
+    def put_random_states(self, states: dict[str, bytes]) -> None:
+        """What `random_states` gave in another process. Raises ValueError, RuntimeError."""
+
+    def bytes_of(self, contents: Any) -> bytes:
+        """What is in one of the contents that `sort` knows, or numpy's, now."""
+
+    def put_bytes(self, contents: Any, raw: memoryview) -> None:
+        """Fill it with that."""
 
     @property
     def apart(self) -> Apart | None:

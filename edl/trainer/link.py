@@ -116,6 +116,11 @@ class DaemonLink:
         return logs / f"{self.worker}.daemon.log"
 
     @property
+    def folder(self) -> Path:
+        """That which both share: private to the user, and in memory where that can be had."""
+        return self._folder
+
+    @property
     def _socket(self) -> Path:
         return self._folder / "pipe"
 

@@ -27,7 +27,6 @@ from edl.core.worker.inputs import (
     BootAlone,
     BreakIteration,
     Command,
-    CopyFailed,
     CopyRest,
     CopyState,
     EndScript,
@@ -66,6 +65,7 @@ from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
 from edl.trainer.beside import Beside
+from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.endings import Leaving
@@ -101,6 +101,7 @@ class WorkerShell:
         self._kept = Kept(framework, extras)
         self._preparer = Preparer(framework, self.hear)
         self.beside = Beside(framework, extras)
+        self.copier = Copier(framework, extras, self.hear)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
@@ -257,7 +258,7 @@ class WorkerShell:
             case SendState(newcomers):
                 self.beside.send(newcomers)
             case TakeCopy(save):
-                self.hear(CopyFailed(save.number, "this version of edl cannot copy a trainer's state"))
+                self.copier.take(save, self.link.folder)
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
 
@@ -316,6 +317,7 @@ class WorkerShell:
             return RingFailed(str(error))
 
     def _fetch(self, command: FetchState) -> Input:
+        self.copier.finish()
         place = self._framework.ring.place
         assert place is not None  # it has just adopted that ring
         try:
@@ -329,6 +331,8 @@ class WorkerShell:
         nothing: then it is void.
         """
         beside = self.beside
+        if not self.copier.idle:
+            self.copier.finish()
         if beside.idle or self.machine.void is not None:
             return
         if not beside.awaits:
@@ -352,6 +356,7 @@ class WorkerShell:
             self.beside.drop()
 
     def _copy(self, command: CopyState | CopyRest) -> Input:
+        self.copier.finish()
         self.beside.drop()
         try:
             if isinstance(command, CopyState):

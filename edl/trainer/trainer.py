@@ -49,6 +49,7 @@ from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
 from edl.trainer.rates.rate import AnySchedule, Rule
+from edl.trainer.resuming import Resuming
 from edl.trainer.shell import WorkerShell
 from edl.transport.count import Count
 
@@ -81,6 +82,7 @@ class Trainer:
         self._callbacks: list[Callable[[int, int], object]] = []
         self._rates = Rates(framework, self._shell, self._leases, self._extras)
         self._comparison = Comparison(framework, self._shell, self._extras)
+        self._resuming = Resuming(framework, self._extras)
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
         self._left = False
@@ -135,6 +137,9 @@ class Trainer:
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave)
         self._shell.step_timeout_s = self._settings.step_timeout_s
+        if settings.resume_from:
+            self._resuming.begin_with(settings.resume_from)
+            self._machine.resumes = True
         link.start()
         self._shell.take_first()
         atexit.register(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
@@ -149,6 +154,7 @@ class Trainer:
             self._shards.close()
         link = self._shell.link
         self._end_comparing()
+        self._shell.copier.finish()
         self._shell.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)
         self._framework.ring.leave()
@@ -425,7 +431,9 @@ class Trainer:
 
     def begin_batch(self) -> None:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
-        if self._machine.models_may_differ and threading.get_ident() == self._thread:
+        machine = self._machine
+        if machine.models_may_differ and threading.get_ident() == self._thread:
+            self._resuming.take_over(machine.generation, machine.rank, machine.size)
             self._shell.hear(BatchBegins())
 
     def waited(self, nanoseconds: int) -> None:

@@ -110,6 +110,7 @@ class WorkerMachine:
         self.supply = Supply(leases, self.unusual)
         self.next_ring = NextRing()
         self.copying = Copying()
+        self.resumes = False  # before the first step it takes over what was saved
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.missed = 0  # the newest generation whose switch it has missed
@@ -472,7 +473,7 @@ class WorkerMachine:
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
-        self.models_may_differ = beginning.step == 0 and place.size > 1
+        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self.resumes)
         self.supply.weightless = False
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]

@@ -1,0 +1,50 @@
+"""What a new life of a job begins with: the checkpoint that it goes on from, and its number.
+
+Owns: what `--resume` means. Does not own: reading a checkpoint (`edl.checkpoints.reading`), nor the data in it
+(`edl.core.data.inheriting`).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from edl.checkpoints.places import JobFolder, files_at, look
+from edl.checkpoints.reading import Checkpoint, PassedOver, chosen, newest
+from edl.errors import CheckpointError, UsageError
+
+WORDS = ("auto", "never", "must")
+
+
+class Beginning(NamedTuple):
+    """Of one life."""
+
+    number: int  # of the life
+    checkpoint: Checkpoint | None  # verified; None: it begins anew
+    passed_over: tuple[PassedOver, ...] = ()  # newer ones that are broken
+
+
+def only_job(where: str) -> str | None:
+    """The name of the job whose checkpoints lie there, if there is one and no other. Raises CheckpointError."""
+    try:
+        found = look(where)
+    except UsageError:
+        return None
+    return found.jobs[0].job if len(found.jobs) == 1 and found.name is None else None
+
+
+def begin(where: str, job: str, resume: str) -> Beginning:
+    """`resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError."""
+    folder = JobFolder(files_at(where), job)
+    number = max((name.life for name in folder.names()), default=0) + 1
+    if resume == "never":
+        return Beginning(number, None)
+    if resume not in WORDS:
+        found = chosen(look(resume))
+        return Beginning(number, found.checkpoint, found.passed_over)
+    best = newest(folder)
+    if best.checkpoint is None and (resume == "must" or best.passed_over):
+        why = f": {best.passed_over[0].reason}" if best.passed_over else ""
+        raise CheckpointError(
+            f"no checkpoint of job {job} in {where} can be gone on from{why}; with --resume never the job begins anew"
+        )
+    return Beginning(number, best.checkpoint, best.passed_over)

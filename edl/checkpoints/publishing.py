@@ -1,0 +1,76 @@
+"""The leader's daemon writes the manifest of a saving whose parts are all durable, and removes old checkpoints.
+
+Owns: what a manifest is made of. Does not own: when (`edl.core.checkpoint`), nor its form (`edl.checkpoints.manifest`).
+"""
+
+from __future__ import annotations
+
+from contextlib import closing
+
+import msgspec
+
+import edl
+from edl.checkpoints.handover import Head, Own
+from edl.checkpoints.manifest import Manifest, StoredFile, StoredPart
+from edl.checkpoints.names import CheckpointName
+from edl.checkpoints.places import JobFolder, placed
+from edl.checkpoints.pruning import prune
+from edl.checkpoints.writing import publish
+from edl.errors import CheckpointError
+from edl.protocol.job import Record
+from edl.protocol.saving import FileInfo, Saving
+
+
+def publish_saving(record: Record, now: float) -> None:
+    """Of `record`: durable when this returns. Again, it is the same one. Raises CheckpointError."""
+    saving = record.saving
+    assert saving is not None
+    folder, name = placed(saving.path)
+    files = [part.info.files for part in saving.parts]
+    head = _head(folder, name, files[0][1])
+    if len(head.parts) != len(files):
+        raise CheckpointError(
+            f"rank 0 has cut the state for {len(head.parts)} workers, and {len(files)} have written it"
+        )
+    ledger = saving.ledger
+    manifest = Manifest(
+        job=record.job,
+        life=name.life,
+        base=record.resumed.step if record.resumed is not None else 0,
+        step=saving.after_step,
+        number=saving.number,
+        generation=saving.generation,
+        size=len(saving.roster),
+        batch=0 if ledger is None else sum(member.batch for member in ledger.members),
+        at=now,
+        edl=edl.__version__,
+        framework=head.framework,
+        ledger=ledger,
+        state=head.state,
+        registered=head.registered,
+        tensors=head.tensors,
+        parts=tuple(StoredPart.of(_stored(part), slices) for (part, _), slices in zip(files, head.parts, strict=True)),
+        own=tuple(_stored(own) for _, own in files),
+    )
+    publish(folder, manifest)
+
+
+def remove_old(saving: Saving, keep: int) -> None:
+    """Raises CheckpointError."""
+    prune(placed(saving.path)[0], keep)
+
+
+def _head(folder: JobFolder, name: CheckpointName, own: FileInfo) -> Head:
+    with closing(folder.files.open(folder.folder(name), own.name)) as opened:
+        content = opened.read(0, own.bytes)
+    try:
+        head = msgspec.msgpack.decode(content, type=Own).head
+    except msgspec.MsgspecError as error:
+        raise CheckpointError(f"{folder.path(name)}/{own.name} cannot be read: {error}") from None
+    if head is None:
+        raise CheckpointError(f"{folder.path(name)}/{own.name} does not say what the state is")
+    return head
+
+
+def _stored(file: FileInfo) -> StoredFile:
+    return StoredFile(file.name, file.bytes, file.checksum)

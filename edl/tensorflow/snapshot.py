@@ -1,0 +1,71 @@
+"""The variables of models and optimizers as a checkpoint has them, and back.
+
+Owns: their bytes. Does not own: which variables make up the state (`edl.tensorflow.framework`), when they are taken
+(`edl.trainer.copier`), nor files.
+
+What is read of a variable of TensorFlow 2 stays what it was: an update that comes meanwhile goes into other memory. Those
+of a session are all fetched at once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import numpy as np
+import tensorflow as tf
+
+from edl.checkpoints.names import optimizer_tensor
+from edl.errors import UsageError
+from edl.tensorflow.state import Described, Variables
+from edl.trainer.framework import Piece
+
+
+class TensorFlowSnapshot:
+    """`edl.trainer.framework.Snapshot`."""
+
+    early: Sequence[Piece] = ()
+
+    def __init__(self, variables: Variables, of_models: int) -> None:
+        """The first `of_models` of the variables are the models'."""
+        described = variables.describe()
+        self.description = msgspec.msgpack.encode(described)
+        names = [one.name if at < of_models else optimizer_tensor(0, one.name) for at, one in enumerate(described)]
+        unique = [name if names.index(name) == at else f"{name}#{at}" for at, name in enumerate(names)]
+        self.late: Sequence[Piece] = [
+            Piece((name, one.dtype, one.shape, value.nbytes), partial(_bytes_of, value), at < of_models)
+            for at, (name, one, value) in enumerate(zip(unique, described, variables.values(), strict=True))
+        ]
+
+    def whole(self) -> bool:
+        return True
+
+
+def restore(variables: Variables, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+    """Carries out `Framework.restore`."""
+    theirs, mine = msgspec.msgpack.decode(description, type=list[Described]), variables.describe()
+    for here, there in zip(mine, theirs, strict=False):
+        if (here.dtype, here.shape) != (there.dtype, there.shape):
+            raise UsageError(
+                f"the checkpoint is of another model: {here.name} ({here.dtype}{list(here.shape)}) here, {there.name} "
+                f"({there.dtype}{list(there.shape)}) there; build the model that the job trained"
+            )
+    if len(mine) != len(theirs):
+        raise UsageError(
+            f"the checkpoint is of another model: {len(mine)} variables here, {len(theirs)} there; build the model and "
+            "wrap the optimizers that the job trained"
+        )
+    values = []
+    for number, one in enumerate(mine):
+        value = np.empty(one.shape, tf.as_dtype(one.dtype).as_numpy_dtype)
+        if value.nbytes:
+            fill(number, _bytes_of(value))
+        values.append(value)
+    variables.put(values)
+
+
+def _bytes_of(value: np.ndarray[Any, Any]) -> memoryview:
+    lying: Any = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    return memoryview(lying)

@@ -1,0 +1,119 @@
+"""The state of a model and its optimizers as a checkpoint has it, and back.
+
+Owns: which tensors there are under which names, and their bytes. Does not own: what makes up the state
+(`edl.torch.state`), when it is taken (`edl.trainer.copier`), nor files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import msgspec
+import torch
+
+from edl.checkpoints.names import optimizer_tensor
+from edl.torch.apart import Whole, version_of
+from edl.torch.state import Adoption, Described, as_bytes, hyper_parameters, states
+from edl.torch.tensors import TorchTensors, form
+from edl.trainer.framework import Piece
+from edl.trainer.packing import Packing
+from edl.trainer.tree import Node
+
+CUDA = "torch.cuda."
+
+
+class TorchSnapshot:
+    """`edl.trainer.framework.Snapshot`."""
+
+    def __init__(self, holder: Whole) -> None:
+        """Raises UsageError where the model has not all its parameters yet."""
+        holder.check_built()
+        buffers, named = holder.buffers(), list(holder.tensors())
+        found = [(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
+        described: list[tuple[Node, Node]] = []
+        for number, optimizer in enumerate(holder.optimizers()):
+            hyper, of_hyper = _described(hyper_parameters(optimizer), "param_groups")
+            state, of_state = _described(states(optimizer), "state")
+            described.append((hyper, state))
+            found += [(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
+            found += [(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
+        order = [at for at, one in enumerate(found) if one[3]] + [at for at, one in enumerate(found) if not one[3]]
+        head = _Head(Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described)), tuple(order))
+        self._late = [tensor for _, tensor, _, is_early in found if not is_early]
+        self._versions = list(map(version_of, self._late))
+        self.description = msgspec.msgpack.encode(head)
+        self.early: Sequence[Piece] = [_piece(name, tensor, of) for name, tensor, of, is_early in found if is_early]
+        self.late: Sequence[Piece] = [_piece(name, tensor, of) for name, tensor, of, is_early in found if not is_early]
+
+    def whole(self) -> bool:
+        return self._versions == list(map(version_of, self._late))
+
+
+class _Head(msgspec.Struct, frozen=True):
+    described: Described
+    order: tuple[int, ...]  # of each stored tensor: which one it is of those that are described
+
+
+def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
+    """Carries out `Framework.restore`."""
+    holder.check_built()
+    head = msgspec.msgpack.decode(description, type=_Head)
+    named = list(holder.tensors())
+    contents = [tensor for _, tensor in named]
+    adoption = Adoption("the checkpoint is of another model", contents)
+    with torch.no_grad():
+        adoption.adopt(holder, named, msgspec.msgpack.encode(head.described))
+        for number, which in enumerate(head.order):
+            tensor = contents[which]
+            if tensor.numel():
+                raw = bytearray(tensor.numel() * tensor.element_size())
+                fill(number, memoryview(raw))
+                put_bytes(tensor, memoryview(raw))
+
+
+def bytes_of(tensor: torch.Tensor) -> memoryview:
+    """In the main memory they are not copied, unless their layout is unusual."""
+    if not tensor.numel():
+        return memoryview(b"")
+    lying: Any = as_bytes(tensor.detach().cpu().contiguous()).numpy()
+    return memoryview(lying)
+
+
+def put_bytes(tensor: torch.Tensor, raw: memoryview) -> None:
+    """Into a tensor of that size."""
+    if tensor.numel():
+        with torch.no_grad():
+            came = torch.frombuffer(raw, dtype=tensor.dtype, count=tensor.numel())
+            tensor.detach().copy_(came.view(tensor.shape))
+
+
+def random_states() -> dict[str, bytes]:
+    """Of the main memory's generator, and of each GPU's that is in use."""
+    found = {"torch": bytes_of(torch.get_rng_state()).tobytes()}
+    if torch.cuda.is_available() and torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        found[f"{CUDA}{torch.cuda.current_device()}"] = bytes_of(torch.cuda.get_rng_state()).tobytes()
+    return found
+
+
+def put_random_states(taken: dict[str, bytes]) -> None:
+    """Raises RuntimeError, TypeError for what is no such state."""
+    for name, raw in taken.items():
+        state = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
+        if name == "torch":
+            torch.set_rng_state(state)
+        elif name.startswith(CUDA) and torch.cuda.is_available():
+            torch.cuda.set_rng_state(state)
+
+
+def _piece(name: str, tensor: torch.Tensor, of_model: bool) -> Piece:
+    described = form(tensor)
+    size = tensor.numel() * tensor.element_size()
+    return Piece((name, described.dtype, described.shape, size), partial(bytes_of, tensor), of_model)
+
+
+def _described(value: Any, path: str) -> tuple[Node, list[tuple[str, torch.Tensor]]]:
+    packing = Packing([TorchTensors()])
+    node = packing.of(value, path)
+    return node, [(content.path, content.tensor) for content in packing.contents]

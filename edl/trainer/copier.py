@@ -1,0 +1,193 @@
+"""A trainer copies what it has after a step, as its part of a checkpoint, while it computes the next mini-batch.
+
+Owns: what is copied when, and the files in which its daemon finds it. Does not own: whether and after which step
+(`edl.core.checkpoint`), what the state is made of (`edl.trainer.framework`, `extras`), nor making it durable
+(`edl.daemon.storing`).
+
+What a script may see or change before an update is copied at once. The rest lies still until the update, which waits
+for the copy. Files that the daemon is through with are written again: memory that was touched before is filled faster.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import msgspec
+
+from edl.core.worker.inputs import CopyFailed, CopyTaken
+from edl.errors import EdlError
+from edl.protocol.saving import Save
+from edl.trainer import random_states
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework, Snapshot
+
+if TYPE_CHECKING:
+    from edl.checkpoints.manifest import Slice
+
+logger = logging.getLogger("edl")
+
+SPARE = "copy.spare"  # a file that its daemon is through with
+CHANGED = "the script changed the model outside of an update while it was copied"
+
+
+class Reader(Protocol):
+    """The bytes of a tensor, once or more often."""
+
+    def __call__(self) -> memoryview: ...
+
+
+class Copier:
+    """Of one trainer. What is not said to be any thread's belongs to the training thread."""
+
+    def __init__(self, framework: Framework, extras: Extras, hear: Callable[[CopyTaken | CopyFailed], object]) -> None:
+        """`hear` takes what came of it, on any thread."""
+        self.idle = True  # an attribute, because each step asks
+        self._framework = framework
+        self._extras = extras
+        self._hear = hear
+        self._copying: _Copying | None = None
+
+    def take(self, save: Save, folder: Path) -> None:
+        """Comes back once the script may go on. What came of it is heard later, or at once."""
+        self.finish()
+        began = time.perf_counter()
+        try:
+            copying = self._begun(save, folder)
+        except (EdlError, OSError) as error:
+            logger.warning("this worker has no part in checkpoint %d: %s", save.number, error)
+            self._hear(CopyFailed(save.number, str(error)))
+            return
+        copying.stall_s = time.perf_counter() - began
+        self._copying = copying
+        self.idle = False
+        copying.start()
+
+    def finish(self) -> None:
+        """Before anything changes what is copied. Harmless if nothing is."""
+        copying, self._copying = self._copying, None
+        self.idle = True
+        if copying is not None:
+            copying.finish()
+
+    def _begun(self, save: Save, folder: Path) -> _Copying:
+        from edl.checkpoints.handover import Copied, Head, Own, cut
+        from edl.checkpoints.manifest import StoredTensor
+        from edl.checkpoints.names import registered_tensor
+
+        snapshot = self._framework.snapshot()
+        registered = self._extras._stored(self._framework)
+        early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
+        more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
+        late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
+        parts = cut([*early, *more], late, save.parts)
+        tensors = (*early, *more, *late)
+        head = Head(self._framework.name, snapshot.description, registered.tree, tensors, parts)
+        own = Own(random_states.taken(self._framework), head if save.part == 0 else None)
+        slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
+        readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}
+        if save.part == 0:
+            copies = [*(bytes(one.read()) for one in snapshot.early), *(one.raw for one in registered.contents)]
+            readers |= {one.name: _of(copy) for one, copy in zip((*early, *more), copies, strict=True)}
+        content = Copied(
+            save,
+            tuple(known[name] for name in dict.fromkeys(piece.tensor for piece in slices)),
+            slices,
+            msgspec.msgpack.encode(own),
+        )
+        (folder / _about(save)).write_bytes(msgspec.msgpack.encode(content))
+        return _Copying(save, folder, slices, readers, snapshot, self._hear)
+
+
+class _Copying:
+    """One copy, by a thread of its own."""
+
+    def __init__(
+        self,
+        save: Save,
+        folder: Path,
+        slices: Sequence[Slice],
+        readers: dict[str, Reader],
+        snapshot: Snapshot,
+        hear: Callable[[CopyTaken | CopyFailed], object],
+    ) -> None:
+        self.stall_s = 0.0
+        self._save = save
+        self._folder = folder
+        self._slices = slices
+        self._readers = readers
+        self._snapshot = snapshot
+        self._hear = hear
+        self._thread = threading.Thread(target=self._run, name="edl-copy", daemon=True)
+        self._failure = ""
+        self._turn = threading.Lock()
+        self._awaited = False
+        self._done = False
+
+    def start(self) -> None:
+        self._thread.start()
+
+    def finish(self) -> None:
+        """The training thread is about to change what is copied."""
+        with self._turn:
+            if self._done:
+                return
+            self._awaited = True
+        began = time.perf_counter()
+        self._thread.join()
+        self.stall_s += time.perf_counter() - began
+        self._tell()
+
+    def _run(self) -> None:
+        try:
+            self._write()
+            if not self._snapshot.whole():
+                self._failure = CHANGED
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
+            self._failure = f"{type(error).__name__}: {error}"
+        with self._turn:
+            self._done = not self._awaited
+        if self._done:
+            self._tell()
+
+    def _write(self) -> None:
+        file = self._folder / _bytes(self._save)
+        try:
+            (self._folder / SPARE).rename(file)
+        except FileNotFoundError:
+            file.touch(mode=0o600)
+        with file.open("r+b", buffering=0) as opened:
+            for piece in self._slices:
+                _write_all(opened.fileno(), self._readers[piece.tensor]()[piece.offset : piece.end])
+            opened.truncate()
+
+    def _tell(self) -> None:
+        save = self._save
+        if self._failure:
+            logger.warning("this worker has no part in checkpoint %d: %s", save.number, self._failure)
+            self._hear(CopyFailed(save.number, self._failure))
+        else:
+            self._hear(CopyTaken(save.number, (_about(save), _bytes(save)), round(1000 * self.stall_s, 2)))
+
+
+def _write_all(file: int, content: memoryview) -> None:
+    done = 0
+    while done < len(content):
+        done += os.write(file, content[done:])
+
+
+def _of(copy: bytes) -> Reader:
+    return lambda: memoryview(copy)
+
+
+def _about(save: Save) -> str:
+    return f"copy.{save.number}.about"
+
+
+def _bytes(save: Save) -> str:
+    return f"copy.{save.number}.bytes"

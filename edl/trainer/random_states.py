@@ -1,0 +1,64 @@
+"""States of random numbers that a worker has for itself: Python's, numpy's, and those of its framework.
+
+Owns: their form in a checkpoint. Does not own: the framework's (behind its port), nor when they are taken and given
+back (`edl.trainer.copier`, `edl.trainer.resuming`).
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from edl.errors import CheckpointError
+from edl.trainer.framework import Framework
+
+
+class _Numpy(msgspec.Struct, frozen=True):
+    """`numpy.random.get_state()`."""
+
+    keys: bytes
+    place: int
+    has_gauss: int
+    cached_gaussian: float
+
+
+class _Python(msgspec.Struct, frozen=True):
+    """`random.getstate()`."""
+
+    version: int
+    numbers: tuple[int, ...]
+    gauss_next: float | None
+
+
+def taken(framework: Framework) -> dict[str, bytes]:
+    """As they are now, by what draws them."""
+    version, numbers, gauss_next = random.getstate()
+    _, keys, place, has_gauss, cached = _numpy_state()
+    return {
+        "python": msgspec.msgpack.encode(_Python(version, numbers, gauss_next)),
+        "numpy": msgspec.msgpack.encode(_Numpy(keys.tobytes(), place, has_gauss, cached)),
+        **framework.random_states(),
+    }
+
+
+def give_back(framework: Framework, states: dict[str, bytes]) -> None:
+    """From now on the same numbers come as came after `taken`. Raises CheckpointError."""
+    theirs = dict(states)
+    try:
+        python = msgspec.msgpack.decode(theirs.pop("python"), type=_Python)
+        numpy = msgspec.msgpack.decode(theirs.pop("numpy"), type=_Numpy)
+        random.setstate((python.version, python.numbers, python.gauss_next))
+        keys = np.frombuffer(numpy.keys, np.uint32)
+        np.random.set_state(("MT19937", keys, numpy.place, numpy.has_gauss, numpy.cached_gaussian))  # noqa: NPY002
+        framework.put_random_states(theirs)
+    except (KeyError, ValueError, TypeError, RuntimeError, msgspec.MsgspecError) as error:
+        raise CheckpointError(f"the states of random numbers in it cannot be taken over: {error}") from error
+
+
+def _numpy_state() -> tuple[Any, ...]:
+    """Of the generator that `numpy.random.rand()` and its like share."""
+    state: Any = np.random.get_state(legacy=True)  # noqa: NPY002
+    return tuple(state)

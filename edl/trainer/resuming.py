@@ -1,0 +1,81 @@
+"""A trainer of a job that goes on from a checkpoint takes over what was saved, before its first mini-batch.
+
+Owns: taking it over, once for each ring that begins before the first step. Does not own: the checkpoint
+(`edl.checkpoints`), its data (`edl.core.data.inheriting`), nor what the state is made of (`edl.trainer.framework`).
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl.errors import CheckpointError
+from edl.trainer import random_states
+from edl.trainer.extras import Extras
+from edl.trainer.framework import Framework
+
+if TYPE_CHECKING:
+    from edl.checkpoints.reading import Checkpoint
+
+logger = logging.getLogger("edl")
+
+
+class Resuming:
+    """Of one trainer; belongs to the training thread."""
+
+    def __init__(self, framework: Framework, extras: Extras) -> None:
+        self._framework = framework
+        self._extras = extras
+        self._path = ""
+        self._generation = 0  # the newest that it was taken over for
+
+    def begin_with(self, path: str) -> None:
+        """The checkpoint of that path; empty: the job begins anew."""
+        self._path = path
+
+    def take_over(self, generation: int, rank: int, size: int) -> None:
+        """In a ring that begins before the first step. Raises CheckpointError, UsageError."""
+        if not self._path or generation == self._generation:
+            return
+        self._generation = generation
+        found = _opened(self._path)
+        manifest = found.manifest
+        if manifest.framework != self._framework.name:
+            raise CheckpointError(
+                f"{found.path} is one of {manifest.framework}, and this script trains with {self._framework.name}"
+            )
+        state = [one for one in manifest.tensors if one.belongs != "registered"]
+        self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
+        more = [one for one in manifest.tensors if one.belongs == "registered"]
+        self._extras._restore(
+            self._framework,
+            manifest.registered,
+            lambda number, into: found.read(more[number].name, into),
+            [one.bytes for one in more],
+        )
+        if size == manifest.size:
+            self._give_back_random_states(found, rank)
+        logger.info("this worker goes on from %s", found.path)
+
+    def _give_back_random_states(self, found: Checkpoint, rank: int) -> None:
+        """Those of the worker that had this rank. On another number of workers each has its own, as a newcomer has."""
+        from edl.checkpoints.handover import Own
+
+        raw = found.own(rank)
+        if raw is None:
+            return
+        try:
+            own = msgspec.msgpack.decode(raw, type=Own)
+        except msgspec.MsgspecError as error:
+            raise CheckpointError(f"{found.path}: what worker {rank} had for itself cannot be read: {error}") from None
+        random_states.give_back(self._framework, own.random)
+
+
+def _opened(path: str) -> Checkpoint:
+    """Its launcher has verified it."""
+    from edl.checkpoints.places import placed
+    from edl.checkpoints.reading import open_checkpoint
+
+    return open_checkpoint(*placed(path))
