@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
 
+from edl.core.job.inputs import Tell
+from edl.facts import CheckpointFailed
 from edl.protocol.job import Record
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.saving import Save, Saving
+from edl.testing.faults import Fault
 from edl.testing.models import Model
 
 if TYPE_CHECKING:
@@ -14,6 +18,9 @@ if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
 Sample = tuple[int, int]  # epoch, position
+
+AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
+BOUND_S: Final = 5.0  # for its parts, and three tries to publish it
 
 
 class SavingChecks:
@@ -60,6 +67,8 @@ class SavingChecks:
 
     def durable(self, before: Record, record: Record) -> None:
         """A record was written."""
+        if record.saving is not None and self._job.now > self._bound(record.saving.number):
+            self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
         if record.saving is before.saving and record.saved is before.saved:
             return
         old, new = before.saving, record.saving
@@ -71,6 +80,21 @@ class SavingChecks:
     def has_answered(self, request: str) -> bool:
         """The record says what has come of it."""
         return any(one.request == request and (one.path or one.failure) for one in self._job.durable.save_requests)
+
+    def told(self, told: Iterable[Tell]) -> None:
+        """Events that go with a record. Where nothing goes wrong with anything, no saving fails but for a switch."""
+        for fact in (one.fact for one in told):
+            if isinstance(fact, CheckpointFailed) and self._is_calm and not fact.reason.startswith(AS_MEANT):
+                self._violated(f"saving {fact.number} has failed, and nothing is wrong: {fact.reason}")
+
+    @property
+    def _is_calm(self) -> bool:
+        job = self._job
+        return not job.savings.fails and not job.late and job.struck.keys() <= {Fault.JOIN, Fault.SCALE}
+
+    def _bound(self, number: int) -> float:
+        """When it is over at the latest, as each leader counts from its own beginning."""
+        return max(self.begun_at.get(number, self._job.now), self._job.calm_at) + BOUND_S
 
     def _is_announced(self, before: Record, record: Record, saving: Saving) -> None:
         if saving.number != record.saves or saving.number in self._told:

@@ -59,6 +59,7 @@ class Savings:
         self.job = job
         self.store = store or SimStore()
         self.fails = True  # now and then
+        self.store_s, self.store_fails, self.store_late = STORE_S, STORE_FAILS, STORE_LATE
         self._random = random.Random(f"storage {seed}")  # noqa: S311 - repeatable is the point
         self._copying: dict[str, Copy] = {}  # by worker, what its trainer is not through with
         self._copies: dict[str, Copy] = {}  # by worker, the newest: in a folder that its next daemon finds, too
@@ -106,8 +107,8 @@ class Savings:
         if wanted is None or wanted.number != copy.save.number:
             return
         self.job.happens(Moment.STORING, worker)
-        late = LATE_S if self._chance(STORE_LATE) else STORE_S
-        fails = self._chance(STORE_FAILS)
+        late = LATE_S if self._chance(self.store_late) else self.store_s
+        fails = self._chance(self.store_fails)
         self.job.after(late * self._random.random(), self._stored, worker, copy, daemon, fails)
 
     def _stored(self, worker: SimWorker, copy: Copy, daemon: int, fails: bool) -> None:
@@ -137,6 +138,8 @@ class Savings:
     def publish(self, leader: SimLeader, record: Record) -> None:
         """It writes the manifest, beside all else. If the leader dies, it may be written or not."""
         assert record.saving is not None
+        if leader.term == self.job.term and self.job.durable is not record:
+            self.job.checks.violated("I9", f"saving {record.saving.number} is to be published, and that is not durable")
         self.job.happens(Moment.PUBLISHING)
         fails, lost = self._chance(PUBLISH_FAILS), self._chance(PUBLISH_LOST)
         self.job.after(PUBLISH_S * self._random.random(), self._published, leader, record.saving, fails, lost)

@@ -200,6 +200,11 @@ class SimJob:
             worker.doing is TrainerState.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
         )
 
+    @property
+    def calm_at(self) -> float:
+        """When the last fault struck."""
+        return self._calm_at
+
     def _hangs_for_good(self) -> bool:
         return self.now > self._calm_at + REACH_S and self.hangs()
 

@@ -7,7 +7,7 @@ from collections import Counter
 from itertools import pairwise
 
 import pytest
-from mutants import Prompt
+from mutants import Calm
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
@@ -43,19 +43,6 @@ def test_lives_that_are_resumed_train_each_sample_once(first: int) -> None:
 def test_what_was_found_of_lives_stays_mended(seed: int) -> None:
     for _ in lives(seed):
         pass
-
-
-class Calm(Prompt):
-    """Nothing goes wrong with messages or with the store."""
-
-    @property
-    def savings(self) -> Savings:
-        return self._savings
-
-    @savings.setter
-    def savings(self, savings: Savings) -> None:
-        savings.fails = False
-        self._savings = savings
 
 
 @pytest.mark.parametrize("workers", [1, 3])
