@@ -34,6 +34,8 @@ class AccountChecks:
         another.hear(say.Hello(prepares=worker.prepares))
         for message in worker.machine.story():
             another.hear(message)
+        if worker.machine.copying.newest > worker.account.copied[0]:  # it is at another one now
+            another.copied = worker.account.copied
         known, told = known_of(worker.account), known_of(another)
         if differing := [name for name in known if known[name] != told[name]]:
             said = ", ".join(f"{name} {known[name]} for {told[name]}" for name in differing)

@@ -23,6 +23,7 @@ from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
+from edl.testing.saving_checks import SavingChecks
 from edl.testing.worker import SimWorker
 from edl.testing.writing_checks import WritingChecks
 
@@ -47,11 +48,13 @@ class Checks:
         self.accounts = AccountChecks(self.violated)
         self.writing = WritingChecks(job)
         self.pace = Pace(job, self.violated)
+        self.savings = SavingChecks(job)
+        self._before = frozenset[Sample]() if job.inherits is None else job.inherits.trained  # in lives before
         self._rosters: dict[int, tuple[str, ...]] = {}
         self._durable: dict[int, Record] = {job.durable.version: job.durable}
         self._steps: dict[int, list[Sample]] = {}  # what was trained in each step, in the line of states that lives
-        self._trained_in: dict[Sample, int] = {}
-        self._trained_until: list[int] = [0]  # samples in all steps up to this one
+        self._trained_in: dict[Sample, int] = dict.fromkeys(self._before, 0)
+        self._trained_until: list[int] = [len(self._before)]  # samples in all steps up to this one
         self._newcomers: dict[tuple[int, int], set[str]] = {}  # by the generation of their plan, and its first step
         self._first = 0  # generation on record
         self._stable = 0  # by the ledger in force
@@ -65,6 +68,14 @@ class Checks:
     def steps(self) -> int:
         """Trained so far."""
         return len(self._steps)
+
+    def learned_by(self, step: int) -> int | None:
+        """What a model is after that step; None: none was made."""
+        return self._learned.get(step)
+
+    def trained_up_to(self, step: int) -> set[Sample]:
+        """With all lives before."""
+        return {*self._before, *(sample for at, hand in self._steps.items() if at <= step for sample in hand)}
 
     def violated(self, invariant: str, complaint: str) -> NoReturn:
         raise Violation(self.job.story(f"{invariant}: {complaint}"))
@@ -121,6 +132,7 @@ class Checks:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
         self.records.durable(before, record)
+        self.savings.durable(before, record)
         if record.trials.unfit is not before.trials.unfit:
             self._only_who_is_cut_off_is_unfit(record)
         if record.plan is not None and (before.plan is None or record.plan.generation > before.plan.generation):
@@ -215,6 +227,7 @@ class Checks:
         if self._durable.get(record.version) is not record:
             self.violated("I9", f"{worker.id} is told version {record.version}, which is not durable")
         self.pace.hears(worker, orders)
+        self.pace.hears_of_saving(worker, orders)
         known = worker.orders
         if known is not None and (orders.term, orders.version) <= (known.term, known.version):
             self.violated("I10", f"{worker.id} takes version {orders.version} of term {orders.term} after newer orders")
@@ -313,7 +326,8 @@ class Checks:
         if not done:
             return
         if step == 1 and self._is_lost_without_a_trace(ring, members):
-            self._steps, self._trained_in, self._trained_until, self._learned = {}, {}, [0], {}
+            self._steps, self._learned = {}, {}
+            self._trained_in, self._trained_until = dict.fromkeys(self._before, 0), [len(self._before)]
             self._farthest = 0
         if step < len(self._trained_until) - 1 or step > len(self._trained_until):
             self.violated("I5", f"step {step} is trained again, and {len(self._trained_until) - 1} was before")
@@ -328,6 +342,8 @@ class Checks:
         if step > self._farthest and (samples or self.job.spec is None):
             self._farthest, self.moved_on_at = step, self.job.now
         self._trained_until.append(self._trained_until[step - 1] + len(samples))
+        if step == 1:
+            self.savings.begins(members[0].model)
         before = self._learned[step - 1] if step > 1 else members[0].model.learned
         self._learned[step] = learn(before, self._gradient(members, step, samples))
 

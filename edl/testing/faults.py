@@ -46,6 +46,10 @@ class Moment(Enum):
     PREPARING = "begins to form its next ring, beside the one that trains"
     PREPARED = "has formed its next ring, beside the one that trains"
     SENDING = "sends its state to a newcomer, or is sent one, beside a step"
+    SAVING = "a checkpoint was announced"
+    COPYING = "copies its part of a checkpoint"
+    STORING = "its daemon stores that"
+    PUBLISHING = "the leader publishes a checkpoint"
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +62,8 @@ class Planned:
 
 
 BESIDE: Final = (Moment.PREPARING, Moment.PREPARED)  # only where rings are prepared
-APART: Final = (*BESIDE, Moment.SENDING)
+SAVED: Final = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)  # only where a job is
+APART: Final = (*BESIDE, Moment.SENDING, *SAVED)
 ANY: Final = tuple(moment for moment in Moment if moment not in APART)
 
 # Where a fault finds its victim, if it waits for a moment at all; and how often it is drawn.
@@ -92,6 +97,14 @@ def draw_sending(source: random.Random) -> list[Planned]:
     others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
     count = source.choice((0, 1, 1, 2))
     return [Planned(source.choice((*kinds, *others)), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
+
+
+def draw_saved(source: random.Random) -> list[Planned]:
+    """Where a job is saved: some that strike just then."""
+    kinds = (Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.DEAFEN, Fault.AWAY)
+    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
+    count = source.choice((0, 0, 1, 2, 3))
+    return [Planned(source.choice((*kinds, *others)), source.choice(SAVED), source.randint(1, 6)) for _ in range(count)]
 
 
 def draw(source: random.Random, count: int, within_s: float) -> list[Planned]:

@@ -123,8 +123,8 @@ class SimLeader:
                 self.job.checks.writing.answered(self)
                 self.unanswered.remove(asker)
                 asker(not isinstance(reply, Rejected))
-            case WriteManifest():  # no simulated job is saved yet
-                pass
+            case WriteManifest(record):
+                self.job.savings.publish(self, record)
             case DeclareRest(at_rest):
                 self.at_rest = at_rest
             case StepDown():

@@ -75,6 +75,7 @@ class RecordNode:
         if commit.record is not before:
             job.make_durable(commit.record)
             job.checks.records.told(before, commit.record, commit.told)
+            job.checks.savings.told(commit.told)
         return Written(self.version)
 
     def _note(self, told: tuple[Tell, ...]) -> None:

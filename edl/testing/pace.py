@@ -33,6 +33,15 @@ class Pace:
             late = f"{worker.id} has applied {worker.step}, and hears of a switch after {coming.after_step}"
             self._violated("I11", late)
 
+    def hears_of_saving(self, worker: SimWorker, orders: Orders) -> None:
+        """Likewise the word of a checkpoint: all can copy after its step."""
+        save = orders.save
+        if save is None or save.generation != worker.generation or worker.account.copied[0] >= save.number:
+            return
+        if self._is_smooth and worker.doing is TrainerState.TRAINING and worker.step >= save.after_step:
+            late = f"{worker.id} has applied {worker.step}, and hears of a checkpoint after {save.after_step}"
+            self._violated("I11", late)
+
     def waits(self, worker: SimWorker) -> None:
         """It has no samples. No worker waits for a leader to lease what is there."""
         spec, leases, step = self._job.spec, worker.leases, worker.step + 1

@@ -47,6 +47,11 @@ def due(before: Record, record: Record) -> Collection[Kind]:
         found.append(Kind.SWITCH_SCHEDULED)
     if record.arrivals != before.arrivals:
         found.append(Kind.WORKER_JOINING)
+    if record.saves > before.saves:
+        found.append(Kind.CHECKPOINT_BEGUN)
+    if before.saving is not None and (record.saving is None or record.saving.number != before.saving.number):
+        durable = record.saved is not None and record.saved.number == before.saving.number
+        found.append(Kind.CHECKPOINT_DURABLE if durable else Kind.CHECKPOINT_FAILED)
     unfit = {one.worker for one in record.trials.unfit}
     gone = [one.worker for one in record.gone if one.reason and one not in before.gone]
     found += {Kind.WORKER_UNFIT if worker in unfit else Kind.WORKER_LOST for worker in gone}

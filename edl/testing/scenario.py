@@ -11,7 +11,8 @@ import msgspec
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside, draw_sending
+from edl.protocol.saving import Checkpointing
+from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside, draw_saved, draw_sending
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
@@ -19,13 +20,16 @@ AWAY = 0.1  # of the jobs: the coordinator is away once
 CUT_OFF = 0.15  # a worker can be part of no ring from some moment on
 PREPARES = (0.0, 0.7, 1.0, 1.0, 1.0, 1.0)  # of each worker: it can form a ring beside another
 SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer beside a step
+SAVES = 0.4  # of the jobs: they are saved every so often
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
-def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = False) -> SimJob:
+def scenario(
+    seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = False, saves: bool | None = None
+) -> SimJob:
     """The job of `seed`, with its faults planned. Run it; it raises Violation if an invariant breaks.
 
-    `in_line`: its rings are never formed beside others.
+    `in_line`: no ring is formed beside another, nor is it saved. `saves`: whether it is, where that is not drawn.
     """
     source = random.Random(f"scenario {seed}")  # noqa: S311 - repeatable is the point
     (size,) = source.choices((0, 1, 2), (SMALL, MIDDLE, BIG))
@@ -47,6 +51,8 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
     own_data = random.Random(f"own data {seed}").random() < OWN_DATA  # noqa: S311
     beside = random.Random(f"beside {seed}")  # noqa: S311
     sending = random.Random(f"sending {seed}")  # noqa: S311
+    saving = random.Random(f"saving {seed}")  # noqa: S311
+    is_saved = saving.random() < ((0.0 if in_line else SAVES) if saves is None else saves)
     job = job_class(
         None if own_data else spec,
         seed=seed,
@@ -57,6 +63,7 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
         lease_s=source.choice((0.2, 0.6, 1.2)),
         prepares=0.0 if in_line else beside.choice(PREPARES),
         sends=sending.choice(SENDS),
+        checkpointing=_checkpointing(saving) if is_saved else None,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
     within_s = 0.05 + 0.01 * steps
@@ -70,6 +77,10 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
     if not in_line:
         job.plan(draw_beside(beside))
         job.plan(draw_sending(sending))
+    if is_saved:
+        job.plan(draw_saved(saving))
+        for number in range(saving.choice((0, 1, 1, 3))):
+            job.after(saving.random() * within_s, job.ask_checkpoint, f"r{number}")
     away = random.Random(f"away {seed}")  # noqa: S311
     if away.random() < AWAY:
         job.plan([Planned(Fault.AWAY, away.random() * within_s)])
@@ -81,6 +92,15 @@ def scenario(seed: int, job_class: type[SimJob] = SimJob, *, in_line: bool = Fal
         for _ in range(2):
             job.after(uneven.random() * within_s, job.share_out)
     return job
+
+
+def _checkpointing(source: random.Random) -> Checkpointing:
+    return Checkpointing(
+        folder="memory:",
+        every_s=source.choice((0.0, 0.1, 0.3, 1.0)),
+        every_steps=source.choice((0, 0, 7, 30)),
+        last=source.random() < 0.5,
+    )
 
 
 def _batching(source: random.Random) -> Batching:

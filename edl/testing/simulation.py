@@ -10,9 +10,11 @@ story.
 
 from __future__ import annotations
 
+import math
 import random
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
@@ -45,6 +47,7 @@ from edl.core.worker.inputs import (
     ScriptFailed,
     SetWeight,
     StillWaiting,
+    TakeCopy,
     TellDaemon,
     TrainStandIns,
 )
@@ -57,14 +60,17 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, JobPolicy
-from edl.protocol.messages import AskScale, Register
+from edl.protocol.messages import AskCheckpoint, AskScale, Phase, Register
+from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import TICK_S, SimLeader
+from edl.testing.models import Model
 from edl.testing.musters import Musters
 from edl.testing.next_rings import NextRings
 from edl.testing.node import RecordNode
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
+from edl.testing.savings import Savings, SimStore
 from edl.testing.worker import KILLED, SimWorker
 
 REPORT_S = 0.02
@@ -78,6 +84,16 @@ LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached
 OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.AWAY)
 AWAY_S = 2 * SESSION_S  # at most
+
+
+@dataclass(frozen=True, slots=True)
+class Inheritance:
+    """What a life of a job has from the one before."""
+
+    resumed: Resumed
+    model: Model
+    trained: frozenset[tuple[int, int]]  # samples, by epoch and position
+    store: SimStore
 
 
 class SimJob:
@@ -98,8 +114,13 @@ class SimJob:
         batching: Batching | None = None,
         prepares: float = 0.0,
         sends: float = 0.0,
+        checkpointing: Checkpointing | None = None,
+        inherits: Inheritance | None = None,
     ) -> None:
-        """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise."""
+        """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise.
+
+        `inherits`: it is the next life of a job.
+        """
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
         self.random = random.Random(seed)  # noqa: S311 - repeatable is the point
@@ -108,6 +129,12 @@ class SimJob:
         self.senders = random.Random(f"senders {seed}")  # noqa: S311
         self._prepares, self._sends = prepares, sends
         self.now = 0.0
+        self.checkpointing = checkpointing or Checkpointing()
+        self.life = self.checkpointing.life
+        self.inherits = inherits
+        self.begins_with = None if inherits is None else inherits.model
+        self.whole_steps = steps + (0 if inherits is None else inherits.resumed.step)
+        self.savings = Savings(self, seed, None if inherits is None else inherits.store)
         self.lead_times = LeadTimes(lease_s=lease_s, notice_s=0.03, loss_s=0.01, hold_s=lease_s / 5)
         self.durable = new_record("sim", 0.0)
         self.term = 1
@@ -123,7 +150,8 @@ class SimJob:
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
-        self._limits = (workers, minimum, maximum, False, JobPolicy(batching=batching or Batching()))
+        policy = JobPolicy(batching=batching or Batching(), checkpointing=self.checkpointing)
+        self._limits = (workers, minimum, maximum, False, policy)
         self.cuts = 0  # of leases, anew
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
@@ -148,7 +176,16 @@ class SimJob:
 
         After a fault, and after each step with samples never trained before, the next has to come in `within_s`.
         """
-        while self._heap and not self._is_quiet() and not (self.now > self._calm_at + REACH_S and self.hangs()):
+        self._play(within_s)
+        if not self.hangs():
+            self.checks.over()
+
+    def run_until(self, until_s: float, *, within_s: float = 60.0) -> None:
+        """Until then all is as in `run`; then all processes of the job are gone."""
+        self._play(within_s, until_s)
+
+    def _play(self, within_s: float, until_s: float = math.inf) -> None:
+        while self.now < until_s and self._heap and not self._is_quiet() and not self._hangs_for_good():
             self.now, _, act, arguments = heappop(self._heap)
             self.events += 1
             act(*arguments)
@@ -157,13 +194,19 @@ class SimJob:
                     w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not TrainerState.OVER
                 }
                 self.checks.violated("I12", f"no sample trained for {within_s:g} s, and not over: {waiting}")
-        if not self.hangs():
-            self.checks.over()
 
     def _is_quiet(self) -> bool:
         return self.durable.state in OVER and all(
             worker.doing is TrainerState.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
         )
+
+    @property
+    def calm_at(self) -> float:
+        """When the last fault struck."""
+        return self._calm_at
+
+    def _hangs_for_good(self) -> bool:
+        return self.now > self._calm_at + REACH_S and self.hangs()
 
     def hangs(self) -> bool:
         """All that train hang, at the same time: none is left to notice."""
@@ -292,12 +335,13 @@ class SimJob:
     def _present(self, worker: SimWorker, daemon: int) -> None:
         """Said again until a leader has taken it; before that, the daemon reports nothing."""
         if worker.daemon == daemon and not worker.presented and self.durable.state not in OVER:
-            self._call(Register(worker.identity(), *self._limits), lambda _: self._presented(worker, daemon))
+            self._call(self._registration(worker), lambda _: self._presented(worker, daemon))
             self.after(SESSION_S, self._present, worker, daemon)
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
         if worker.daemon == daemon and not worker.presented:
             self._call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.now)))
+            self.savings.tell_again(worker)
             self.stir(worker)
 
     def _change_leader(self, *, dies: bool) -> None:
@@ -330,6 +374,7 @@ class SimJob:
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
         if self.spec is not None and not asks_by_epoch(self.spec):
             worker.wanted = self.spec.epochs
+        worker.model = self.begins_with or worker.model
         self.workers[worker.id] = worker
         self._roll.add(worker.id)
         self._register(worker)
@@ -337,8 +382,12 @@ class SimJob:
     def _register(self, worker: SimWorker) -> None:
         """Said again until a leader has taken it, or has not."""
         if worker.daemon and worker.alive and not worker.admitted:
-            self._call(Register(worker.identity(), *self._limits), lambda taken: self._registered(worker, taken))
+            self._call(self._registration(worker), lambda taken: self._registered(worker, taken))
             self.after(SESSION_S, self._register, worker)
+
+    def _registration(self, worker: SimWorker) -> Register:
+        resumed = None if self.inherits is None else self.inherits.resumed
+        return Register(worker.identity(), *self._limits, resumed=resumed)
 
     def _registered(self, worker: SimWorker, taken: bool) -> None:
         if taken:
@@ -431,6 +480,13 @@ class SimJob:
         for _ in range((self.durable.target or 1) - present):
             self._join()
 
+    def ask_checkpoint(self, request: str) -> None:
+        """`edl checkpoint --wait`: asked again until it is known what has come of it."""
+        if self.durable.state in OVER or self.checks.savings.has_answered(request):
+            return
+        self._call(AskCheckpoint(request))
+        self.after(SESSION_S, self.ask_checkpoint, request)
+
     # ------------------------------------------------------------------------------------------------ a leader's world
 
     def delay(self) -> float:
@@ -458,6 +514,8 @@ class SimJob:
             self.cuts += record.plan is None
         if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
             self.happens(Moment.SWITCHING, self.workers[self.random.choice(record.plan.roster)])
+        if record.saves > before.saves:
+            self.happens(Moment.SAVING)
         members = {member.identity.id: member.state for member in record.members}
         for worker in self.workers.values():
             if worker.doing is TrainerState.OVER and members.get(worker.id) in (None, WorkerState.DONE):
@@ -502,6 +560,8 @@ class SimJob:
 
     def _report(self, worker: SimWorker) -> None:
         worker.report_due = False
+        if worker.phase is Phase.DONE and self.savings.is_storing(worker):
+            return  # it says so when that is done
         self.checks.accounts.reports(worker)
         observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
@@ -548,12 +608,8 @@ class SimJob:
                     self.look(worker)
                 case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
                     self.next_rings.carry_out(worker, command)
-                case LeaveRing():
-                    self.rings.missed(worker)
-                case RecordRing():
-                    self.checks.sat(worker)
-                case SetWeight():
-                    worker.weight = command.weight
+                case RecordRing() | TakeCopy() | SetWeight():
+                    self._set_down(worker, command)
                 case BootAlone():
                     self._boot(worker)
                 case TrainStandIns():
@@ -562,8 +618,19 @@ class SimJob:
                     self.end_script(worker)
                 case Fail(reason):
                     self._fail_script(worker, reason)
+                case LeaveRing():
+                    self.rings.missed(worker)
                 case _:  # a look at newer orders comes with them, and collectives fail by themselves
                     pass
+
+    def _set_down(self, worker: SimWorker, command: RecordRing | TakeCopy | SetWeight) -> None:
+        match command:
+            case RecordRing():
+                self.checks.sat(worker)
+            case TakeCopy(save):
+                self.savings.copy(worker, save)
+            case SetWeight():
+                worker.weight = command.weight
 
     def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
         """Its daemon hears of it, and reports."""
@@ -571,6 +638,8 @@ class SimJob:
         self.stir(worker)
         if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
             worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
+        if isinstance(said, say.Copied):
+            self.savings.store_part(worker)
         if isinstance(said, say.Entered):
             self.happens(Moment.SITTING, worker)
 
@@ -639,7 +708,8 @@ class SimJob:
             self.tell(worker, DataWanted(msgspec.structs.replace(self.spec, epochs=worker.wanted)))
 
     def end_script(self, worker: SimWorker) -> None:
-        """The generator has come to its end, or the trainer was told to go."""
+        """The generator has come to its end, or the trainer was told to go. What it copies, it has copied before."""
+        self.savings.finish(worker)
         commands = worker.machine.handle(ScriptEnded())
         self.rings.missed(worker)
         self.carry_out(worker, commands)

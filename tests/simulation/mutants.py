@@ -14,6 +14,7 @@ from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec
 from edl.testing import Fault, Moment, Planned, SimJob, Violation
+from edl.testing.savings import Savings
 from edl.testing.worker import SimWorker
 
 Patch = pytest.MonkeyPatch
@@ -63,6 +64,19 @@ class Prompt(SimJob):
     """No message is late."""
 
     late = 0.0
+
+
+class Calm(Prompt):
+    """Nor does anything go wrong with the store."""
+
+    @property
+    def savings(self) -> Savings:
+        return self._savings
+
+    @savings.setter
+    def savings(self, savings: Savings) -> None:
+        savings.fails = False
+        self._savings = savings
 
 
 class ReadsUnevenly(SimJob):

@@ -44,7 +44,7 @@ def plans_with_workers_that_boot(patch: Patch) -> None:
 
 def leaves_its_ring_too_early(patch: Patch) -> None:
     patch.setattr(moves, "_is_due", lambda _where, _assignment: True)
-    patch.setattr(simulation, "attention_step", lambda _generation, _orders: 0)
+    patch.setattr(simulation, "attention_step", lambda _generation, _orders, _copied: 0)
 
 
 def takes_stale_orders(patch: Patch) -> None:

@@ -74,7 +74,7 @@ def leaves_before_its_step(patch: Patch) -> None:
     leave = Verdict.LEAVE
     patch.setattr(machine, "next_move", lambda at, told: seat.Leave() if told.verdict is leave else move(at, told))
     patch.setattr(
-        simulation, "attention_step", lambda ring, told: 0 if told.verdict is leave else attention(ring, told)
+        simulation, "attention_step", lambda ring, told, _: 0 if told.verdict is leave else attention(ring, told)
     )
 
 

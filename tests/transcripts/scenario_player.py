@@ -1,18 +1,25 @@
 """Plays a transcript: its commands go to the real machine of a job, on a clock that only they move.
 
     job [np=2] [min=1] [max=0] [data=1000] [epochs=1] [batch=10] [step_time=S] [session=10] [step=60] [prepares]
-                                how the job is started; `prepares`: its workers form a ring beside another
+        [saved] [save_every=S] [save_steps=N] [save_last]
+                                how the job is started; `prepares`: its workers form a ring beside another; `saved`: it
+                                can be, and is every so often where that is said
     training_job ... [at=5]     the same, and its first ring trains; how it comes to that is in the first transcripts
     register W [host=H] [address=A] [daemon=N] [answering] [again]
                                 a daemon presents its worker; it is the N-th of this worker
     report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
-           [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT] [at=S]
+           [step_time=S] [mark=NUMBER:STEP] [pause=LEAVE+ENTER+STATE] [diverged=W] [reason=TEXT] [at=S]
                                 a daemon tells what its worker was seen doing. What is not said is as in its report
                                 before; a reason and a pause are said once. `opens`: its script has asked for data;
                                 `at`: it was seen then, and not just now
     meet [without=W[,W...]]     the daemons that are called, but these, tell that they have met the others
     prepared [without=W[,W...]] the members of the next ring, but these, tell that it stands beside the one that trains
     unprepared W[,W...] REASON  these tell why it does not
+    save REQUEST                a checkpoint is asked for
+    stored W[,W...]             their daemons tell that their parts of the newest saving are durable
+    not_stored W[,W...] REASON  these tell that they have no part to give to it
+    published, unpublished REASON
+                                what came of publishing it
     vanish W                    a daemon has no session any more
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
                                 another size is asked for
@@ -42,13 +49,39 @@ from scenario_text import NOTHING, Block, Command, command
 from scenario_words import Told, changes, ledger_lines, news, told
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Acknowledge, Input, Refuse, Reported, Ruled, Tell, TimePassed, TookOver, Vanished
+from edl.core.job.inputs import (
+    Acknowledge,
+    Input,
+    PublishingFailed,
+    PublishSaving,
+    Refuse,
+    Reported,
+    Ruled,
+    SavingPublished,
+    Tell,
+    TellOfSaving,
+    TimePassed,
+    TookOver,
+    Vanished,
+)
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import Identity, Muster
-from edl.protocol.messages import AskScale, AskScaleIn, AskScaleOut, AskStop, Observation, Pause, Phase, Register
+from edl.protocol.job_policy import JobPolicy
+from edl.protocol.messages import (
+    AskCheckpoint,
+    AskScale,
+    AskScaleIn,
+    AskScaleOut,
+    AskStop,
+    Observation,
+    Pause,
+    Phase,
+    Register,
+)
+from edl.protocol.saving import Checkpointing, FileInfo, PartInfo
 
 BETWEEN_S: Final = 0.01  # from one command to the next
 TICK_S: Final = 1.0  # a leader looks at the time so often
@@ -76,6 +109,7 @@ class Settings:
     step_s: float = 60.0
     step_time_s: float = 0.0
     prepares: bool = False
+    checkpointing: Checkpointing = field(default_factory=Checkpointing)
     data: DataSpec = field(default_factory=lambda: DataSpec(total=1000, epochs=1, batch=10))
 
 
@@ -164,6 +198,7 @@ class Player:
             step_s=given.option("step", float, 60.0),
             step_time_s=given.option("step_time", float, 0.0),
             prepares=given.flag("prepares"),
+            checkpointing=_checkpointing(given),
             data=data,
         )
         given.end(0)
@@ -223,18 +258,15 @@ class Player:
             case "unprepared":
                 given.end(2)
                 yield from self._prepared(_names(given.word(0)), given.word(1))
+            case "save" | "stored" | "not_stored" | "published" | "unpublished":
+                yield from self._of_saving(given)
             case "vanish":
                 given.end(1)
                 yield Vanished(given.word(0), "its daemon's session ended")
             case "scale" | "scale_out" | "scale_in":
                 yield _scaling(given)
-            case "rule":
-                given.end(2)
-                yield Ruled(int(given.word(0)), (), given.word(1), {}, act=True)
-            case "replace":
-                given.end(2)
-                size = len(self._machine.record.roster)
-                yield Ruled(size, (given.word(0),), given.word(1), {}, act=True)
+            case "rule" | "replace":
+                yield self._ruled(given)
             case "stop":
                 given.end(1)
                 yield AskStop(given.word(0))
@@ -249,7 +281,8 @@ class Player:
         identity = Identity(worker, host, given.option("address", str, host), 1, daemon, port=daemon)
         given.end(1)
         np, least, most = settings.np, settings.minimum, settings.maximum
-        return Register(identity, np, least, most, answering=answering, again=again)
+        policy = JobPolicy(checkpointing=settings.checkpointing)
+        return Register(identity, np, least, most, answering=answering, again=again, job_policy=policy)
 
     def _observation(self, worker: str, given: Command) -> Observation:
         """What is not said is as before, but a reason and a pause are said once."""
@@ -265,7 +298,7 @@ class Player:
             generation=generation,
             step=step,
             leases_of=given.option("leases_of", int, self._leases_of(last, phase, generation, step)),
-            step_time_s=settings.step_time_s if trains and step else last.step_time_s,
+            step_time_s=given.option("step_time", float, settings.step_time_s if trains and step else last.step_time_s),
             data=settings.data if opens else last.data,
             pause=given.option("pause", _pause, None),
             leaving=leaving or last.leaving,
@@ -314,6 +347,42 @@ class Player:
                 worker, msgspec.structs.replace(self._reports[worker], prepared=(number, failure), at=self.now)
             )
 
+    def _ruled(self, given: Command) -> Input:
+        given.end(2)
+        if given.name == "rule":
+            return Ruled(int(given.word(0)), (), given.word(1), {}, act=True)
+        size = len(self._machine.record.roster)
+        return Ruled(size, (given.word(0),), given.word(1), {}, act=True)
+
+    def _of_saving(self, given: Command) -> Iterable[Input]:
+        match given.name:
+            case "save":
+                given.end(1)
+                yield AskCheckpoint(given.word(0))
+            case "stored" | "not_stored":
+                yield from self._stored(given)
+            case _:
+                yield self._published(given)
+
+    def _stored(self, given: Command) -> Iterable[Input]:
+        failure = given.word(1) if given.name == "not_stored" else ""
+        given.end(2 if failure else 1)
+        number = self._machine.record.saves
+        for worker in _names(given.word(0)):
+            last = self._reports[worker]
+            if failure:
+                seen = msgspec.structs.replace(last, save_failed=(number, failure), at=self.now)
+            else:
+                info = PartInfo((FileInfo(f"part of {worker}", 100, ""),), stall_ms=2.0)
+                seen = msgspec.structs.replace(last, saved_part=(number, info), at=self.now)
+            yield Reported(worker, seen)
+
+    def _published(self, given: Command) -> Input:
+        number = self._machine.record.saves
+        failed = given.name == "unpublished"
+        given.end(1 if failed else 0)
+        return PublishingFailed(number, given.word(0)) if failed else SavingPublished(number)
+
     # ------------------------------------------------------------------------------------------------- the machine
 
     def _feed(self, inputs: Iterable[Input], *, written: bool, after_s: float = BETWEEN_S) -> None:
@@ -331,6 +400,12 @@ class Player:
                         self._lines.append(f"answer {whose}refused{kind}: {one.reason}")
                     case Acknowledge():
                         self._lines.append(f"answer taken: size {one.target}")
+                    case TellOfSaving(step, path):
+                        self._lines.append(
+                            f"answer durable: step {step}, {path}" if path else "answer taken: under way"
+                        )
+                    case PublishSaving(number):
+                        self._lines += [f"publish {at}checkpoint {number}"] if written else []
             if isinstance(happened, Reported) and not any(isinstance(one, Refuse) for one in commands):
                 self._reports[happened.worker] = happened.observation
             if written:
@@ -345,6 +420,13 @@ def _scaling(given: Command) -> Input:
     if given.name == "scale_out":
         return AskScaleOut(int(how_many), request)
     return AskScaleIn(int(how_many) if how_many.isdigit() else tuple(_names(how_many)), request)
+
+
+def _checkpointing(given: Command) -> Checkpointing:
+    every_s, every_steps = given.option("save_every", float, 0.0), given.option("save_steps", int, 0)
+    last, saved = given.flag("save_last"), given.flag("saved")
+    folder = "/c" if saved or last or every_s or every_steps else ""
+    return Checkpointing(folder=folder, every_s=every_s, every_steps=every_steps, last=last)
 
 
 def _names(text: str) -> list[str]:

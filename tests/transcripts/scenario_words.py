@@ -12,13 +12,14 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.job import Muster, Plan, Record, Trials
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.saving import Saved, SaveRequest, Saving
 
 # --------------------------------------------------------------------------------------------------------- the record
 
 SILENT: Final = frozenset(
     {
         "version",  # grows with every change
-        *("arrivals", "planned", "musters", "rebatches", "awaited"),  # counts of what is shown itself
+        *("arrivals", "planned", "musters", "rebatches", "awaited", "saves"),  # counts of what is shown itself
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone
     }
 )
@@ -149,6 +150,33 @@ def _taken(name: str, old: object, new: Any, after: Record) -> list[str]:
     return [f"request {new[-1].request} is taken, with size {new[-1].target}"]
 
 
+def _saving(name: str, old: Saving | None, new: Saving | None, after: Record) -> list[str]:
+    if new is None:
+        durable = after.saved is not None and old is not None and after.saved.number == old.number
+        return [] if durable or old is None else [f"saving {old.number} is given up"]
+    what = f"saving {new.number} of ring {new.generation} after step {new.after_step}: {' '.join(new.roster)}"
+    if old is None or old.number != new.number:
+        data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")
+        return [what, f"saving {new.number} has as data: {data}" if data else ""]
+    if new.complete:
+        return [f"saving {new.number}: all parts are durable"]
+    return [f"saving {new.number}: parts that are durable: {' '.join(part.worker for part in new.parts)}"]
+
+
+def _saved(name: str, old: object, new: Saved, after: Record) -> list[str]:
+    return [f"checkpoint {new.number} of step {new.step} is durable: {new.path}"]
+
+
+def _save_requests(name: str, old: tuple[SaveRequest, ...], new: tuple[SaveRequest, ...], after: Record) -> list[str]:
+    return [f"request {one.request}: {_outcome(one)}" for one in new if one not in old]
+
+
+def _outcome(one: SaveRequest) -> str:
+    if one.path:
+        return f"served by {one.path}"
+    return f"failed ({one.failure})" if one.failure else f"taken, for saving {one.first} or a later one"
+
+
 _Shown = Callable[[str, Any, Any, Record], list[str]]
 _SHOWN: Final[Mapping[str, _Shown]] = {
     "begun": _begun,
@@ -164,6 +192,9 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "state": _state,
     "unended": _unended,
     "taken": _taken,
+    "saving": _saving,
+    "saved": _saved,
+    "save_requests": _save_requests,
 }
 
 
@@ -210,7 +241,12 @@ def _is_news(topic: str, was: Told, topics: Told) -> bool:
     return topic != "peers" or ("peers" in was and was.get("seat") == topics.get("seat"))
 
 
-_GONE: Final = {"seat": "no ring to enter any more", "call": "the call is over", "verdict": "stay"}
+_GONE: Final = {
+    "seat": "no ring to enter any more",
+    "call": "the call is over",
+    "verdict": "stay",
+    "save": "nothing to copy any more",
+}
 
 
 def _topics(orders: Orders) -> Told:
@@ -230,6 +266,8 @@ def _topics(orders: Orders) -> Told:
         topics["boot"] = "boot alone"
     if orders.summons is not None:
         topics["call"] = _call(orders.summons)
+    if orders.save is not None:
+        topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {orders.save.after_step}"
     if orders.assignment is not None:
         topics["seat"] = _seat(orders)
         topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"

@@ -97,12 +97,14 @@ class TrainerAccount:
                 self.copied = self.save_failed = (number, clipped(reason))
 
     def stored(self, number: int, info: PartInfo) -> None:
-        """What was copied for that saving is durable."""
-        self.saved_part = (number, info)
+        """What was copied for that saving is durable. A part that is late may come after that of a later saving."""
+        if number > self.saved_part[0]:
+            self.saved_part = (number, info)
 
     def not_stored(self, number: int, reason: str) -> None:
         """It will not be."""
-        self.save_failed = (number, clipped(reason))
+        if number > self.save_failed[0]:
+            self.save_failed = (number, clipped(reason))
 
     def died(self, reason: str) -> None:
         """The trainer's process is gone."""

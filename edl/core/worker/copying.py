@@ -22,7 +22,7 @@ class Copying:
     """Of one worker."""
 
     def __init__(self) -> None:
-        self._newest = 0  # the saving that it has begun to copy for, or cannot
+        self.newest = 0  # the saving that it has begun to copy for, or cannot
         self._said: say.Copied | say.CopyMissed | None = None  # of that one, as its daemon was told
 
     @property
@@ -35,7 +35,7 @@ class Copying:
 
         `between`: it is at the end of that mini-batch, and has begun no other.
         """
-        if save is None or save.number <= self._newest or generation < save.generation:
+        if save is None or save.number <= self.newest or generation < save.generation:
             return []
         if generation > save.generation:
             return self._miss(save.number, ELSEWHERE)
@@ -43,12 +43,12 @@ class Copying:
             return self._miss(save.number, LATE)
         if step < save.after_step or not between:
             return []
-        self._newest, self._said = save.number, None
+        self.newest, self._said = save.number, None
         return [TakeCopy(save)]
 
     def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
         """What came of it. Of one that another has followed, nothing is told."""
-        if happened.number != self._newest or self._said is not None:
+        if happened.number != self.newest or self._said is not None:
             return []
         if isinstance(happened, CopyFailed):
             return self._miss(happened.number, happened.reason or "no reason was given")
@@ -56,5 +56,5 @@ class Copying:
         return [TellDaemon(self._said)]
 
     def _miss(self, number: int, reason: str) -> list[Command]:
-        self._newest, self._said = number, say.CopyMissed(number, reason)
+        self.newest, self._said = number, say.CopyMissed(number, reason)
         return [TellDaemon(self._said)]

@@ -178,5 +178,8 @@ def test_the_account_has_what_became_of_the_part() -> None:
     assert account.saved_part == (2, info)
     account.not_stored(3, "disk full")
     assert account.save_failed == (3, "disk full")
+    account.stored(1, info)
+    account.not_stored(1, "late")
+    assert (account.saved_part, account.save_failed) == ((2, info), (3, "disk full"))
     account.hear(say.CopyMissed(4, "late"))
     assert account.copied == account.save_failed == (4, "late")

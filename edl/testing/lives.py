@@ -1,0 +1,108 @@
+"""A simulated job that dies with all its workers, and its next life, resumed from what is durable: one account of both.
+
+Owns: what another life begins with. Does not own: either life (`edl.testing.simulation`).
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from typing import Any, Final
+
+from edl.core.data.inheriting import rebased
+from edl.protocol.data import DataSpec
+from edl.protocol.saving import Checkpointing, Resumed, Saving
+from edl.testing.faults import draw, draw_saved
+from edl.testing.savings import SimStore
+from edl.testing.simulation import Inheritance, SimJob
+
+CALM: Final = 0.3  # of the lives: nothing goes wrong until their end
+OWN_DATA: Final = 0.1
+
+
+def newest(store: SimStore) -> Saving | None:
+    """The newest checkpoint that exists, whether any leader came to tell of it or not."""
+    return max(store.manifests.values(), key=lambda saving: saving.path, default=None)
+
+
+def inheritance(job: SimJob) -> Inheritance | None:
+    """What the life after `job` begins with; None: no checkpoint came about."""
+    saving = newest(job.savings.store)
+    if saving is None:
+        return None
+    base = 0 if job.inherits is None else job.inherits.resumed.step
+    mine = saving.path.split("/")[-1].startswith(f"{job.life:04d}")
+    if not mine:  # nothing new is durable since this life has begun
+        return job.inherits
+    ledger = None if saving.ledger is None else rebased(saving.ledger)
+    return Inheritance(
+        resumed=Resumed(base + saving.after_step, job.life, saving.path, ledger),
+        model=job.savings.store.parts[saving.path, 0].model,
+        trained=frozenset(job.checks.trained_up_to(saving.after_step)),
+        store=job.savings.store,
+    )
+
+
+def next_life(job: SimJob, *, seed: int, workers: int, **more: Any) -> SimJob:
+    """Of a job whose workers are all gone. Without a checkpoint it begins anew."""
+    inherits = inheritance(job)
+    done = 0 if inherits is None else inherits.resumed.step
+    checkpointing = Checkpointing(
+        folder=job.checkpointing.folder,
+        every_s=job.checkpointing.every_s,
+        every_steps=job.checkpointing.every_steps,
+        last=job.checkpointing.last,
+        life=job.life + 1,
+    )
+    return SimJob(
+        job.spec,
+        seed=seed,
+        steps=max(0, job.whole_steps - done),
+        workers=workers,
+        checkpointing=checkpointing,
+        inherits=inherits,
+        **more,
+    )
+
+
+def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
+    """The lives of the job of `seed`, one after the other, each of them over: faults in all of them, and all but the
+    last one end with the end of all its workers, wherever it is.
+    """
+    source = random.Random(f"lives {seed}")  # noqa: S311 - repeatable is the point
+    workers, steps = source.randint(1, 4), source.randint(20, 200)
+    own_data = source.random() < OWN_DATA
+    spec = _spec(source, workers, steps)
+    checkpointing = Checkpointing("memory:", source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)))
+    job = job_class(
+        None if own_data else spec, seed=seed, steps=steps, workers=workers, checkpointing=checkpointing, prepares=1.0
+    )
+    for life in range(source.choice((1, 1, 2))):
+        _plan(job, source, steps)
+        job.run_until(source.random() * (0.1 + 0.012 * steps))
+        yield job
+        job = next_life(job, seed=seed + 1_000_003 * (life + 1), workers=source.randint(1, 5), prepares=1.0)
+    _plan(job, source, steps)
+    job.run()
+    yield job
+
+
+def _spec(source: random.Random, workers: int, steps: int) -> DataSpec:
+    """As `edl.testing.scenario` draws it."""
+    batch, epochs = source.randint(1, 4), source.randint(1, 4)
+    whole, by_sample = source.random() < 0.6, source.random() < 0.25
+    return DataSpec(
+        total=max(1, steps * batch * workers // epochs - source.randint(0, batch * workers)),
+        epochs=epochs,
+        batch=batch,
+        whole_epochs=whole,
+        by_sample=by_sample,
+        open_ended=whole and not by_sample and source.random() < 0.5,
+    )
+
+
+def _plan(job: SimJob, source: random.Random, steps: int) -> None:
+    if source.random() < CALM:
+        return
+    job.plan(draw(source, source.choice((1, 2, 3)), 0.05 + 0.01 * steps))
+    job.plan(draw_saved(source))

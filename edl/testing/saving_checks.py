@@ -1,0 +1,151 @@
+"""What must hold of a simulated job's checkpoints: durable or absent; of one step, one model and one ledger (I16)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Final
+
+from edl.core.job.inputs import Tell
+from edl.facts import CheckpointFailed
+from edl.protocol.job import Record
+from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.saving import Save, Saving
+from edl.testing.faults import Fault
+from edl.testing.models import Model
+
+if TYPE_CHECKING:
+    from edl.testing.savings import Copy
+    from edl.testing.simulation import SimJob
+
+Sample = tuple[int, int]  # epoch, position
+
+AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
+BOUND_S: Final = 5.0  # for its parts, and three tries to publish it
+
+
+class SavingChecks:
+    """Of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self._job = job
+        self._told: dict[int, Saving] = {}  # by number, as it was announced
+        self.begun_at: dict[int, float] = {}
+        self.durable_at: dict[int, float] = {}
+
+    # ------------------------------------------------------------------------------------------------- as it happens
+
+    def copies(self, copy: Copy) -> None:
+        """A trainer is about to copy what it has."""
+        save = copy.save
+        if (copy.generation, copy.step) != (save.generation, save.after_step):
+            where = f"after step {copy.step} in ring {copy.generation}"
+            self._violated(f"{copy.worker} copies {where} what was to be of {save.after_step} in {save.generation}")
+        told = self._told.get(save.number)
+        if told is None or told.roster[save.part] != copy.worker or len(told.roster) != save.parts:
+            self._violated(f"{copy.worker} copies part {save.part} of {save.parts}, and on record is {told}")
+
+    def published(self, saving: Saving) -> None:
+        """Its manifest is about to be written."""
+        store = self._job.savings.store
+        parts = [store.parts.get((saving.path, rank)) for rank in range(len(saving.roster))]
+        present = [part for part in parts if part is not None]
+        if len(present) < len(parts):
+            self._violated(
+                f"checkpoint {saving.number} is published, and {len(present)} of {len(parts)} parts are there"
+            )
+        workers = tuple(part.worker for part in present)
+        if workers != saving.roster or any(not _is_of(part.save, saving) for part in present):
+            self._violated(f"checkpoint {saving.number} of {saving.roster} has parts of others: {present}")
+        if len({part.model for part in present}) > 1:
+            self._violated(f"the parts of checkpoint {saving.number} are of different models: {present}")
+        if present[0].model.learned != self._job.checks.learned_by(saving.after_step):
+            self._violated(f"checkpoint {saving.number} has another model than that of step {saving.after_step}")
+        before = store.manifests.get(saving.path)
+        if before is not None and before != saving:
+            self._violated(f"two checkpoints lie in {saving.path}")
+        self._has_its_ledger(saving)
+
+    def durable(self, before: Record, record: Record) -> None:
+        """A record was written."""
+        if record.saving is not None and self._job.now > self._bound(record.saving.number):
+            self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
+        if record.saving is before.saving and record.saved is before.saved:
+            return
+        old, new = before.saving, record.saving
+        if new is not None and (old is None or old.number != new.number):
+            self._is_announced(before, record, new)
+        if record.saved is not None and record.saved != before.saved:
+            self._is_durable(record)
+
+    def has_answered(self, request: str) -> bool:
+        """The record says what has come of it."""
+        return any(one.request == request and (one.path or one.failure) for one in self._job.durable.save_requests)
+
+    def told(self, told: Iterable[Tell]) -> None:
+        """Events that go with a record. Where nothing goes wrong with anything, no saving fails but for a switch."""
+        for fact in (one.fact for one in told):
+            if isinstance(fact, CheckpointFailed) and self._is_calm and not fact.reason.startswith(AS_MEANT):
+                self._violated(f"saving {fact.number} has failed, and nothing is wrong: {fact.reason}")
+
+    @property
+    def _is_calm(self) -> bool:
+        job = self._job
+        return not job.savings.fails and not job.late and job.struck.keys() <= {Fault.JOIN, Fault.SCALE}
+
+    def _bound(self, number: int) -> float:
+        """When it is over at the latest, as each leader counts from its own beginning."""
+        return max(self.begun_at.get(number, self._job.now), self._job.calm_at) + BOUND_S
+
+    def _is_announced(self, before: Record, record: Record, saving: Saving) -> None:
+        if saving.number != record.saves or saving.number in self._told:
+            self._violated(f"saving {saving.number} is announced, after {before.saves} others")
+        if any(one.path == saving.path for one in self._told.values()):
+            self._violated(f"{saving.path} is used twice")
+        if saving.roster != record.roster or saving.generation != record.generation:
+            self._violated(f"saving {saving.number} is of {saving.roster}, and ring {record.generation} trains")
+        self._told[saving.number] = saving
+        self.begun_at[saving.number] = self._job.now
+
+    def _is_durable(self, record: Record) -> None:
+        saved = record.saved
+        assert saved is not None
+        manifest = self._job.savings.store.manifests.get(saved.path)
+        if manifest is None or (manifest.number, manifest.after_step) != (saved.number, saved.step):
+            self._violated(f"checkpoint {saved.number} counts as durable, and has no manifest")
+        self.durable_at[saved.number] = self._job.now
+
+    def _has_its_ledger(self, saving: Saving) -> None:
+        """What it says is trained is just that."""
+        if saving.ledger is None:
+            if self._job.spec is not None and saving.after_step > 0:
+                self._violated(f"checkpoint {saving.number} has no ledger")
+            return
+        says, truth = trained_by(saving.ledger), self._job.checks.trained_up_to(saving.after_step)
+        if says != truth:
+            wrong = f"{sorted(says - truth)[:5]} too many, {sorted(truth - says)[:5]} too few"
+            self._violated(f"checkpoint {saving.number} after step {saving.after_step} has samples as trained: {wrong}")
+
+    # ------------------------------------------------------------------------------------------------- another life
+
+    def begins(self, model: Model) -> None:
+        """The first step of all is about to be taken."""
+        if self._job.begins_with is not None and model.learned != self._job.begins_with.learned:
+            self._violated("a life that is resumed begins with another model than that of its checkpoint")
+
+    def _violated(self, complaint: str) -> None:
+        self._job.checks.violated("I16", complaint)
+
+
+def _is_of(save: Save, saving: Saving) -> bool:
+    return (save.number, save.generation, save.after_step) == (saving.number, saving.generation, saving.after_step)
+
+
+def trained_by(snapshot: LedgerSnapshot) -> set[Sample]:
+    """All that was leased once, but what was returned, and what is left of leases."""
+    total = snapshot.spec.total
+    left = {place for start, stop in snapshot.returned for place in range(start, stop)}
+    for member in snapshot.members:
+        for lease in member.leases:
+            for piece in lease.left(snapshot.step):
+                left.update(range(piece.epoch * total + piece.start, piece.epoch * total + piece.stop))
+    return {divmod(place, total) for place in range(snapshot.frontier) if place not in left}

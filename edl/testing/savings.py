@@ -1,0 +1,158 @@
+"""Simulated checkpoints: copies that take time, daemons that store them, a store in which things go wrong.
+
+Owns: what trainers, daemons and the leader's shell do for a saving, and what lies in the store, which outlives a job.
+Does not own: when a job is saved (`edl.core.checkpoint`), nor what must hold of it (`edl.testing.saving_checks`).
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Final
+
+from edl.core.job.inputs import PublishingFailed, SavingPublished
+from edl.core.worker.inputs import CopyFailed, CopyTaken
+from edl.protocol.job import Record
+from edl.protocol.saving import FileInfo, PartInfo, Save, Saving
+from edl.testing.faults import Moment
+from edl.testing.models import Model
+from edl.testing.rings import STEP_S
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.leading import SimLeader
+    from edl.testing.simulation import SimJob
+
+STORE_S: Final = 0.02  # usually at most, for a part
+LATE_S: Final = 0.4  # a part that is late
+PUBLISH_S: Final = 0.01
+COPY_FAILS: Final = 0.01  # so many copies do
+STORE_FAILS: Final = 0.03
+STORE_LATE: Final = 0.05
+PUBLISH_FAILS: Final = 0.1
+PUBLISH_LOST: Final = 0.05  # its answer never comes
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """What a trainer has copied."""
+
+    save: Save
+    worker: str
+    generation: int
+    step: int
+    model: Model
+
+
+@dataclass(slots=True)
+class SimStore:
+    """What is durable. `parts` by path and rank; a manifest is what makes a checkpoint of them."""
+
+    parts: dict[tuple[str, int], Copy] = field(default_factory=dict)
+    manifests: dict[str, Saving] = field(default_factory=dict)
+
+
+class Savings:
+    """Of all workers of one job, and of its leaders."""
+
+    def __init__(self, job: SimJob, seed: int, store: SimStore | None = None) -> None:
+        self.job = job
+        self.store = store or SimStore()
+        self.fails = True  # now and then
+        self.store_s, self.store_fails, self.store_late = STORE_S, STORE_FAILS, STORE_LATE
+        self._random = random.Random(f"storage {seed}")  # noqa: S311 - repeatable is the point
+        self._copying: dict[str, Copy] = {}  # by worker, what its trainer is not through with
+        self._copies: dict[str, Copy] = {}  # by worker, the newest: in a folder that its next daemon finds, too
+
+    # ----------------------------------------------------------------------------------------------- a trainer's hands
+
+    def copy(self, worker: SimWorker, save: Save) -> None:
+        """It copies what it has, beside its next mini-batch."""
+        copy = Copy(save, worker.id, worker.generation, worker.step, worker.model)
+        self.job.checks.savings.copies(copy)
+        self.job.happens(Moment.COPYING, worker)
+        self._copying[worker.id] = copy
+        self.job.after(0.5 * STEP_S * self._random.random(), self._copied, worker, copy)
+
+    def finish(self, worker: SimWorker) -> None:
+        """Its trainer is about to end: what it copies, it has copied before."""
+        if worker.id in self._copying:
+            self._copied(worker, self._copying[worker.id])
+
+    def _copied(self, worker: SimWorker, copy: Copy) -> None:
+        if not worker.alive or worker.stalled or self._copying.get(worker.id) is not copy:
+            return
+        del self._copying[worker.id]
+        if self._chance(COPY_FAILS):
+            self.job.tell(worker, CopyFailed(copy.save.number, "no memory is left"))
+            return
+        self._copies[worker.id] = copy
+        self.job.tell(worker, CopyTaken(copy.save.number, ("part",), 1000 * STEP_S))
+
+    # ------------------------------------------------------------------------------------------------ a daemon's hands
+
+    def tell_again(self, worker: SimWorker) -> None:
+        """Another daemon is told of what was copied."""
+        number, missed = worker.account.copied
+        copy = self._copies.get(worker.id)
+        if copy is not None and copy.save.number == number and not missed:
+            self.store_part(worker)
+
+    def store_part(self, worker: SimWorker) -> None:
+        """Its daemon is told of what is copied; another one may be, too, and begins anew. What no leader wants any more
+        is not stored: it may be durable already.
+        """
+        copy, daemon = self._copies[worker.id], worker.daemon
+        wanted = None if worker.orders is None else worker.orders.save
+        if wanted is None or wanted.number != copy.save.number:
+            return
+        self.job.happens(Moment.STORING, worker)
+        late = LATE_S if self._chance(self.store_late) else self.store_s
+        fails = self._chance(self.store_fails)
+        self.job.after(late * self._random.random(), self._stored, worker, copy, daemon, fails)
+
+    def _stored(self, worker: SimWorker, copy: Copy, daemon: int, fails: bool) -> None:
+        if worker.daemon != daemon:  # it is gone: what it wrote may lie there or not
+            if worker.daemon and not fails and self._random.random() < 0.5:
+                self.store.parts[copy.save.path, copy.save.part] = copy
+            return
+        if fails:
+            worker.account.not_stored(copy.save.number, "the disk is full")
+        else:
+            self.store.parts[copy.save.path, copy.save.part] = copy
+            size = FileInfo(f"part-{copy.save.part:04d}-of-{copy.save.parts:04d}", 100, "0")
+            worker.account.stored(copy.save.number, PartInfo((size,), 1000 * STEP_S))
+        self.job.stir(worker)
+
+    def is_storing(self, worker: SimWorker) -> bool:
+        """Its daemon tells of its end only once what it is storing is durable, or failed."""
+        number, missed = worker.account.copied
+        wanted = None if worker.orders is None else worker.orders.save
+        if wanted is None or wanted.number != number:
+            return False
+        told = (worker.account.saved_part[0], worker.account.save_failed[0])
+        return number > 0 and not missed and number not in told
+
+    # ------------------------------------------------------------------------------------------ the leader's shell
+
+    def publish(self, leader: SimLeader, record: Record) -> None:
+        """It writes the manifest, beside all else. If the leader dies, it may be written or not."""
+        assert record.saving is not None
+        if leader.term == self.job.term and self.job.durable is not record:
+            self.job.checks.violated("I9", f"saving {record.saving.number} is to be published, and that is not durable")
+        self.job.happens(Moment.PUBLISHING)
+        fails, lost = self._chance(PUBLISH_FAILS), self._chance(PUBLISH_LOST)
+        self.job.after(PUBLISH_S * self._random.random(), self._published, leader, record.saving, fails, lost)
+
+    def _published(self, leader: SimLeader, saving: Saving, fails: bool, lost: bool) -> None:
+        if not leader.alive and self._random.random() < 0.5:
+            return
+        if not fails:
+            self.job.checks.savings.published(saving)
+            self.store.manifests[saving.path] = saving
+        if leader.alive and not lost:
+            failed = PublishingFailed(saving.number, "the store says no")
+            leader.receive(failed if fails else SavingPublished(saving.number))
+
+    def _chance(self, share: float) -> bool:
+        return self.fails and self._random.random() < share

@@ -1,0 +1,128 @@
+"""Jobs that are saved every so often, and jobs that die as a whole and are resumed (I16)."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from itertools import pairwise
+
+import pytest
+from mutants import Calm
+
+from edl.protocol.data import DataSpec
+from edl.protocol.job import JobState
+from edl.protocol.saving import Checkpointing
+from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing.lives import lives, newest
+from edl.testing.savings import Savings
+
+SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
+BLOCK = 50
+DATA = DataSpec(total=900, epochs=1, batch=2)
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_no_invariant_breaks_in_jobs_that_are_saved(first: int) -> None:
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        scenario(seed, saves=True).run()
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_lives_that_are_resumed_train_each_sample_once(first: int) -> None:
+    ends, resumed = Counter[str](), 0
+    for seed in range(first, min(first + BLOCK, SEEDS)):
+        for job in lives(seed):
+            resumed += job.inherits is not None
+        ends[job.end] += 1
+    assert resumed > 0.5 * sum(ends.values())
+    assert ends["finished"] > 0.8 * sum(ends.values()), ends
+
+
+# Of a part that is stored so late that the part of the next saving is durable before it, and then counted for it.
+@pytest.mark.parametrize("seed", [345])
+def test_what_was_found_of_lives_stays_mended(seed: int) -> None:
+    for _ in lives(seed):
+        pass
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("seed", range(8))
+def test_where_nothing_goes_wrong_each_saving_is_durable_and_the_next_comes_in_time(seed: int, workers: int) -> None:
+    every_s = 0.3
+    job = Calm(DATA, seed=seed, workers=workers, checkpointing=Checkpointing("memory:", every_s=every_s, last=True))
+    job.run()
+    checks = job.checks.savings
+    numbers = list(range(1, job.durable.saves + 1))
+    assert list(checks.durable_at) == list(checks.begun_at) == numbers, job.story("one has failed")
+    took = [checks.durable_at[number] - checks.begun_at[number] for number in numbers]
+    assert max(took[:-1]) < 0.25
+    assert took[-1] < 0.6  # the last one is announced early
+    gaps = [after - before for before, after in pairwise(list(checks.begun_at.values())[:-1])]
+    assert all(every_s - 0.02 <= gap < every_s + 0.25 for gap in gaps), gaps  # as seen by writes, which take time
+    assert job.durable.saved is not None
+    assert job.durable.saved.step == job.checks.steps  # the last one, of the last step
+    assert job.durable.state is JobState.FINISHED
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_by_steps_it_is_saved_every_so_many(seed: int) -> None:
+    job = Calm(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:", every_steps=40))
+    job.run()
+    steps = [saving.after_step for saving in job.savings.store.manifests.values()]
+    assert len(steps) >= 3
+    assert all(40 <= after - before <= 60 for before, after in pairwise(steps)), steps
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_job_that_is_not_to_be_saved_is_not(seed: int) -> None:
+    job = Calm(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:"))
+    job.run()
+    assert not job.durable.saves
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_requests_are_answered_whatever_the_leaders_do(seed: int) -> None:
+    job = SimJob(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:"))
+    for number in range(3):
+        job.after(0.1 + 0.05 * number, job.ask_checkpoint, f"r{number}")
+    moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
+    job.plan([Planned(Fault.CRASH_LEADER, moments[seed % 4], 1), Planned(Fault.CHANGE_LEADER, moments[seed % 4], 2)])
+    job.run()
+    assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
+    assert {one.request for one in job.durable.save_requests} == {"r0", "r1", "r2"}
+    assert newest(job.savings.store) is not None
+
+
+@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.CRASH_LEADER])
+@pytest.mark.parametrize("moment", [Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING])
+def test_after_a_fault_at_any_moment_a_durable_one_follows(fault: Fault, moment: Moment) -> None:
+    for seed in range(4):
+        job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:", every_s=0.1))
+        job.plan([Planned(fault, moment, 1)])
+        job.run()
+        assert job.durable.state is JobState.FINISHED, job.story("not finished")
+        later = [number for number in job.checks.savings.durable_at if number > 1]
+        assert later, job.story("no checkpoint is durable after the first")
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_saving_never_holds_up_the_end_of_a_job(seed: int) -> None:
+    """But the last one, for which an end waits within bounds."""
+
+    class Stuck(Calm):
+        """What is to be published never is."""
+
+        @property
+        def savings(self) -> Savings:
+            return self._savings
+
+        @savings.setter
+        def savings(self, savings: Savings) -> None:
+            savings.publish = lambda leader, record: None  # type: ignore[method-assign]
+            self._savings = savings
+
+    for last in (False, True):
+        job = Stuck(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:", every_s=0.1, last=last))
+        job.run()
+        assert job.durable.state is JobState.FINISHED, job.story("not finished")
+        assert not job.durable.saved
