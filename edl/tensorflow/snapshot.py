@@ -3,8 +3,8 @@
 Owns: their bytes. Does not own: which variables make up the state (`edl.tensorflow.framework`), when they are taken
 (`edl.trainer.copier`), nor files.
 
-What is read of a variable of TensorFlow 2 stays what it was: an update that comes meanwhile goes into other memory. Those
-of a session are all fetched at once.
+What is read of a variable of TensorFlow 2 stays what it was: an update that comes meanwhile goes into other memory.
+Those of a session are all fetched at once.
 """
 
 from __future__ import annotations
