@@ -162,7 +162,12 @@ class _LocalBytes:
             raise CheckpointError(f"cannot read {self._path}: {error.strerror}; look at that disk") from error
 
     def close(self) -> None:
-        os.close(self._file)
+        file, self._file = self._file, -1
+        if file >= 0:
+            os.close(file)
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def _make_root(root: Path) -> None:

@@ -17,6 +17,7 @@ _CHECKPOINT = re.compile(r"([0-9]{4,9})-([0-9]{6,12})-([0-9]{12,18})")
 _ATTEMPT = r"(?:\.[1-9][0-9]{0,3})?"  # one that came after others of its name
 _PART = re.compile(rf"part-([0-9]{{4,6}})-of-([0-9]{{4,6}}){_ATTEMPT}\.safetensors")
 _OWN = re.compile(rf"own-([0-9]{{4,6}}){_ATTEMPT}\.msgpack")
+_LIFE = re.compile(r"life-([0-9]{4,9})")
 _DRAFT = re.compile(r"\..+\.[0-9a-f]{8}\.tmp")
 
 
@@ -56,6 +57,17 @@ def owner_of(file: str) -> int | None:
     """The number of the worker whose own state it is; None: no such file is called so."""
     match = _OWN.fullmatch(file)
     return int(match[1]) if match else None
+
+
+def life_file(life: int) -> str:
+    """The file by which a life has its number."""
+    return f"life-{life:04d}"
+
+
+def life_of(file: str) -> int:
+    """0: that is no file of a life, nor a checkpoint."""
+    name, match = parse_name(file), _LIFE.fullmatch(file)
+    return name.life if name else int(match[1]) if match else 0
 
 
 def optimizer_tensor(number: int, path: str) -> str:

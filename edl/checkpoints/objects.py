@@ -20,6 +20,7 @@ from edl.checkpoints.port import AlreadyThere, Chunks, NotThere, StoredBytes
 from edl.errors import CheckpointError, ConfigError
 
 PAUSES_S = (0.1, 0.4, 1.6, 4.0)  # between tries; libraries of stores try again by themselves, too
+AHEAD_BYTES = 32 << 20
 FINAL = (FileNotFoundError, FileExistsError, IsADirectoryError, NotADirectoryError, PermissionError)
 
 Result = TypeVar("Result")
@@ -149,19 +150,26 @@ class ObjectFiles:
 
 
 class _ObjectBytes:
-    """`edl.checkpoints.port.StoredBytes`."""
+    """`edl.checkpoints.port.StoredBytes`. It reads ahead: a request takes longer than small contents need to come."""
 
     def __init__(self, files: ObjectFiles, path: str, size: int) -> None:
         self._files = files
         self._path = path
         self.size = size
+        self._begin = 0
+        self._ahead = b""  # what lies from there on
 
     def read(self, begin: int, size: int) -> bytes:
         end = min(begin + size, self.size)
-        return self._files.range(self._path, begin, end) if begin < end else b""
+        if begin >= end:
+            return b""
+        if not self._begin <= begin < end <= self._begin + len(self._ahead):
+            until = min(max(end, begin + AHEAD_BYTES), self.size)
+            self._begin, self._ahead = begin, self._files.range(self._path, begin, until)
+        return self._ahead[begin - self._begin : end - self._begin]
 
     def close(self) -> None:
-        """Nothing is open."""
+        self._ahead = b""
 
 
 def _abandon(stream: Any) -> None:

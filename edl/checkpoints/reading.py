@@ -48,6 +48,7 @@ class Checkpoint:
         self._files = {file.file: file for file in manifest.files}
         self._layouts = [self._lay_out(number) for number in range(len(manifest.parts))]
         self._lying = self._places()
+        self._at_hand: tuple[str, StoredBytes] | None = None  # the part that was read last
 
     @property
     def path(self) -> str:
@@ -78,8 +79,13 @@ class Checkpoint:
                 f"tensor {tensor!r} of checkpoint {self.path} has {wanted} bytes, and {len(view)} have room"
             )
         for lying in self._lying[tensor]:
-            with closing(self._open(self._files[lying.file])) as opened:
-                self._copy(opened, lying, view[lying.slice.offset : lying.slice.end])
+            self._copy(self._part(lying.file), lying, view[lying.slice.offset : lying.slice.end])
+
+    def close(self) -> None:
+        """Of what was open to be read. It can be read again."""
+        if self._at_hand is not None:
+            self._at_hand[1].close()
+            self._at_hand = None
 
     def own(self, number: int) -> bytes | None:
         """What the worker of that rank had for itself; None: there is none. Raises Broken, CheckpointError."""
@@ -99,6 +105,13 @@ class Checkpoint:
             for piece, begin in zip(part.tensors, layout.begins, strict=True):
                 found[piece.tensor].append(_Lying(part.file, begin, piece))
         return found
+
+    def _part(self, name: str) -> StoredBytes:
+        """Tensors that follow each other lie in one part, mostly."""
+        if self._at_hand is None or self._at_hand[0] != name:
+            self.close()
+            self._at_hand = (name, self._open(self._files[name]))
+        return self._at_hand[1]
 
     def _open(self, file: StoredFile) -> StoredBytes:
         """Of the size that the manifest says, before any room is made for it."""

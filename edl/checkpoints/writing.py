@@ -6,6 +6,7 @@ own: how a file becomes durable (`edl.checkpoints.port`), nor who writes when.
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 import msgspec
@@ -14,13 +15,28 @@ from edl.checkpoints import manifest as manifests
 from edl.checkpoints.checksum import Checksum, chunks_of, summed
 from edl.checkpoints.layout import PartLayout, PartTitle, lay_out
 from edl.checkpoints.manifest import MOST_BYTES, Broken, Manifest, Slice, StoredFile, StoredTensor
-from edl.checkpoints.names import MANIFEST, CheckpointName, own_file, part_file
+from edl.checkpoints.names import MANIFEST, CheckpointName, life_file, life_of, own_file, part_file
 from edl.checkpoints.places import JobFolder
 from edl.checkpoints.port import AlreadyThere, Chunks
 from edl.checkpoints.reading import Checkpoint
 from edl.errors import CheckpointError
 
 MOST_ATTEMPTS = 1000  # of one worker, to write under one checkpoint's name
+
+
+def begin_life(folder: JobFolder) -> int:
+    """The number of a life that begins: newer than all others, and given to no other start of the job.
+
+    Raises CheckpointError.
+    """
+    for _ in range(MOST_ATTEMPTS):
+        life = 1 + max(map(life_of, folder.files.names(folder.job)), default=0)
+        try:
+            folder.files.create(folder.job, life_file(life), secrets.token_hex(16).encode())
+        except AlreadyThere:
+            continue
+        return life
+    raise CheckpointError(f"too many begin job {folder.job} at once in {folder.files.where}: start it again")
 
 
 def write_part(

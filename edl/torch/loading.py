@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def load(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
     stored = {tensor.name: tensor for tensor in found.manifest.tensors if tensor.belongs == "model"}
     mine = dict((*model.named_parameters(), *model.named_buffers()))
     _check(found, stored, mine)
-    with torch.no_grad():
+    with closing(found), torch.no_grad():
         for name, tensor in mine.items():
             if tensor.numel():
                 tensor.copy_(_read(found, stored[name]))

@@ -123,6 +123,24 @@ def assert_one_winner(files: Files, folder: str, writers: int = 6) -> None:
     assert files.names(folder) == ["manifest.json"]
 
 
+def test_a_store_is_asked_seldom(monkeypatch) -> None:
+    """What lies behind each other comes with one request."""
+    import fsspec
+    from fsspec.implementations.memory import MemoryFileSystem
+
+    files = ObjectFiles("memory://seldom")
+    files.create("job", "part", bytes(range(200)))
+    asked: list[str] = []
+    real = MemoryFileSystem.cat_file
+    monkeypatch.setattr(MemoryFileSystem, "cat_file", lambda fs, path, **of: asked.append(path) or real(fs, path, **of))
+    with closing(files.open("job", "part")) as opened:
+        assert [opened.read(at, 3) for at in (10, 13, 0, 150, 198)] == [
+            bytes(range(at, min(at + 3, 200))) for at in (10, 13, 0, 150, 198)
+        ]
+    assert len(asked) == 2
+    fsspec.filesystem("memory").rm("seldom", recursive=True)
+
+
 def test_a_store_that_is_not_known_is_named() -> None:
     with pytest.raises(ConfigError, match="nosuch://x: Protocol not known: nosuch"):
         ObjectFiles("nosuch://x")

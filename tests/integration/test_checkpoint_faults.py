@@ -27,7 +27,7 @@ from edl.checkpoints.names import CheckpointName
 from edl.checkpoints.objects import ObjectFiles
 from edl.checkpoints.places import JobFolder
 from edl.checkpoints.pruning import prune
-from edl.checkpoints.reading import newest
+from edl.checkpoints.reading import Unfinished, newest, open_checkpoint
 from edl.errors import CheckpointError
 
 pytestmark = pytest.mark.integration
@@ -55,6 +55,20 @@ def check(folder: JobFolder, told: list[int]) -> None:
     check_contents(found.checkpoint)
 
 
+def halves(folder: JobFolder) -> Iterator[str]:
+    """What is neither a checkpoint nor known to be none: not even that is left, also where old ones were removed.
+
+    Without hard links a manifest may be: its name is taken first.
+    """
+    for name in folder.names():
+        try:
+            open_checkpoint(folder, name).verify()
+        except Unfinished:
+            continue
+        except CheckpointError as error:
+            yield str(error)
+
+
 @pytest.mark.parametrize("links", [True, False], ids=["links", "without links"])
 @pytest.mark.parametrize("power", [False, True], ids=["killed", "power cut"])
 def test_a_death_at_any_system_call_costs_nothing_that_was_told_durable(tmp_path, power, links, monkeypatch) -> None:
@@ -68,6 +82,7 @@ def test_a_death_at_any_system_call_costs_nothing_that_was_told_durable(tmp_path
         shutil.copytree(first, root)
         told, was_killed = until_death(root, at, partial(two_saves, root), power=power, links=links)
         check(folder_at(root), [10, *told])
+        assert not links or not list(halves(folder_at(root)))
         if not was_killed:
             ended = at
             break
@@ -243,6 +258,15 @@ def test_a_store_that_fails_in_one_call_of_three_loses_nothing_that_was_told_dur
         with answering():
             check(folder, told)
             read = True
+
+
+def test_what_a_store_has_lost_on_the_way_is_noticed(failing, monkeypatch) -> None:
+    monkeypatch.setattr(Failing, "maybe", lambda self: None)
+    real = Failing.info
+    monkeypatch.setattr(Failing, "info", lambda self, path, **of: {**real(self, path, **of), "size": 5})
+    folder = JobFolder(ObjectFiles("failing://bucket", wait=lambda pause_s: None), "mnist")
+    with pytest.raises(CheckpointError, match=r"cannot write failing://.*: 5 of \d+ bytes have come there; look at"):
+        save(folder, named(10))
 
 
 def test_a_store_that_never_answers_is_given_up(failing, monkeypatch) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import threading
 from pathlib import Path
 
 import msgspec
@@ -230,6 +231,14 @@ def test_publishing_twice_is_publishing_once(folder) -> None:
     assert open_checkpoint(folder, NEW).manifest == manifest
 
 
+def test_what_another_leader_has_published_is_flushed_before_it_is_told_durable(folder, monkeypatch) -> None:
+    """That one may have died before it came to it."""
+    flushed: list[str] = []
+    monkeypatch.setattr(os, "fsync", lambda file: flushed.append(str(Path(f"/proc/self/fd/{file}").readlink())))
+    writing.publish(folder, open_checkpoint(folder, NEW).manifest)
+    assert flushed[-1] == str(at(folder))
+
+
 def test_two_leaders_cannot_publish_different_ones_under_one_name(folder) -> None:
     manifest = write(folder, NEW)  # the same step again, its parts beside those that are durable
     assert [part.file for part in manifest.parts] == [f"part-000{n}-of-0003.1.safetensors" for n in range(3)]
@@ -274,6 +283,19 @@ def test_the_checksum_is_that_of_what_was_written_whatever_becomes_of_the_memory
     stored = writing.write_part(folder, folder.title(name, 0, 1), slices, by_name, [memoryview(memory)])
     raw = (at(folder, name) / stored.file).read_bytes()
     assert stored.checksum == checksum_of(raw)
+
+
+def test_each_life_has_a_number_of_its_own(tmp_path) -> None:
+    folder, lives = folder_at(tmp_path), list[int]()
+    threads = [threading.Thread(target=lambda: lives.append(writing.begin_life(folder))) for _ in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(lives) == list(range(1, 9))
+    save(folder, CheckpointName(11, 1, 5))
+    assert writing.begin_life(folder) == 12
+    assert folder.names() == [CheckpointName(11, 1, 5)]
 
 
 # ---------------------------------------------------------------------------------------------------------- pruning

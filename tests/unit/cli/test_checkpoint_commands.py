@@ -10,6 +10,8 @@ import pytest
 from stored import folder_at, save, write
 
 from edl.checkpoints.names import CheckpointName
+from edl.checkpoints.objects import ObjectFiles
+from edl.checkpoints.places import JobFolder
 from edl.cli import main
 
 OLD, NEW, NEXT = (CheckpointName(1, 1, step) for step in (10, 20, 30))
@@ -105,6 +107,21 @@ def test_of_several_jobs_each_newest_counts(checkpoints) -> None:
     tear(checkpoints, NEW)
     assert main(["checkpoint", "verify", "checkpoints"]) == 1
     assert main(["checkpoint", "verify", "checkpoints", "--job", "other"]) == 0
+
+
+def test_urls_are_looked_at_as_folders_are(capsys) -> None:
+    import fsspec
+
+    url = "memory://bucket/checkpoints"
+    folder = JobFolder(ObjectFiles(url), "mnist")
+    for name in (OLD, NEW):
+        save(folder, name)
+    for path in (url, f"{url}/", f"{url}/mnist", f"{url}/mnist/{NEW}"):
+        assert main(["checkpoint", "verify", path]) == 0
+        assert f"mnist  {NEW}  20    3        0.0118" in capsys.readouterr().out
+        assert main(["checkpoint", "show", path]) == 0
+        assert f"checkpoint {url}/mnist/{NEW}: every byte" in capsys.readouterr().out
+    fsspec.filesystem("memory").rm("bucket", recursive=True)
 
 
 @pytest.mark.parametrize(
