@@ -9,7 +9,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from edl.checkpoints.places import JobFolder, files_at, look
-from edl.checkpoints.reading import Checkpoint, PassedOver, chosen, newest
+from edl.checkpoints.reading import Checkpoint, Newest, PassedOver, chosen, newest
+from edl.checkpoints.writing import begin_life
 from edl.errors import CheckpointError, UsageError
 
 WORDS = ("auto", "never", "must")
@@ -35,16 +36,20 @@ def only_job(where: str) -> str | None:
 def begin(where: str, job: str, resume: str) -> Beginning:
     """`resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError."""
     folder = JobFolder(files_at(where), job)
-    number = max((name.life for name in folder.names()), default=0) + 1
+    found, passed_over = _to_go_on_from(folder, resume)
+    return Beginning(begin_life(folder), found, passed_over)
+
+
+def _to_go_on_from(folder: JobFolder, resume: str) -> Newest:
     if resume == "never":
-        return Beginning(number, None)
+        return Newest(None, ())
     if resume not in WORDS:
-        found = chosen(look(resume))
-        return Beginning(number, found.checkpoint, found.passed_over)
+        return Newest(*chosen(look(resume)))
     best = newest(folder)
     if best.checkpoint is None and (resume == "must" or best.passed_over):
         why = f": {best.passed_over[0].reason}" if best.passed_over else ""
         raise CheckpointError(
-            f"no checkpoint of job {job} in {where} can be gone on from{why}; with --resume never the job begins anew"
+            f"no checkpoint of job {folder.job} in {folder.files.where} can be gone on from{why}; with --resume never "
+            "the job begins anew"
         )
-    return Beginning(number, best.checkpoint, best.passed_over)
+    return best

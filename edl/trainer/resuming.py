@@ -7,6 +7,7 @@ Owns: taking it over, once for each ring that begins before the first step. Does
 from __future__ import annotations
 
 import logging
+from contextlib import closing
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -40,7 +41,11 @@ class Resuming:
         if not self._path or generation == self._generation:
             return
         self._generation = generation
-        found = _opened(self._path)
+        with closing(_opened(self._path)) as found:
+            self._take(found, rank, size)
+        logger.info("this worker goes on from %s", self._path)
+
+    def _take(self, found: Checkpoint, rank: int, size: int) -> None:
         manifest = found.manifest
         if manifest.framework != self._framework.name:
             raise CheckpointError(
@@ -57,7 +62,6 @@ class Resuming:
         )
         if size == manifest.size:
             self._give_back_random_states(found, rank)
-        logger.info("this worker goes on from %s", found.path)
 
     def _give_back_random_states(self, found: Checkpoint, rank: int) -> None:
         """Those of the worker that had this rank. On another number of workers each has its own, as a newcomer has."""

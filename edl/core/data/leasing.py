@@ -235,19 +235,23 @@ class Leasing:
             case rebatch.Cut(step):
                 assert ledger is not None
                 ledger.rebatch(step)
-                working.ledgers.reach(max(step, working.newest()[0] + self._lease_steps()))
+                working.ledgers.reach(max(step, working.newest()[0] + self._lease_steps(), self._to_be_saved()))
                 working.keep_ledger(rebatch=None)
                 self._project_anew(step)
                 working.tell(facts.LeasesCut(after_step=step, batch=ledger.batch, workers=len(working.record.roster)))
             case None:
                 pass
 
+    def _to_be_saved(self) -> int:
+        """The step that a checkpoint is announced for, in the ring that trains; 0: none is."""
+        record = self._working.record
+        saving = record.saving
+        return 0 if saving is None or saving.generation != record.generation else saving.after_step
+
     def _project_anew(self, read: int) -> None:
         """What is leased beyond the step `read` is other than it was, when a checkpoint was announced for after it."""
         working, saving = self._working, self._working.record.saving
-        if saving is None or saving.generation != working.record.generation:
-            return
-        if read < saving.after_step <= working.ledgers.covered_step:
+        if saving is not None and read < self._to_be_saved() <= working.ledgers.covered_step:
             ledger = working.ledgers.projected(saving.after_step)
             working.change(saving=msgspec.structs.replace(saving, ledger=ledger), pressing=False)
 
