@@ -20,7 +20,7 @@ from edl.checkpoints.writing import write_own, write_part
 from edl.protocol.saving import FileInfo, PartInfo, Save
 
 
-class Head(msgspec.Struct, frozen=True):
+class StateHead(msgspec.Struct, frozen=True):
     """The whole state, without its bytes."""
 
     framework: str
@@ -34,10 +34,10 @@ class Own(msgspec.Struct, frozen=True):
     """What a worker has for itself: the content of its own file."""
 
     random: dict[str, bytes]  # states of random numbers, by what draws them
-    head: Head | None = None  # of rank 0
+    head: StateHead | None = None  # of rank 0
 
 
-class Copied(msgspec.Struct, frozen=True):
+class PartCopy(msgspec.Struct, frozen=True):
     """Beside the bytes of a part, which are those of `slices`, one behind the other."""
 
     save: Save
@@ -53,7 +53,7 @@ def cut(early: Sequence[StoredTensor], late: Sequence[StoredTensor], parts: int)
     return ((*of_rank_0, *first), *others)
 
 
-def store(copied: Copied, contents: memoryview, stall_ms: float) -> PartInfo:
+def store(copied: PartCopy, contents: memoryview, stall_ms: float) -> PartInfo:
     """Durable when this returns. Raises CheckpointError."""
     save = copied.save
     folder, name = placed(save.path)

@@ -16,7 +16,7 @@ from edl.errors import CheckpointError, UsageError
 WORDS = ("auto", "never", "must")
 
 
-class Beginning(NamedTuple):
+class NewLife(NamedTuple):
     """Of one life."""
 
     number: int  # of the life
@@ -33,11 +33,11 @@ def only_job(where: str) -> str | None:
     return found.jobs[0].job if len(found.jobs) == 1 and found.name is None else None
 
 
-def begin(where: str, job: str, resume: str) -> Beginning:
+def begin(where: str, job: str, resume: str) -> NewLife:
     """`resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError."""
     folder = JobFolder(files_at(where), job)
     found, passed_over = _to_go_on_from(folder, resume)
-    return Beginning(begin_life(folder), found, passed_over)
+    return NewLife(begin_life(folder), found, passed_over)
 
 
 def _to_go_on_from(folder: JobFolder, resume: str) -> Newest:

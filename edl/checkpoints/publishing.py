@@ -10,7 +10,7 @@ from contextlib import closing
 import msgspec
 
 import edl
-from edl.checkpoints.handover import Head, Own
+from edl.checkpoints.handover import Own, StateHead
 from edl.checkpoints.manifest import Manifest, StoredFile, StoredPart
 from edl.checkpoints.names import CheckpointName
 from edl.checkpoints.places import JobFolder, placed
@@ -60,7 +60,7 @@ def remove_old(saving: Saving, keep: int) -> None:
     prune(placed(saving.path)[0], keep)
 
 
-def _head(folder: JobFolder, name: CheckpointName, own: FileInfo) -> Head:
+def _head(folder: JobFolder, name: CheckpointName, own: FileInfo) -> StateHead:
     with closing(folder.files.open(folder.folder(name), own.name)) as opened:
         content = opened.read(0, own.bytes)
     try:

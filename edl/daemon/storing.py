@@ -78,9 +78,9 @@ class PartStore:
 
 
 def _store(about: Path, content: Path, stall_ms: float) -> PartInfo:
-    from edl.checkpoints.handover import Copied, store
+    from edl.checkpoints.handover import PartCopy, store
 
-    copied = msgspec.msgpack.decode(about.read_bytes(), type=Copied)
+    copied = msgspec.msgpack.decode(about.read_bytes(), type=PartCopy)
     with content.open("rb") as opened:
         if not (size := content.stat().st_size):
             return store(copied, memoryview(b""), stall_ms)

@@ -20,13 +20,13 @@ import tensorflow as tf
 from edl.checkpoints.names import optimizer_tensor
 from edl.errors import UsageError
 from edl.tensorflow.state import Described, Variables
-from edl.trainer.framework import Piece
+from edl.trainer.framework import StatePiece
 
 
 class TensorFlowSnapshot:
     """`edl.trainer.framework.Snapshot`."""
 
-    early: Sequence[Piece] = ()
+    early: Sequence[StatePiece] = ()
 
     def __init__(self, variables: Variables, of_models: int) -> None:
         """The first `of_models` of the variables are the models'."""
@@ -34,8 +34,8 @@ class TensorFlowSnapshot:
         self.description = msgspec.msgpack.encode(described)
         names = [one.name if at < of_models else optimizer_tensor(0, one.name) for at, one in enumerate(described)]
         unique = [name if names.index(name) == at else f"{name}#{at}" for at, name in enumerate(names)]
-        self.late: Sequence[Piece] = [
-            Piece((name, one.dtype, one.shape, value.nbytes), partial(_bytes_of, value), at < of_models)
+        self.late: Sequence[StatePiece] = [
+            StatePiece((name, one.dtype, one.shape, value.nbytes), partial(_bytes_of, value), at < of_models)
             for at, (name, one, value) in enumerate(zip(unique, described, variables.values(), strict=True))
         ]
 

@@ -17,7 +17,7 @@ from edl.checkpoints.names import optimizer_tensor
 from edl.torch.apart import Whole, version_of
 from edl.torch.state import Adoption, Described, as_bytes, hyper_parameters, states
 from edl.torch.tensors import TorchTensors, form
-from edl.trainer.framework import Piece
+from edl.trainer.framework import StatePiece
 from edl.trainer.packing import Packing
 from edl.trainer.tree import Node
 
@@ -40,18 +40,24 @@ class TorchSnapshot:
             found += [(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
             found += [(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
         order = [at for at, one in enumerate(found) if one[3]] + [at for at, one in enumerate(found) if not one[3]]
-        head = _Head(Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described)), tuple(order))
+        head = _Ordered(
+            Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described)), tuple(order)
+        )
         self._late = [tensor for _, tensor, _, is_early in found if not is_early]
         self._versions = list(map(version_of, self._late))
         self.description = msgspec.msgpack.encode(head)
-        self.early: Sequence[Piece] = [_piece(name, tensor, of) for name, tensor, of, is_early in found if is_early]
-        self.late: Sequence[Piece] = [_piece(name, tensor, of) for name, tensor, of, is_early in found if not is_early]
+        self.early: Sequence[StatePiece] = [
+            _piece(name, tensor, of) for name, tensor, of, is_early in found if is_early
+        ]
+        self.late: Sequence[StatePiece] = [
+            _piece(name, tensor, of) for name, tensor, of, is_early in found if not is_early
+        ]
 
     def whole(self) -> bool:
         return self._versions == list(map(version_of, self._late))
 
 
-class _Head(msgspec.Struct, frozen=True):
+class _Ordered(msgspec.Struct, frozen=True):
     described: Described
     order: tuple[int, ...]  # of each stored tensor: which one it is of those that are described
 
@@ -59,7 +65,7 @@ class _Head(msgspec.Struct, frozen=True):
 def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
     """Carries out `Framework.restore`."""
     holder.check_built()
-    head = msgspec.msgpack.decode(description, type=_Head)
+    head = msgspec.msgpack.decode(description, type=_Ordered)
     named = list(holder.tensors())
     contents = [tensor for _, tensor in named]
     adoption = Adoption("the checkpoint is of another model", contents)
@@ -107,10 +113,10 @@ def put_random_states(taken: dict[str, bytes]) -> None:
             torch.cuda.set_rng_state(state)
 
 
-def _piece(name: str, tensor: torch.Tensor, of_model: bool) -> Piece:
+def _piece(name: str, tensor: torch.Tensor, of_model: bool) -> StatePiece:
     described = form(tensor)
     size = tensor.numel() * tensor.element_size()
-    return Piece((name, described.dtype, described.shape, size), partial(bytes_of, tensor), of_model)
+    return StatePiece((name, described.dtype, described.shape, size), partial(bytes_of, tensor), of_model)
 
 
 def _described(value: Any, path: str) -> tuple[Node, list[tuple[str, torch.Tensor]]]:

@@ -76,7 +76,7 @@ class Copier:
             copying.finish()
 
     def _begun(self, save: Save, folder: Path) -> _Copying:
-        from edl.checkpoints.handover import Copied, Head, Own, cut
+        from edl.checkpoints.handover import Own, PartCopy, StateHead, cut
         from edl.checkpoints.manifest import StoredTensor
         from edl.checkpoints.names import registered_tensor
 
@@ -87,14 +87,14 @@ class Copier:
         late = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.late]
         parts = cut([*early, *more], late, save.parts)
         tensors = (*early, *more, *late)
-        head = Head(self._framework.name, snapshot.description, registered.tree, tensors, parts)
+        head = StateHead(self._framework.name, snapshot.description, registered.tree, tensors, parts)
         own = Own(random_states.taken(self._framework), head if save.part == 0 else None)
         slices, known = parts[save.part], {tensor.name: tensor for tensor in tensors}
         readers: dict[str, Reader] = {one.form[0]: one.read for one in snapshot.late}
         if save.part == 0:
             copies = [*(bytes(one.read()) for one in snapshot.early), *(one.raw for one in registered.contents)]
             readers |= {one.name: _of(copy) for one, copy in zip((*early, *more), copies, strict=True)}
-        content = Copied(
+        content = PartCopy(
             save,
             tuple(known[name] for name in dict.fromkeys(piece.tensor for piece in slices)),
             slices,

@@ -195,7 +195,7 @@ class Run:
             )
 
 
-class Part(Protocol):
+class RunPart(Protocol):
     """A part of a state with plain values of its own: a sampler, a scheduler."""
 
     def state_dict(self) -> dict[str, Any]:
@@ -218,7 +218,7 @@ class State:
 
         def __getattr__(self, name: str) -> Any: ...
 
-    def __init__(self, run: Run, values: Mapping[str, Any], parts: Mapping[str, Part]) -> None:
+    def __init__(self, run: Run, values: Mapping[str, Any], parts: Mapping[str, RunPart]) -> None:
         """`parts` are attributes too."""
         self._parts = dict(parts)
         self.__dict__.update(values)

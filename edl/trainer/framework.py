@@ -24,7 +24,7 @@ class Parted(NamedTuple):
     late: Contents  # parameters and what optimizers keep, where they lie: only an update changes them
 
 
-class Piece(NamedTuple):
+class StatePiece(NamedTuple):
     """One tensor of a model or an optimizer, as it lies there."""
 
     form: tuple[str, str, tuple[int, ...], int]  # name, type, shape, bytes
@@ -40,11 +40,11 @@ class Snapshot(Protocol):
         """Of all of it, without contents."""
 
     @property
-    def early(self) -> Sequence[Piece]:
+    def early(self) -> Sequence[StatePiece]:
         """What scripts and forward passes may change from now on."""
 
     @property
-    def late(self) -> Sequence[Piece]:
+    def late(self) -> Sequence[StatePiece]:
         """What only an update changes."""
 
     def whole(self) -> bool:

@@ -88,6 +88,8 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "check_weights": 50, "on_divergence": "heal", "ring": "torch",
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
         "policy_file": tmp_path / "policy.py", "driver_slot": "localhost:1",
+        "checkpoint": "memory://x", "checkpoint_every": "5steps", "keep_checkpoints": 3, "resume": "must",
+        "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
     settings = Settings.from_environment({}, **given)

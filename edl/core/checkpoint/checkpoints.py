@@ -27,7 +27,7 @@ import msgspec
 from edl import facts
 from edl.core.checkpoint import requests
 from edl.core.checkpoint.fate import Prospect, why_not
-from edl.core.checkpoint.schedule import Schedule
+from edl.core.checkpoint.schedule import SavingTimes
 from edl.core.data.leasing import Leasing
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
@@ -49,7 +49,7 @@ class Checkpoints:
         self._lead_times = lead_times
         self._store_s = deadlines.boot_s  # for all parts of a saving
         self._publish_s = deadlines.seat_s  # for one try
-        self._schedule = Schedule(lead_times)
+        self._schedule = SavingTimes(lead_times)
         self._look_at = 0.0  # before that, what is due is not looked at again
         self._known = 0  # number of the newest saving that this leader has looked at
         self._since: float | None = None  # when it was announced; None: by another leader
