@@ -18,7 +18,7 @@ from edl.errors import UsageError
 from edl.torch.loader import Runs
 from edl.torch.process import framework, trainer
 from edl.trainer.data.shards import ShardGenerator
-from edl.trainer.elastic_run import Part, Run, State
+from edl.trainer.elastic_run import Run, RunPart, State
 from edl.trainer.packing import has_state
 
 P = ParamSpec("P")
@@ -53,7 +53,7 @@ class TorchState(State):
         self, model: torch.nn.Module | None = None, optimizer: torch.optim.Optimizer | None = None, **kwargs: Any
     ) -> None:
         values: dict[str, Any] = {}
-        parts: dict[str, Part] = {}
+        parts: dict[str, RunPart] = {}
         for name, value in {"model": model, "optimizer": optimizer, **kwargs}.items():
             if isinstance(value, torch.nn.Module | torch.optim.Optimizer):
                 framework.track(value)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -31,30 +31,38 @@ class TorchSnapshot:
         """Raises UsageError where the model has not all its parameters yet."""
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
-        found = [(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
+        found = [_Lying(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
         described: list[tuple[Node, Node]] = []
         for number, optimizer in enumerate(holder.optimizers()):
             hyper, of_hyper = _described(hyper_parameters(optimizer), "param_groups")
             state, of_state = _described(states(optimizer), "state")
             described.append((hyper, state))
-            found += [(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
-            found += [(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
-        order = [at for at, one in enumerate(found) if one[3]] + [at for at, one in enumerate(found) if not one[3]]
-        head = _Ordered(
-            Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described)), tuple(order)
-        )
-        self._late = [tensor for _, tensor, _, is_early in found if not is_early]
+            found += [_Lying(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
+            found += [_Lying(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
+        order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
+        state_of_all = Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described))
+        self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order)))
+        self.early: Sequence[StatePiece] = [one.piece() for one in found if one.is_early]
+        self.late: Sequence[StatePiece] = [one.piece() for one in found if not one.is_early]
+        self._late = [one.tensor for one in found if not one.is_early]
         self._versions = list(map(version_of, self._late))
-        self.description = msgspec.msgpack.encode(head)
-        self.early: Sequence[StatePiece] = [
-            _piece(name, tensor, of) for name, tensor, of, is_early in found if is_early
-        ]
-        self.late: Sequence[StatePiece] = [
-            _piece(name, tensor, of) for name, tensor, of, is_early in found if not is_early
-        ]
 
     def whole(self) -> bool:
         return self._versions == list(map(version_of, self._late))
+
+
+class _Lying(NamedTuple):
+    """A tensor of the state, where it lies."""
+
+    name: str
+    tensor: torch.Tensor
+    of_model: bool
+    is_early: bool
+
+    def piece(self) -> StatePiece:
+        described, size = form(self.tensor), self.tensor.numel() * self.tensor.element_size()
+        of = (self.name, described.dtype, described.shape, size)
+        return StatePiece(of, partial(bytes_of, self.tensor), self.of_model)
 
 
 class _Ordered(msgspec.Struct, frozen=True):
@@ -111,12 +119,6 @@ def put_random_states(taken: dict[str, bytes]) -> None:
             torch.set_rng_state(state)
         elif name.startswith(CUDA) and torch.cuda.is_available():
             torch.cuda.set_rng_state(state)
-
-
-def _piece(name: str, tensor: torch.Tensor, of_model: bool) -> StatePiece:
-    described = form(tensor)
-    size = tensor.numel() * tensor.element_size()
-    return StatePiece((name, described.dtype, described.shape, size), partial(bytes_of, tensor), of_model)
 
 
 def _described(value: Any, path: str) -> tuple[Node, list[tuple[str, torch.Tensor]]]:
