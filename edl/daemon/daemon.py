@@ -123,6 +123,7 @@ class Daemon:
             watch.cancel()
             collecting.cancel()
             await self._pipe.stop()
+            self._parts.close()
             if self._stand_in is not None:
                 self._stand_in.close()
             if self._trainer_gone.is_set():  # else another daemon may be started for it
@@ -263,6 +264,21 @@ class Daemon:
         if self._introductions is not None:
             message = self._introductions.explained(message)
             self._introductions.end(through_with(message))
+        if isinstance(message, say.Ended) and self._parts.busy:
+            self._hold(message)
+            return
+        self._hear(message)
+
+    def _hold(self, end: say.Ended) -> None:
+        """The leader hears of it once the part of a checkpoint is durable: after it nothing more is heard."""
+        self._tasks.add(task := asyncio.ensure_future(self._hear_late(end)))
+        task.add_done_callback(self._tasks.discard)
+
+    async def _hear_late(self, end: say.Ended) -> None:
+        await self._parts.wait_idle(self._settings.session_timeout_s / 2)
+        self._hear(end)
+
+    def _hear(self, message: say.FromTrainer) -> None:
         self._observer.hear(message)
         if isinstance(message, say.Copied):
             self._parts.take(message)

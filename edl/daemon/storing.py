@@ -54,10 +54,18 @@ class PartStore:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def close(self, timeout_s: float) -> None:
-        """What is being written may come to its end."""
+    @property
+    def busy(self) -> bool:
+        """Something is being written."""
+        return bool(self._tasks)
+
+    async def wait_idle(self, timeout_s: float) -> None:
+        """Until it is not, or for so long."""
         if self._tasks:
             await asyncio.wait(self._tasks, timeout=timeout_s)
+
+    def close(self) -> None:
+        """What is being written may come to its end; the process waits for that."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _store(self, copied: say.Copied) -> None:

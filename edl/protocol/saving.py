@@ -50,7 +50,7 @@ class PartInfo(msgspec.Struct, frozen=True, array_like=True):
     stall_ms: float = 0.0  # for so long copying held up its trainer
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True):
+class DurablePart(msgspec.Struct, frozen=True, array_like=True):
     """Whose it is."""
 
     worker: str
@@ -67,7 +67,9 @@ class Saving(msgspec.Struct, frozen=True):
     roster: tuple[str, ...]  # of that ring: a worker's rank is the number of its part
     path: str
     ledger: LedgerSnapshot | None  # as of `after_step`; None where scripts bring data of their own
-    parts: tuple[Part, ...] = ()  # all of them, by rank, once it is to be published; before, those no worker repeats
+    parts: tuple[
+        DurablePart, ...
+    ] = ()  # all of them, by rank, once it is to be published; before, those no worker repeats
 
     @property
     def complete(self) -> bool:

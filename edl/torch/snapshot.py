@@ -31,14 +31,14 @@ class TorchSnapshot:
         """Raises UsageError where the model has not all its parameters yet."""
         holder.check_built()
         buffers, named = holder.buffers(), list(holder.tensors())
-        found = [_Lying(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
+        found = [_Tensor(name, tensor, True, id(tensor) in buffers) for name, tensor in named]
         described: list[tuple[Node, Node]] = []
         for number, optimizer in enumerate(holder.optimizers()):
             hyper, of_hyper = _described(hyper_parameters(optimizer), "param_groups")
             state, of_state = _described(states(optimizer), "state")
             described.append((hyper, state))
-            found += [_Lying(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
-            found += [_Lying(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
+            found += [_Tensor(optimizer_tensor(number, path), tensor, False, True) for path, tensor in of_hyper]
+            found += [_Tensor(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
         order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
         state_of_all = Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described))
         self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order)))
@@ -51,7 +51,7 @@ class TorchSnapshot:
         return self._versions == list(map(version_of, self._late))
 
 
-class _Lying(NamedTuple):
+class _Tensor(NamedTuple):
     """A tensor of the state, where it lies."""
 
     name: str

@@ -34,7 +34,7 @@ class Head(msgspec.Struct, frozen=True, array_like=True):
     registered_bytes: int
 
 
-class CopiesFirst:
+class CopiedState:
     """`edl.transport.stream.Contents`: copies, and after them what is sent from where it lies."""
 
     def __init__(self, copies: Iterable[bytes], late: Contents) -> None:
@@ -87,7 +87,7 @@ class Beside:
         parted = apart.parted()
         tree, registered = self._extras._parted(apart)
         head = Head(parted.description, len(parted.early), tree, len(registered))
-        giver.give(msgspec.msgpack.encode(head), CopiesFirst((parted.early, registered), parted.late))
+        giver.give(msgspec.msgpack.encode(head), CopiedState((parted.early, registered), parted.late))
         self._newcomers = newcomers
 
     def fetch(self, place: Place, root: int, offer: int, timeout_s: float) -> None:

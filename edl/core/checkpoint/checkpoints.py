@@ -14,7 +14,7 @@ those of workers whose end is taken, who say it no more: these are put on record
 
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
-Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.schedule`),
+Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.timetable`),
 when it cannot come about any more (`edl.core.checkpoint.fate`), answers (`edl.core.checkpoint.requests`), nor storage.
 """
 
@@ -27,7 +27,7 @@ import msgspec
 from edl import facts
 from edl.core.checkpoint import requests
 from edl.core.checkpoint.fate import Prospect, why_not
-from edl.core.checkpoint.schedule import SavingTimes
+from edl.core.checkpoint.timetable import Timetable
 from edl.core.data.leasing import Leasing
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.inputs import PublishingFailed, PublishSaving, Refuse, SavingPublished
@@ -35,7 +35,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
 from edl.protocol.job import OVER
 from edl.protocol.messages import AskCheckpoint
-from edl.protocol.saving import Part, PartInfo, Saved, Saving, Why, path_of
+from edl.protocol.saving import DurablePart, PartInfo, Saved, Saving, Why, path_of
 
 PUBLISHINGS: Final = 3  # tries, before the saving is given up
 
@@ -49,7 +49,7 @@ class Checkpoints:
         self._lead_times = lead_times
         self._store_s = deadlines.boot_s  # for all parts of a saving
         self._publish_s = deadlines.seat_s  # for one try
-        self._schedule = SavingTimes(lead_times)
+        self._timetable = Timetable(lead_times)
         self._look_at = 0.0  # before that, what is due is not looked at again
         self._known = 0  # number of the newest saving that this leader has looked at
         self._since: float | None = None  # when it was announced; None: by another leader
@@ -140,7 +140,7 @@ class Checkpoints:
     def _why(self) -> Why | None:
         working = self._working
         step_time_s = self._leasing.step_time_s()
-        return self._schedule.due(working.record, working.ledgers.ledger, working.newest(), step_time_s, working.now)
+        return self._timetable.due(working.record, working.ledgers.ledger, working.newest(), step_time_s, working.now)
 
     def _begin_if_due(self) -> None:
         working = self._working
@@ -221,7 +221,7 @@ class Checkpoints:
         saved = Saved(saving.number, saving.after_step, saving.path)
         asked = requests.served(working.record.save_requests, saved)
         seconds = None if self._since is None else round(working.now - self._since, 3)
-        self._schedule.note_durable(working.now if self._since is None else self._since)
+        self._timetable.note_durable(working.now if self._since is None else self._since)
         working.change(saving=None, saved=saved, save_requests=asked, pressing=False)
         durable = facts.CheckpointDurable(
             number=saving.number,
@@ -236,15 +236,15 @@ class Checkpoints:
         """Training goes on, and it is tried again."""
         working, saving = self._working, self._working.record.saving
         assert saving is not None
-        self._schedule.note_failed(working.now)
+        self._timetable.note_failed(working.now)
         working.give_up_saving(reason)
         asked = requests.disappointed(working.record.save_requests, saving, reason)
         if asked != working.record.save_requests:
             working.change(save_requests=asked, pressing=False)
 
-    def _parts(self, saving: Saving) -> tuple[Part, ...]:
+    def _parts(self, saving: Saving) -> tuple[DurablePart, ...]:
         """Those that are durable, by rank."""
-        return tuple(Part(worker, self._stored[worker]) for worker in saving.roster if worker in self._stored)
+        return tuple(DurablePart(worker, self._stored[worker]) for worker in saving.roster if worker in self._stored)
 
     def _keep(self, saving: Saving) -> Saving:
         self._working.change(saving=saving, pressing=False)

@@ -21,7 +21,7 @@ DOUBLINGS: Final = 6  # of the distance between two tries in vain
 LAST_WORDS: Final = 10  # the last saving is announced so many times earlier than a word takes
 
 
-class SavingTimes:
+class Timetable:
     """Of one leader. Its times are its own."""
 
     def __init__(self, lead_times: LeadTimes) -> None:
