@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import threading
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from typing import Any
 
 import horovod.tensorflow as hvd
@@ -49,10 +51,23 @@ class TensorFlowBytes:
         return broadcast_bytes(np.frombuffer(payload, np.uint8), root, name.replace(".", "_")).tobytes()
 
     def largest(self, values: list[int], name: str) -> Callable[[], list[int]]:
-        with context.eager_mode(), tf.device("CPU:0"):
-            found = hvd._allreduce(tf.constant(values, tf.int64), op=hvd.Max, name=name.replace(".", "_"))
-            numbers = [int(value) for value in found.numpy()]
-        return lambda: numbers  # Horovod has no call for TensorFlow that comes back earlier
+        """By a thread: Horovod has no call for TensorFlow that comes back before its answer."""
+        answer = Future[list[int]]()
+
+        def ask() -> None:
+            try:
+                answer.set_result(_largest(values, name.replace(".", "_")))
+            except Exception as error:  # noqa: BLE001 - the caller gets it
+                answer.set_exception(error)
+
+        threading.Thread(target=ask, name=f"edl-{name}", daemon=True).start()
+        return answer.result
+
+
+def _largest(values: list[int], name: str) -> list[int]:
+    with context.eager_mode(), tf.device("CPU:0"):
+        found = hvd._allreduce(tf.constant(values, tf.int64), op=hvd.Max, name=name)
+        return [int(value) for value in found.numpy()]
 
 
 def _failed(error: BaseException) -> bool:

@@ -68,7 +68,7 @@ def test_what_was_found_stays_mended(seed: int) -> None:
     scenario(seed, in_line=True).run()
 
 
-LATEST = [9420329, 9457047, 9411185, 605214776]
+LATEST = [9420329, 9457047, 9411185, 605214776, 2059212]
 
 
 # Of a newcomer whose daemon died while its ring was prepared; of one that was left out, came into a ring after a
@@ -76,8 +76,9 @@ LATEST = [9420329, 9457047, 9411185, 605214776]
 # whose planned ring came to nothing before it had left the one that stands; of the last one with the model, which is
 # leaving and found unfit; of one that is to boot alone after it has failed in the first ring; of a leaver that alone
 # has made a step as another one dies, and of one that is planned for with a worker that dies while all others are at
-# their ends; and of the simulation: a ring that is given up before its only member, which is stopped, has begun with
-# it, a member that finds the state lost as the others begin, and a long job with small batches.
+# their ends; of a leaver that never heard of the switch that it was to leave at; and of the simulation: a ring that is
+# given up before its only member, which is stopped, has begun with it, a member that finds the state lost as the others
+# begin, and a long job with small batches.
 @pytest.mark.parametrize("seed", [7004416, 2030231, 2039859, 2051460, 2013466, 2002149, 2003987, 2082073, *LATEST])
 def test_what_was_found_where_rings_are_prepared_stays_mended(seed: int) -> None:
     scenario(seed, saves=False).run()

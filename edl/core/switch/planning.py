@@ -115,16 +115,17 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     """
     record = now.record
     base = record.plan.roster if record.plan else record.roster
-    leavers = _leavers(now, base)
+    leavers = _leavers(now)
     staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
-    staying.update(leavers if leavers_too else ())
+    if leavers_too:  # not those that the newest plan is without: others may have been leased their samples
+        staying.update(worker for worker in leavers if worker in base)
     if not forced:
         staying -= now.unmet
         # A member that is done keeps its seat, until the ring must be made anew for those that are not.
         staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
     staying = _without_the_unproven(now, staying, forced)
     most = record.limits.maximum or len(now.members)
-    if not staying.intersection(record.roster):  # no worker that stays has the model: leavers hand it on first
+    if not staying.intersection(record.roster).difference(leavers):  # none that stays has the model: they hand it on
         # All have the newest state unless the ring broke, and one is enough to hand it on: the others make room.
         staying.update(leavers if forced else leavers[: max(1, most - len(staying))])
     kept = [worker for worker in base if worker in staying]
@@ -134,11 +135,11 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     return tuple(worker for worker in (*kept, *new) if worker in first)
 
 
-def _leavers(now: Situation, base: tuple[str, ...]) -> list[str]:
+def _leavers(now: Situation) -> list[str]:
     """Who could hand the model on, if any is there to take it."""
     if not now.record.generation or all(member.state in GOING for member in now.members.values()):
         return []
-    return [one for one in dict.fromkeys((*base, *now.record.roster)) if _is(now, one, WorkerState.LEAVING)]
+    return [worker for worker in now.record.roster if _is(now, worker, WorkerState.LEAVING)]
 
 
 def _why_none_has_the_state(now: Situation) -> str:

@@ -322,10 +322,9 @@ def test_only_who_need_not_wait_for_a_ring_any_more_is_told_to_give_it_up() -> N
     assert job.plan.after_step, "all go through that step"
     assert not any(given_up(job.orders(worker)) for worker in ("w0", "w2"))
     job.feed(Vanished("w1", "its host is gone"))
-    assert job.plan.roster == ("w0", "w2"), "the leaver may have made a step that w0 has not"
-    assert given_up(job.orders("w0")) == given_up(job.orders("w2")) == range(job.plan.generation)
-    job.feed(Vanished("w0", "its host is gone"))
-    assert job.machine.record.state is JobState.FAILED
+    assert job.plan.roster == ("w0",)
+    assert given_up(job.orders("w0")) == range(job.plan.generation)
+    assert job.plan.generation in given_up(job.orders("w2"))
 
 
 def in_a_switch() -> Job:
