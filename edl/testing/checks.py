@@ -440,6 +440,9 @@ class Checks:
             return  # the one case that the documentation admits
         if self.job.struck[Fault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
             return
+        here = (self.job.workers[member.identity.id] for member in self.job.durable.members)
+        if not self._trained_in and reason.startswith("no ring of the workers") and not all(one.alive for one in here):
+            return  # before the first step members died one after the other, sooner than their sessions ended
         if "workers are left and the job needs" in reason and self.job.durable.limits.minimum > 1:
             return
         if "has the model's state" not in reason:

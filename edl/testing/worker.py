@@ -207,10 +207,12 @@ class SimWorker:
         return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
 
     def present(self) -> Observation:
-        """Another daemon knows nothing yet; a moment later it is told the trainer's story."""
+        """Another daemon knows nothing yet but its trainer's greeting; a moment later it is told the whole story."""
         self.presented = True
         self.met, self.met_before = (0,), self.met
         self.account = TrainerAccount()
+        if self.alive:
+            self.account.hear(self._hello)
         blank = self.observation(0.0)
         for message in (self._hello, *self.machine.story()):
             self.account.hear(message)
