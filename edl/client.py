@@ -31,6 +31,7 @@ from edl.launch.whereabouts import Whereabouts, locate, recorded_status
 from edl.outside.client import Ack, JobClient, Retry
 from edl.outside.loop_thread import loop_thread
 from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
+from edl.outside.saving import PREEMPT_S, PREEMPTED, preempted, saved
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
@@ -146,6 +147,16 @@ class Job:
         wish = Wish(_at_least_one("min_p", min_p), _at_least_one("max_p", max_p), 1, batches, timeout)
         return loop_thread().run(self._profile(wish))
 
+    def checkpoint(self) -> str:
+        """Save the job; returns once that is durable, with the path of the checkpoint. Raises JobFailed, PeerError."""
+        return loop_thread().run(self._checkpoint())
+
+    def preempt(self, deadline: float = PREEMPT_S) -> Status:
+        """Save the job and end it, so that it can be gone on with; returns when it is over, after `deadline` seconds
+        saved or not: its reason says which. Raises JobFailed where it is not saved at all, PeerError.
+        """
+        return loop_thread().run(self._preempt(deadline))
+
     def stop(self) -> None:
         """End the job cleanly; returns when it is over."""
         loop_thread().run(stopping.stop(self._where, STOP_REASON))
@@ -185,6 +196,12 @@ class Job:
             if self._where.folder is None:
                 raise
             return [from_flat(flat) async for flat in story(self._where, follow=False)]
+
+    async def _checkpoint(self) -> str:
+        return await saved(await self._opened())
+
+    async def _preempt(self, deadline_s: float) -> Status:
+        return await preempted(await self._opened(), PREEMPTED, deadline_s)
 
     async def _wait(self, size: int | None, timeout_s: float | None) -> Status:
         return await (await self._opened()).wait(size, timeout_s)

@@ -41,6 +41,8 @@ class Kind(StrEnum):
     CHECKPOINT_BEGUN = "checkpoint_begun"
     CHECKPOINT_DURABLE = "checkpoint_durable"
     CHECKPOINT_FAILED = "checkpoint_failed"
+    PREEMPT_ASKED = "preempt_asked"
+    JOB_PREEMPTED = "job_preempted"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

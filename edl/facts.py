@@ -337,6 +337,27 @@ class CheckpointFailed(Fact, frozen=True, kw_only=True):
         return f"{self.number}: {self.reason}"
 
 
+class PreemptAsked(Fact, frozen=True, kw_only=True):
+    """The job is to be saved, and then to go."""
+
+    kind = Kind.PREEMPT_ASKED
+    reason: str
+    deadline_s: float
+
+    def words(self) -> str:
+        return f"{self.reason}; within {self.deadline_s:g} s"
+
+
+class JobPreempted(Fact, frozen=True, kw_only=True):
+    """The job is gone, and can be gone on with."""
+
+    kind = Kind.JOB_PREEMPTED
+    reason: str
+
+    def words(self) -> str:
+        return self.reason
+
+
 class JobHasFailed(Fact, frozen=True, kw_only=True):
     """The job has ended, and not well."""
 

@@ -98,6 +98,7 @@ Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR h
 
 CHECKPOINT_EXAMPLES = """
 examples:
+  edl checkpoint mnist --wait                   save job mnist now; returns once that is durable
   edl checkpoint ls checkpoints                 all checkpoints of all jobs in that folder
   edl checkpoint verify s3://bucket/checkpoints --job mnist
 """
@@ -120,6 +121,26 @@ examples:
 
 Exit code: 0 when the newest checkpoint of each job is whole, 1 when one is not, 2 when DIR holds no checkpoint.
 """
+
+
+PREEMPT_EXAMPLES = """
+examples:
+  edl preempt mnist                  save it, and end it; the same `edl run` line goes on with it
+  edl preempt mnist --deadline 10    after 10 s it ends, saved or not
+
+Exit code: 0 once the job is over and saved, 1 if it could not be saved.
+"""
+NOW_EXAMPLES = """
+examples:
+  edl checkpoint mnist               ask for a checkpoint
+  edl checkpoint mnist --wait        and return once it is durable: prints its path
+"""
+NOW = "now"
+CHECKPOINTS = {
+    "ls": ("ls", "list checkpoints", LS_EXAMPLES),
+    "show": ("show_one", "show what a checkpoint has", SHOW_EXAMPLES),
+    "verify": ("verify", "say whether every byte of them is as it was written", CHECK_EXAMPLES),
+}
 
 
 class Action(Protocol):
@@ -146,10 +167,18 @@ class Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; see '{self.prog} --help'")
 
 
+def _job_named(argv: Sequence[str]) -> list[str]:
+    """`edl checkpoint JOB` is `edl checkpoint now JOB`: a word that is none of its commands is the name of a job."""
+    words = list(argv)
+    if words[:1] == ["checkpoint"] and len(words) > 1 and words[1] not in {*CHECKPOINTS, NOW, "-h", "--help"}:
+        words.insert(1, NOW)
+    return words
+
+
 def parse(argv: Sequence[str]) -> argparse.Namespace:
     """The arguments; `act` is the command's function. Raises UsageError."""
     parser = build()
-    arguments, unknown = parser.parse_known_args(argv)
+    arguments, unknown = parser.parse_known_args(_job_named(argv))
     if unknown:
         raise UsageError(f"unknown flag or argument {unknown[0]}; see '{arguments.typed} --help'")
     return arguments
@@ -173,6 +202,7 @@ def build() -> Parser:
     _add_hosts(found)
     _add_data(found)
     _add_checkpoint(found)
+    _add_preempt(found)
     _add_clean(found)
     _add_doctor(found)
     return parser
@@ -260,19 +290,31 @@ def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
 
 
 def _add_checkpoint(found: argparse._SubParsersAction[Parser]) -> None:
-    group = _parser(found, "checkpoint", "look at a job's checkpoints", CHECKPOINT_EXAMPLES)
+    group = _parser(found, "checkpoint", "save a job now, or look at checkpoints", CHECKPOINT_EXAMPLES)
     commands = group.add_subparsers(metavar="COMMAND", required=True)
-    for name, act, summary, examples in (
-        ("ls", "ls", "list checkpoints", LS_EXAMPLES),
-        ("show", "show_one", "show what a checkpoint has", SHOW_EXAMPLES),
-        ("verify", "verify", "say whether every byte of them is as it was written", CHECK_EXAMPLES),
-    ):
+    summary = "save a job now: `edl checkpoint JOB`"
+    parser = _command(commands, NOW, _later("saving", "checkpoint"), summary, NOW_EXAMPLES)
+    _add_job(parser)
+    _add_switch(parser, "--wait", "return once the checkpoint is durable, and print where it is")
+    for name, (act, summary, examples) in CHECKPOINTS.items():
         parser = _command(commands, name, _later("checkpoint", act), summary, examples)
         parser.add_argument("folder", metavar="DIR", help="a folder or URL of checkpoints, of a job's, or one of them")
         for setting in TABLE:
             if setting.field == "job":
                 _add_setting(parser, msgspec.structs.replace(setting, help="only those of this job"))
         _add_switch(parser, "--json", "one JSON object")
+
+
+def _add_preempt(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "save a job and end it, so that it can be gone on with"
+    parser = _command(found, "preempt", _later("saving", "preempt"), summary, PREEMPT_EXAMPLES)
+    _add_job(parser)
+    parser.add_argument(
+        "--deadline",
+        metavar="SECONDS",
+        default=os.environ.get("EDL_DEADLINE") or None,
+        help="it ends then, saved or not (default: 25) [EDL_DEADLINE]",
+    )
 
 
 def _add_clean(found: argparse._SubParsersAction[Parser]) -> None:

@@ -90,6 +90,8 @@ def last_line(outcome: Outcome, folder: Folder) -> str:
     verdict, job = outcome.verdict, folder.path.name
     if verdict.code == 0:
         return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
+    if verdict.state == "preempted":
+        return f"job {job} is preempted, and goes on when the same line is typed again: {verdict.reason}"
     if verdict.reason == "interrupted":
         return f"job {job} interrupted"
     told = ", ".join(event.kind.value for event in outcome.last_events)

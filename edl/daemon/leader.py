@@ -268,6 +268,7 @@ class Leader:
                 say.Register()
                 | say.AskStop()
                 | say.AskCheckpoint()
+                | say.AskPreempt()
                 | say.AskScale()
                 | say.AskScaleOut()
                 | say.AskScaleIn() as body

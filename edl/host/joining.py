@@ -14,7 +14,7 @@ import msgspec
 from edl.config import Settings
 from edl.errors import ConfigError
 
-OVER: Final = frozenset({"finished", "failed"})  # as `edl status` says
+OVER: Final = frozenset({"finished", "failed", "preempted"})  # as `edl status` says
 
 
 class Left(msgspec.Struct, frozen=True):

@@ -35,6 +35,8 @@ from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
 from edl.launch.records import OVER, Folder, LaunchRecord, claim
 from edl.launch.supervision import (
+    NOT_BEGUN,
+    AskedToGo,
     AskForLastWord,
     Bounds,
     Command,
@@ -48,6 +50,7 @@ from edl.launch.supervision import (
     LaunchVerdict,
     LookAtJob,
     Looked,
+    PreemptJob,
     Stage,
     StartWorkers,
     StopJob,
@@ -58,6 +61,7 @@ from edl.launch.supervision import (
 from edl.launch.watch import JobWatch
 from edl.launch.workers import Worker, search_path, start_worker
 from edl.outside.client import JobClient
+from edl.outside.saving import PREEMPT_S
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
@@ -91,6 +95,7 @@ class Launch:
         self._clock = SystemClock()
         self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
         self._interrupted = asyncio.Event()
+        self._to_go = False  # the machine is to be left, and the job is saved
         self._hurry = threading.Event()  # a second signal, or nothing to be patient for
         self._printer = Printer()
         self._workers: list[Worker] = []
@@ -100,6 +105,7 @@ class Launch:
         self._looking: asyncio.Task[None] | None = None
         self._last_word: asyncio.Task[None] | None = None
         self._ending_job: asyncio.Task[None] | None = None
+        self._going: asyncio.Task[None] | None = None
         self._announced = False
         self._waited = False  # for the daemons to end
 
@@ -107,7 +113,7 @@ class Launch:
         """Raises ConfigError when the job cannot even start. No process is left behind in any case."""
         for signum in SIGNALS:
             if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup edl run ...
-                asyncio.get_running_loop().add_signal_handler(signum, self._signalled)
+                asyncio.get_running_loop().add_signal_handler(signum, self._signalled, signum)
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = LauncherGuard(self._folder, self._record.mark)
@@ -120,7 +126,7 @@ class Launch:
                 finally:
                     await self._clean_up()
         except InterruptedStart:
-            pass
+            verdict = NOT_BEGUN if self._to_go else INTERRUPTED
         except Exception as error:
             verdict = LaunchVerdict(1, "failed", str(error))
             raise
@@ -245,6 +251,8 @@ class Launch:
                     self._inbox.put_nowait(WorkerStarted(started.slot, started.pid))
             case StopJob(reason, others):
                 self._ending_job = asyncio.create_task(self._end_job(reason, others))
+            case PreemptJob():
+                self._going = asyncio.create_task(self._preempt())
             case LookAtJob():
                 self._looking = asyncio.create_task(self._look())
             case AskForLastWord():
@@ -268,6 +276,16 @@ class Launch:
         await self._watch.look()
         self._inbox.put_nowait(JobSilent())
 
+    async def _preempt(self) -> None:
+        """Where it cannot be asked, it is interrupted."""
+        assert self._job is not None
+        self._printer.say("the job is to go: it is saved once more; a second signal ends it at once")
+        try:
+            await self._job.preempt("`edl run` was asked to end", PREEMPT_S)
+        except EdlError as error:
+            self._printer.say(f"the job cannot be saved: {error}")
+            self._inbox.put_nowait(Interrupted())
+
     async def _end_job(self, reason: str, others: frozenset[int]) -> None:
         """With the workers that others started: without our coordinator they would wait for it for ever."""
         assert self._job is not None
@@ -286,14 +304,20 @@ class Launch:
         for worker in self._workers:
             if worker.pid in job.ranks:
                 worker.take_rank(job.ranks[worker.pid])
-        if job.state != self._record.state and job.state not in {"finished", "failed"}:
+        if job.state != self._record.state and job.state not in OVER:
             self._write_record(state=job.state)
         if job.state == "running" and not self._announced:
             self._announced = True
             name = self._record.job
             self._printer.say(f"job {name} is running with {job.size} workers; see `edl status {name}`")
 
-    def _signalled(self) -> None:
+    def _signalled(self, signum: signal.Signals) -> None:
+        if signum is signal.SIGTERM and self._settings.checkpoint and not self._to_go:
+            self._to_go = True
+            self._inbox.put_nowait(AskedToGo())
+            if self._job is None:
+                self._interrupted.set()
+            return
         if self._interrupted.is_set():
             self._hurry.set()
         self._interrupted.set()
@@ -313,7 +337,7 @@ class Launch:
         sweep()  # of a worker whose trainer and daemon were killed together
         for worker in self._workers:
             await worker.wait_printed(PRINT_TIMEOUT_S)
-        for task in (self._looking, self._last_word, self._following, self._ending_job):
+        for task in (self._looking, self._last_word, self._following, self._ending_job, self._going):
             if task is not None:
                 task.cancel()
                 await asyncio.wait({task})

@@ -25,7 +25,7 @@ from edl.launch.names import invent
 from edl.launch.processes import is_running
 
 KEEP = 20  # records of jobs that are over
-OVER = frozenset({"finished", "failed"})
+OVER = frozenset({"finished", "failed", "preempted"})
 
 
 class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):

@@ -23,6 +23,7 @@ import msgspec
 from edl.errors import InvalidTransition
 
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
+PREEMPTED = 75  # the exit code of a job that can be gone on with (EX_TEMPFAIL)
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
 
@@ -71,11 +72,15 @@ class Interrupted(msgspec.Struct, frozen=True):
     """Ctrl-C, or a request to end."""
 
 
+class AskedToGo(msgspec.Struct, frozen=True):
+    """The machine is to be left, and the job can be saved: it is to end so that it can be gone on with."""
+
+
 class DeadlineReached(msgspec.Struct, frozen=True):
     """The deadline of the machine is reached."""
 
 
-Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | DeadlineReached
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | AskedToGo | DeadlineReached
 
 
 # ---------------------------------------------------------------------------------------------------- what to do
@@ -107,20 +112,27 @@ class StopJob(msgspec.Struct, frozen=True):
     others: frozenset[int]  # pids of their trainers
 
 
+class PreemptJob(msgspec.Struct, frozen=True):
+    """Have the job's leader save it and end it."""
+
+
 class AskForLastWord(msgspec.Struct, frozen=True):
     """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
 
 
-Command = EndWorkers | KillWorkers | StartWorkers | StopJob | LookAtJob | AskForLastWord
+Command = EndWorkers | KillWorkers | StartWorkers | StopJob | PreemptJob | LookAtJob | AskForLastWord
 
 
 class LaunchVerdict(msgspec.Struct, frozen=True):
     """How the launch ended."""
 
     code: int
-    state: str  # for the record: finished or failed
+    state: str  # for the record: finished, failed or preempted
     reason: str = ""
     note: str = ""  # worth a line although nothing failed
+
+
+NOT_BEGUN = LaunchVerdict(PREEMPTED, "preempted", "it had not begun to train")
 
 
 class Stage(Enum):
@@ -134,8 +146,8 @@ class Stage(Enum):
     ENDED = "nothing is left to do"
 
 
-RUNNING = frozenset({"running", "scaling"})
-OVER = frozenset({"finished", "failed"})
+RUNNING = frozenset({"running", "scaling", "preempting"})
+OVER = frozenset({"finished", "failed", "preempted"})
 
 
 class Bounds(msgspec.Struct, frozen=True):
@@ -177,6 +189,7 @@ class Supervisor:
         self._limits = limits
         self._target = len(workers)
         self._arrived: set[int] = set()  # pids that the job has known: a worker that is not known any more has left it
+        self._going = False  # the job was asked to go
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -199,6 +212,8 @@ class Supervisor:
                 commands = self._looked(now)
             case Interrupted():
                 commands = self._interrupted(now)
+            case AskedToGo():
+                commands = self._to_go(now)
             case DeadlineReached():
                 commands = self._timed_out(now)
         return commands
@@ -236,8 +251,9 @@ class Supervisor:
             return []
         self._gone[pid] = reason
         self._crashes += 1
-        if self._job.state == "failed":
-            return self._fail(self._job.reason or self._doubt or reason, now)
+        if self._job.state in {"failed", "preempted"}:
+            failed = self._job.state == "failed"
+            return self._fail(self._job.reason or self._doubt or reason, now) if failed else self._leave(now)
         if not self._goes_on():  # the job may know better what it failed for
             self._doubt = self._doubt or reason
             return self._settle(now)
@@ -267,6 +283,8 @@ class Supervisor:
             return []
         if job.state == "failed":
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
+        if job.state == "preempted":
+            return self._leave(now)
         if self.phase is Stage.SETTLING:
             return self._end(self._finished()) if job.state == "finished" else []
         goes_on = job.state in RUNNING and job.size and (job.pids - job.done).isdisjoint(self._gone)
@@ -304,6 +322,16 @@ class Supervisor:
             return self._kill(now)
         return self._fail("interrupted", now)
 
+    def _to_go(self, now: float) -> list[Command]:
+        """The second time, or before the job has begun, there is no waiting for it."""
+        if self._job.state in RUNNING and not self._going:
+            self._going = True
+            return [PreemptJob()]
+        commands = self._interrupted(now)
+        if not self._going and self._job.state not in OVER:
+            self.verdict = NOT_BEGUN
+        return commands
+
     def _timed_out(self, now: float) -> list[Command]:
         if self.deadline is None or now < self.deadline:
             return []
@@ -329,6 +357,8 @@ class Supervisor:
         job = self._job
         if job.state == "finished":
             return self._finished()
+        if job.state == "preempted":
+            return LaunchVerdict(PREEMPTED, "preempted", job.reason)
         if self._doubt:
             return LaunchVerdict(1, "failed", self._doubt)
         if job.state == "starting":
@@ -352,6 +382,14 @@ class Supervisor:
             return stop + self._end()
         self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
         return [*stop, EndWorkers()]
+
+    def _leave(self, now: float) -> list[Command]:
+        """The job is preempted, and its workers end by themselves, or are asked to."""
+        self.verdict = LaunchVerdict(PREEMPTED, "preempted", self._job.reason)
+        if not self._pids:
+            return self._end()
+        self.phase, self.deadline = Stage.ENDING, now + self._limits.settle_s
+        return [EndWorkers()]
 
     def _kill(self, now: float) -> list[Command]:
         self.phase, self.deadline = Stage.KILLING, now + KILL_GRACE_S

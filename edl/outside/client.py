@@ -138,6 +138,19 @@ class JobClient:
         """End the job. Raises PeerError when no leader takes the request in time."""
         await self._insist(say.AskStop(reason), timeout_s)
 
+    async def preempt(self, reason: str, deadline_s: float, timeout_s: float = 30.0) -> None:
+        """Have the job saved and end. Raises JobFailed with the remedy where it is not saved, PeerError as `stop`."""
+        reply = await self._insist(say.AskPreempt(reason, deadline_s), timeout_s)
+        if isinstance(reply, say.Rejected):
+            raise JobFailed(f"job {self._job} cannot be preempted: {reply.reason}")
+
+    async def checkpoint(self, request: str, timeout_s: float = 30.0) -> say.SaveTold:
+        """Have the job saved; under the same id again: what has come of it. Raises JobFailed, PeerError as `stop`."""
+        reply = await self._insist(say.AskCheckpoint(request), timeout_s)
+        if isinstance(reply, say.SaveTold):
+            return reply
+        raise JobFailed(f"job {self._job}: {_reason(reply)}")
+
     async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
         """Ask for `size` workers, whatever is under way. Raises ScaleRejected, JobFailed, and PeerError as `stop`."""
         reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)

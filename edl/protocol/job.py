@@ -16,7 +16,7 @@ from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Preemption, Resumed, Saved, SaveRequest, Saving
 
 
 class JobState(StrEnum):
@@ -25,11 +25,13 @@ class JobState(StrEnum):
     STARTING = "starting"  # no generation yet: not enough workers
     RUNNING = "running"
     SCALING = "scaling"  # a next generation is planned
+    PREEMPTING = "preempting"  # as people see it: it is to be saved, and then to go
+    PREEMPTED = "preempted"  # it is gone, and can be gone on with
     FINISHED = "finished"
     FAILED = "failed"
 
 
-OVER = (JobState.FINISHED, JobState.FAILED)
+OVER = (JobState.FINISHED, JobState.FAILED, JobState.PREEMPTED)
 
 
 class WorkerState(StrEnum):
@@ -205,6 +207,7 @@ class Record(msgspec.Struct, frozen=True):
     saves: int = 0  # ever begun
     saved: Saved | None = None  # the newest that is durable
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
+    preemption: Preemption | None = None
     resumed: Resumed | None = None  # what this life of the job has begun with
 
 

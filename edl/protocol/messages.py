@@ -161,6 +161,13 @@ class AskCheckpoint(msgspec.Struct, frozen=True, tag="ask_checkpoint"):
     request: str
 
 
+class AskPreempt(msgspec.Struct, frozen=True, tag="ask_preempt"):
+    """From a launcher, the command line or a scheduler: save the job, and end it so that it can be gone on with."""
+
+    reason: Reason
+    deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)]
+
+
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
     """From the command line: end the job cleanly."""
 
@@ -168,7 +175,8 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Request = Register | Report | Await | AskAddresses | AskPresence | AskStatus | AskStop | AskCheckpoint | Scaling
+Asked = AskStatus | AskStop | AskCheckpoint | AskPreempt | Scaling
+Request = Register | Report | Await | AskAddresses | AskPresence | Asked
 
 
 class Done(msgspec.Struct, frozen=True, tag="done"):

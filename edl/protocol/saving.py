@@ -33,6 +33,7 @@ class Why(StrEnum):
     STEPS = "steps"
     ASKED = "asked"
     LAST = "last"  # of the last step that there is
+    PREEMPT = "preempt"  # the job is to go
 
 
 class FileInfo(msgspec.Struct, frozen=True, array_like=True):
@@ -93,6 +94,14 @@ class SaveRequest(msgspec.Struct, frozen=True):
     step: int = 0
     path: str = ""  # once one is durable
     failure: str = ""  # why none is, once that is given up
+
+
+class Preemption(msgspec.Struct, frozen=True):
+    """The job is to be saved, and then to go."""
+
+    reason: str
+    saves: int  # begun before
+    deadline_s: float  # then it goes, saved or not
 
 
 class Save(msgspec.Struct, frozen=True):

@@ -12,6 +12,7 @@ from __future__ import annotations
 from typing import Final
 
 from edl.core.checkpoint import requests
+from edl.core.checkpoint.preempting import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.lead_times import FEWEST_STEPS, LeadTimes
 from edl.protocol.job import Record
@@ -44,8 +45,8 @@ class Timetable:
             return Why.LAST
         if now < self._again_at:
             return None
-        if requests.pending(record):
-            return Why.ASKED
+        if record.preemption is not None or requests.pending(record):
+            return Why.ASKED if record.preemption is None else _to_go(record)
         if policy.every_steps and since >= policy.every_steps:
             return Why.STEPS
         return Why.TIME if self._is_time(policy.every_s, since, now) else None
@@ -60,6 +61,10 @@ class Timetable:
         """The next one is tried later, and the one after that later yet, within bounds (I12)."""
         self._again_at = now + self._lead_times.torn_s * 2 ** min(self._failed, DOUBLINGS)
         self._failed += 1
+
+
+def _to_go(record: Record) -> Why | None:
+    return None if is_saved(record) else Why.PREEMPT
 
 
 def is_last(

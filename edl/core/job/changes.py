@@ -12,7 +12,7 @@ from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Preemption, Resumed, Saved, SaveRequest, Saving
 
 
 class OtherChanges(TypedDict, total=False):
@@ -55,6 +55,7 @@ class OtherChanges(TypedDict, total=False):
     saves: int
     saved: Saved | None
     save_requests: tuple[SaveRequest, ...]
+    preemption: Preemption | None
     resumed: Resumed | None
 
 

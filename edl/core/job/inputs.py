@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
-from edl.protocol.messages import AskCheckpoint, AskStop, Observation, Register, Scaling
+from edl.protocol.messages import AskCheckpoint, AskPreempt, AskStop, Observation, Register, Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class TimePassed:
 
 FromPublisher = SavingPublished | PublishingFailed
 FromWorkers = Register | Reported | Vanished
-Asked = AskStop | AskCheckpoint | Scaling
+Asked = AskStop | AskCheckpoint | AskPreempt | Scaling
 Input = TookOver | FromWorkers | Asked | FromPublisher | Measured | Ruled | TimePassed
 
 

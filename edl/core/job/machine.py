@@ -16,6 +16,7 @@ from collections import deque
 
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
+from edl.core.checkpoint.preempting import Preempting
 from edl.core.data.leasing import Leasing
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
@@ -53,6 +54,7 @@ from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
     AskCheckpoint,
+    AskPreempt,
     AskScale,
     AskScaleIn,
     AskScaleOut,
@@ -101,6 +103,7 @@ class JobMachine:
         self._fitness = Fitness(self._working, lead_times, deadlines)
         self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
+        self._preempting = Preempting(self._working)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)
@@ -135,7 +138,7 @@ class JobMachine:
                 news = self._on_reported(happened)
             case Vanished():
                 self._miss(happened.worker, happened.reason)
-            case AskStop() | AskCheckpoint() | AskScale() | AskScaleOut() | AskScaleIn():
+            case AskStop() | AskCheckpoint() | AskPreempt() | AskScale() | AskScaleOut() | AskScaleIn():
                 self._on_asked(happened)
             case SavingPublished() | PublishingFailed():
                 self._checkpoints.hear(happened)
@@ -147,7 +150,7 @@ class JobMachine:
             case TimePassed():
                 pass
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
-        timed = timed or self._checkpoints.is_due()
+        timed = timed or self._checkpoints.is_due() or self._preempting.is_due()
         self._unseen = self._unseen or news or timed
         if self._unseen and not more:
             self._unseen = False
@@ -162,6 +165,8 @@ class JobMachine:
                 self._working.end(JobState.FAILED, happened.reason)
             case AskCheckpoint():
                 self._checkpoints.ask(happened)
+            case AskPreempt():
+                self._preempting.ask(happened)
             case AskScale() | AskScaleOut() | AskScaleIn():
                 self._sizing.ask(happened)
 
@@ -344,6 +349,7 @@ class JobMachine:
         self._leasing.go_on_cutting()
         self._leasing.grant()
         self._checkpoints.follow()
+        self._preempting.follow()
         if not self._checkpoints.holds_end:
             self._ending.follow()
         self._arrivals.look()

@@ -12,7 +12,7 @@ from edl.core.job.hosts import Ranks, ranks_of
 from edl.core.switch.exchange import errands
 from edl.core.switch.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
-from edl.protocol.job import JobState, Plan, Record, WorkerState
+from edl.protocol.job import OVER, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
 from edl.protocol.saving import Save
@@ -64,7 +64,7 @@ class OrderBook:
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
         record, member = self.record, self._members.get(worker)
-        if record.state in (JobState.FAILED, JobState.FINISHED):
+        if record.state in OVER:
             return Verdict.STOP, record.reason, 0
         if member is None:
             return self._verdict_on_a_stranger(worker)

@@ -7,7 +7,7 @@ from collections import Counter
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
-from edl.protocol.job import Member, Record, Status, WorkerStatus
+from edl.protocol.job import OVER, JobState, Member, Record, Status, WorkerStatus
 
 
 def status_of(
@@ -24,7 +24,7 @@ def status_of(
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
     return Status(
         job=record.job,
-        state=record.state,
+        state=JobState.PREEMPTING if record.preemption and record.state not in OVER else record.state,
         reason=record.reason or machine.shortage,
         term=term,
         generation=record.generation,

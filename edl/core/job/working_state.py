@@ -22,7 +22,7 @@ from edl.core.job.durations import Durations
 from edl.core.job.inputs import Command, Tell
 from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
-from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed
+from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
 from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
@@ -106,7 +106,8 @@ class WorkingState:
         if self.record.saving is not None:
             self.give_up_saving("the job is over")
         self.change(state=state, reason=reason, plan=None)
-        self.tell(JobFinished(reason=reason) if state is JobState.FINISHED else JobHasFailed(reason=reason))
+        kinds = {JobState.FINISHED: JobFinished, JobState.PREEMPTED: JobPreempted}
+        self.tell(kinds.get(state, JobHasFailed)(reason=reason))
 
     def give_up_saving(self, reason: str) -> None:
         """The checkpoint that is announced comes to nothing."""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -92,7 +93,7 @@ class Machine:
         def turn(number: int) -> None:
             if number == self.turns:
                 self.interrupted = True
-                launch._signalled()
+                launch._signalled(signal.SIGINT)
             elif number < self.turns:
                 loop.call_soon(turn, number + 1)
 
