@@ -386,7 +386,13 @@ def told(kind: str, details: Mapping[str, Any]) -> str:
         return _plain(details)
 
 
-_BEGUN_FOR = {"time": "as it is time", "steps": "after so many steps", "asked": "as asked", "last": "the last one"}
+_BEGUN_FOR = {
+    "time": "as it is time",
+    "steps": "after so many steps",
+    "asked": "as asked",
+    "last": "the last one",
+    "preempt": "before the job goes",
+}
 
 
 def _plain(details: Mapping[str, Any]) -> str:

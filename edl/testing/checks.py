@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
+from edl.core.checkpoint.preempting import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import Command, Input, Reported
 from edl.core.job.machine import JobMachine
@@ -422,6 +423,8 @@ class Checks:
             self.violated("I12", "nothing happens any more, and the job is not over")
         if record.state is JobState.FAILED:
             self._has_to_fail(record.reason)
+        elif record.state is JobState.PREEMPTED:
+            self._has_to_go(record)
         elif unended := [one for one in record.roster if self.job.workers[one].phase is not Phase.DONE]:
             self.violated("ends", f"the job is finished, and {unended} of its ring did not come to their ends")
         elif spec is None:
@@ -430,6 +433,13 @@ class Checks:
         elif len(self._trained_in) != spec.total * spec.epochs:
             lost = {(epoch, at) for epoch in range(spec.epochs) for at in range(spec.total)} - self._trained_in.keys()
             self.violated("I6", f"the job is finished, and no worker has trained {sorted(lost)[:9]}")
+
+    def _has_to_go(self, record: Record) -> None:
+        """A job goes only where it was asked to, and says what is saved."""
+        if record.preemption is None:
+            self.violated("I16", "the job is preempted, and it was not asked to go")
+        if " is saved: " in record.reason and not is_saved(record):
+            self.violated("I16", f"the job says: {record.reason}; and no checkpoint was begun after it was asked to go")
 
     def _has_to_fail(self, reason: str) -> None:
         """A job may fail, but only where nothing else was left to do."""

@@ -18,6 +18,7 @@ from edl.testing.simulation import Inheritance, SimJob
 
 CALM: Final = 0.3  # of the lives: nothing goes wrong until their end
 OWN_DATA: Final = 0.1
+ASKED: Final = 0.4  # of the lives: they are asked to go, and do not die
 
 
 def newest(store: SimStore) -> Saving | None:
@@ -67,19 +68,25 @@ def next_life(job: SimJob, *, seed: int, workers: int, **more: Any) -> SimJob:
 
 def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
     """The lives of the job of `seed`, one after the other, each of them over: faults in all of them, and all but the
-    last one end with the end of all its workers, wherever it is.
+    last one end with the end of all its workers, wherever it is, or are preempted.
     """
     source = random.Random(f"lives {seed}")  # noqa: S311 - repeatable is the point
     workers, steps = source.randint(1, 4), source.randint(20, 200)
     own_data = source.random() < OWN_DATA
     spec = _spec(source, workers, steps)
     checkpointing = Checkpointing("memory:", source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)))
+    asked = random.Random(f"asked to go {seed}")  # noqa: S311
     job = job_class(
         None if own_data else spec, seed=seed, steps=steps, workers=workers, checkpointing=checkpointing, prepares=1.0
     )
     for life in range(source.choice((1, 1, 2))):
         _plan(job, source, steps)
-        job.run_until(source.random() * (0.1 + 0.012 * steps))
+        dies_at = source.random() * (0.1 + 0.012 * steps)
+        if asked.random() < ASKED:  # in place of dying
+            job.after(dies_at, job.ask_to_go, asked.choice((0.0, 0.1, 5.0, 5.0)))
+            job.run()
+        else:
+            job.run_until(dies_at)
         yield job
         job = next_life(job, seed=seed + 1_000_003 * (life + 1), workers=source.randint(1, 5), prepares=1.0)
     _plan(job, source, steps)

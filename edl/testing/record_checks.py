@@ -9,6 +9,12 @@ from edl.core.job.inputs import Command, Tell
 from edl.events import Kind
 from edl.protocol.job import OVER, JobState, Record
 
+ENDS = {
+    JobState.FINISHED: Kind.JOB_FINISHED,
+    JobState.FAILED: Kind.JOB_FAILED,
+    JobState.PREEMPTED: Kind.JOB_PREEMPTED,
+}
+
 Complain = Callable[[str, str], NoReturn]
 
 
@@ -42,11 +48,13 @@ def due(before: Record, record: Record) -> Collection[Kind]:
     """The events without which a reader would not know what has changed."""
     found: list[Kind] = []
     if record.state in OVER and before.state not in OVER:
-        found.append(Kind.JOB_FINISHED if record.state is JobState.FINISHED else Kind.JOB_FAILED)
+        found.append(ENDS[record.state])
     elif record.plan is not None and (before.plan is None or record.plan.generation != before.plan.generation):
         found.append(Kind.SWITCH_SCHEDULED)
     if record.arrivals != before.arrivals:
         found.append(Kind.WORKER_JOINING)
+    if record.preemption is not None and before.preemption is None:
+        found.append(Kind.PREEMPT_ASKED)
     if record.saves > before.saves:
         found.append(Kind.CHECKPOINT_BEGUN)
     if before.saving is not None and (record.saving is None or record.saving.number != before.saving.number):

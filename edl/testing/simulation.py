@@ -60,7 +60,7 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, JobPolicy
-from edl.protocol.messages import AskCheckpoint, AskScale, Phase, Register
+from edl.protocol.messages import AskCheckpoint, AskPreempt, AskScale, Phase, Register
 from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
@@ -487,6 +487,13 @@ class SimJob:
         self._call(AskCheckpoint(request))
         self.after(SESSION_S, self.ask_checkpoint, request)
 
+    def ask_to_go(self, deadline_s: float) -> None:
+        """`edl preempt`: asked again until the job is over."""
+        if self.durable.state in OVER:
+            return
+        self._call(AskPreempt("its machines are taken away", deadline_s))
+        self.after(SESSION_S, self.ask_to_go, deadline_s)
+
     # ------------------------------------------------------------------------------------------------ a leader's world
 
     def delay(self) -> float:
@@ -679,6 +686,8 @@ class SimJob:
             self._open(worker)
         if worker.machine.has_share or self.spec is None:
             self.rings.arm(self.rings.rings[worker.generation])
+        elif worker.alive and worker.is_hungry() and worker.orders is not None:  # what it has heard on the way
+            self.tell(worker, StillWaiting(worker.orders))
 
     def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
         """The end of a mini-batch that counts."""

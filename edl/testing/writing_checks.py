@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.job.inputs import Command, Tell
 from edl.core.job.orders import OrderBook
-from edl.core.job.report import status_of
+from edl.core.job.report import shown_state, status_of
 from edl.core.job.writing import WritingState
 from edl.protocol.job import OVER
 
@@ -53,7 +53,12 @@ class WritingChecks:
         durable = leader.writing.record
         shown = status_of(leader.machine, leader.term, "", {}, durable=durable)
         told = (shown.generation, shown.target, shown.state, [worker.id for worker in shown.workers])
-        if told != (durable.generation, durable.target, durable.state, [one.identity.id for one in durable.members]):
+        if told != (
+            durable.generation,
+            durable.target,
+            shown_state(durable),
+            [one.identity.id for one in durable.members],
+        ):
             self._job.checks.violated("I9", f"{told} is shown, and version {durable.version} is durable")
 
     def registered(self, worker: str) -> None:

@@ -16,6 +16,7 @@
     prepared [without=W[,W...]] the members of the next ring, but these, tell that it stands beside the one that trains
     unprepared W[,W...] REASON  these tell why it does not
     save REQUEST                a checkpoint is asked for
+    preempt SECONDS             the job is to be saved, and to go, within so long
     stored W[,W...]             their daemons tell that their parts of the newest saving are durable
     not_stored W[,W...] REASON  these tell that they have no part to give to it
     published, unpublished REASON
@@ -72,6 +73,7 @@ from edl.protocol.job import Identity, Muster
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import (
     AskCheckpoint,
+    AskPreempt,
     AskScale,
     AskScaleIn,
     AskScaleOut,
@@ -258,7 +260,7 @@ class Player:
             case "unprepared":
                 given.end(2)
                 yield from self._prepared(_names(given.word(0)), given.word(1))
-            case "save" | "stored" | "not_stored" | "published" | "unpublished":
+            case "save" | "preempt" | "stored" | "not_stored" | "published" | "unpublished":
                 yield from self._of_saving(given)
             case "vanish":
                 given.end(1)
@@ -359,6 +361,9 @@ class Player:
             case "save":
                 given.end(1)
                 yield AskCheckpoint(given.word(0))
+            case "preempt":
+                given.end(1)
+                yield AskPreempt("its machines are taken away", float(given.word(0)))
             case "stored" | "not_stored":
                 yield from self._stored(given)
             case _:

@@ -71,4 +71,4 @@ def _left(record: Record, preemption: Preemption) -> str:
     if record.saved is not None:
         return f"{late}: step {record.saved.step} is the newest that was saved"
     before = record.resumed
-    return f"{late}: {'what it was resumed from' if before is not None else 'nothing'} is all that is saved"
+    return f"{late}: {'it goes on from where it was resumed' if before is not None else 'nothing of it is saved'}"

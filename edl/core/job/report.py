@@ -24,7 +24,7 @@ def status_of(
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
     return Status(
         job=record.job,
-        state=JobState.PREEMPTING if record.preemption and record.state not in OVER else record.state,
+        state=shown_state(record),
         reason=record.reason or machine.shortage,
         term=term,
         generation=record.generation,
@@ -48,6 +48,11 @@ def status_of(
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
     )
+
+
+def shown_state(record: Record) -> JobState:
+    """For people: a job that is to go trains until it is saved."""
+    return JobState.PREEMPTING if record.preemption is not None and record.state not in OVER else record.state
 
 
 def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:

@@ -172,13 +172,16 @@ def typed_flags() -> dict[str, set[str]]:
     }
 
 
+OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 
 
 def test_each_flag_has_a_twin_in_the_environment():
     twins = {flag: setting.variables for setting in TABLE for flag in setting.flags}
     for flags in typed_flags().values():
-        for flag in flags - {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than"} - PROFILE:
+        for flag in (
+            flags - {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline"} - PROFILE
+        ):
             assert f"EDL_{flag.strip('-').replace('-', '_').upper()}" in twins[flag]
 
 

@@ -11,6 +11,7 @@ from edl.errors import InvalidTransition
 from edl.launch.supervision import (
     END_GRACE_S,
     KILL_GRACE_S,
+    AskedToGo,
     AskForLastWord,
     Bounds,
     DeadlineReached,
@@ -23,6 +24,7 @@ from edl.launch.supervision import (
     LaunchVerdict,
     LookAtJob,
     Looked,
+    PreemptJob,
     Stage,
     StartWorkers,
     StopJob,
@@ -465,3 +467,32 @@ class TestWorkersOfOthers:
         assert supervisor.phase is Stage.DOUBTING
         play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200})))
         assert (supervisor.phase, supervisor.verdict) == (Stage.WATCHING, None)
+
+
+def test_a_job_that_is_to_go_is_saved_first_and_exits_with_a_code_of_its_own():
+    supervisor = two_workers()
+    assert play(supervisor, RUNNING, AskedToGo()) == [PreemptJob()]
+    gone = JobSeen("preempted", "asked to; step 9 is saved")
+    assert play(supervisor, WorkerExited(0, 1), gone) == [EndWorkers()]
+    play(supervisor, WorkerExited(1, 1))
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
+
+
+def test_a_second_time_it_is_interrupted():
+    supervisor = two_workers()
+    assert play(supervisor, RUNNING, AskedToGo(), AskedToGo()) == [PreemptJob(), EndWorkers()]
+    play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
+
+
+def test_a_job_that_has_not_begun_has_nothing_to_save():
+    supervisor = two_workers()
+    assert play(supervisor, AskedToGo()) == [EndWorkers()]
+    play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train")
+
+
+def test_all_its_workers_may_be_gone_before_the_job_says_so():
+    supervisor = two_workers()
+    play(supervisor, RUNNING, AskedToGo(), WorkerExited(0, 1), WorkerExited(1, 1), JobSeen("preempted", "saved"))
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved")
