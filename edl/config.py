@@ -22,6 +22,7 @@ from edl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
+OF_CHECKPOINTS = ("checkpoint_every", "keep_checkpoints", "resume")  # fields that say nothing of a job without any
 
 # ------------------------------------------------------------------------------------------------ forms of values
 # Each takes the text that was given and returns the value, or raises ValueError with what it should have been.
@@ -479,7 +480,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_environment(self) -> dict[str, str]:
         """The variables that hand these settings down to a child."""
-        values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE}
+        handed = [setting for setting in TABLE if self.checkpoint or setting.field not in OF_CHECKPOINTS]
+        values = {setting.variables[0]: getattr(self, setting.field) for setting in handed}
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -525,7 +527,7 @@ def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
 
 
 def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
-    for field in ("checkpoint_every", "keep_checkpoints", "resume"):
+    for field in OF_CHECKPOINTS:
         if not settings.checkpoint and field in quotes and (field != "resume" or settings.resume != "never"):
             raise ConfigError(f"{quotes[field]}: the job has no folder for checkpoints; add --checkpoint DIR")
 

@@ -6,6 +6,10 @@ them, with worker processes or without, which is the DataLoader's own.
 A DataLoader asks for the indices of batches to come on the training thread, some before it gives out the first. Waiting
 there for samples that are leased only once those in its hands are trained would be forever. So it is given indices in
 runs, each as long as nothing need be waited for; in the usual case that is all of an epoch.
+
+A DataLoader draws a number for its worker processes whenever it is iterated. How many runs there are depends on when
+leases come, and a job that goes on from a checkpoint has one more: so that number is drawn from a generator of its own,
+and the script's random numbers are the same in each case.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
@@ -42,8 +47,12 @@ class ElasticLoader(DataLoader[Any]):
         self._runs = Runs()
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
+        self._seeds = None if loading.get("generator") is not None else torch.Generator()
+        if self._seeds is not None:
+            loading = {**loading, "generator": self._seeds}
         super().__init__(dataset, batch_sampler=self._runs, **loading)
         self._loads_steps_of = batch_size
+        self._is_seeded = False
         self._shards = shards
 
     @property
@@ -56,8 +65,16 @@ class ElasticLoader(DataLoader[Any]):
 
     def _batches(self) -> Iterator[Any]:
         for run in self._shards.runs(self._loads_steps_of):
+            self._seed_once()
             self._runs.run = run
             yield from super().__iter__()
+
+    def _seed_once(self) -> None:
+        """By the script's random numbers as they are now: saved ones have been given back. None is used up."""
+        if self._seeds is not None and not self._is_seeded:
+            self._is_seeded = True
+            with torch.random.fork_rng(devices=()):
+                self._seeds.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
 def check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:

@@ -36,6 +36,11 @@ class Resuming:
         """The checkpoint of that path; empty: the job begins anew."""
         self._path = path
 
+    @property
+    def is_due(self) -> bool:
+        """There is a checkpoint, and nothing of it was taken over yet."""
+        return bool(self._path) and not self._generation
+
     def take_over(self, generation: int, rank: int, size: int) -> None:
         """In a ring that begins before the first step. Raises CheckpointError, UsageError."""
         if not self._path or generation == self._generation:

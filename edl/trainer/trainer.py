@@ -508,6 +508,9 @@ class Trainer:
         shell.end_beside()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
+        if machine.models_may_differ and self._resuming.is_due:
+            self._begin_late()
+            return False
         old, weightless, done = machine.size, machine.weightless, machine.step + 1
         if weightless:
             self._rates.skip()
@@ -519,6 +522,19 @@ class Trainer:
         self._prepare_step()
         shell.weigh_if_known()
         return not weightless
+
+    def _begin_late(self) -> None:
+        """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's
+        thread. It was computed on what the script had begun with: what was saved replaces that, and it is made again.
+        """
+        self._framework.applied()
+        self.begin_batch()
+        if self._shards is not None and not self._shards.redeliver():
+            raise JobFailed(
+                "this job goes on from a checkpoint, and its input pipeline has read ahead of the first step, so the "
+                "samples of that cannot come again in order: put shards.in_step(...) around the outermost iterable of "
+                "the training loop"
+            )
 
     def _prepare_step(self) -> None:
         """What the coming one needs before the script may begin it."""

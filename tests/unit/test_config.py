@@ -147,3 +147,9 @@ class TestSecret:
         (tmp_path / "none").touch(mode=0o600)
         with pytest.raises(ConfigError, match=r"is empty"):
             Settings(secret_file=tmp_path / "none").secret()
+
+
+def test_a_job_that_is_not_saved_hands_nothing_down_of_checkpoints():
+    environ = Settings.from_environment({}).to_environment()
+    assert not {"EDL_CHECKPOINT_EVERY", "EDL_KEEP", "EDL_RESUME"} & environ.keys()
+    assert Settings.from_environment(environ) == Settings.from_environment({})
