@@ -370,6 +370,8 @@ TABLE: tuple[Setting, ...] = (
     Setting("driver_slot", _driver_slot, ("EDL_DRIVER_SLOT",)),
 )
 
+OF_CHECKPOINTS = ("checkpoint_every", "keep_checkpoints", "resume")  # which say nothing without `checkpoint`
+
 
 class Given(msgspec.Struct, frozen=True):
     """What the caller gave for one setting, and how to quote it back."""
@@ -479,7 +481,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_environment(self) -> dict[str, str]:
         """The variables that hand these settings down to a child."""
-        values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE}
+        idle = () if self.checkpoint else OF_CHECKPOINTS
+        values = {setting.variables[0]: getattr(self, setting.field) for setting in TABLE if setting.field not in idle}
         return {name: str(value) for name, value in values.items() if value is not None}
 
 
@@ -525,7 +528,7 @@ def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
 
 
 def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
-    for field in ("checkpoint_every", "keep_checkpoints", "resume"):
+    for field in OF_CHECKPOINTS:
         if not settings.checkpoint and field in quotes and (field != "resume" or settings.resume != "never"):
             raise ConfigError(f"{quotes[field]}: the job has no folder for checkpoints; add --checkpoint DIR")
 
