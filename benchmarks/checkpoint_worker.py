@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import json
 import os
 import shutil
@@ -23,10 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from benchmarks.overhead_worker import cpu_seconds, daemon_of_this_process
 from benchmarks.checkpoint import JOB, NONE, OTHERS, RESTORED, WINDOWS
+from benchmarks.overhead_worker import cpu_seconds, daemon_of_this_process
+
+dist: Any = importlib.import_module("torch.distributed")
+dcp: Any = importlib.import_module("torch.distributed.checkpoint")
 
 WIDTH, BATCH, SAMPLES = 1024, 16, 100_000
 BYTES = WIDTH * WIDTH * 4 * 2  # of one layer, with its momentum
@@ -92,8 +95,6 @@ class ByAsyncSave:
         self._coming: Future[Any] | None = None
 
     def begin(self, state: dict[str, Any]) -> None:
-        import torch.distributed.checkpoint as dcp
-
         self._number += 1
         writer = dcp.FileSystemWriter(self._folder / f"{self._number}", sync_files=True)
         found = dcp.async_save(state, storage_writer=writer, process_group=self._group)
@@ -113,8 +114,6 @@ class ByAsyncSave:
         return [sum(one.stat().st_size for one in newest.glob(f"__{rank}_*")) for rank in (0, 1)]
 
     def restore(self, state: dict[str, Any], model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-        import torch.distributed.checkpoint as dcp
-
         newest = max(self._folder.iterdir(), key=lambda one: int(one.name))
         dcp.load(state, checkpoint_id=newest, process_group=self._group)
         model.load_state_dict(state["model"])
@@ -289,9 +288,9 @@ def _time_taking_over(took: dict[str, float]) -> None:
 
     take = Resuming._take
 
-    def timed(self: Resuming, *arguments: Any) -> None:
+    def timed(self: Resuming, found: Any, rank: int, size: int) -> None:
         with _timed(took, "edl"):
-            take(self, *arguments)
+            take(self, found, rank, size)
 
     Resuming._take = timed  # type: ignore[method-assign]
 
