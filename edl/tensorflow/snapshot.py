@@ -33,7 +33,8 @@ class TensorFlowSnapshot:
         described = variables.describe()
         self.description = msgspec.msgpack.encode(described)
         names = [one.name if at < of_models else optimizer_tensor(0, one.name) for at, one in enumerate(described)]
-        unique = [name if names.index(name) == at else f"{name}#{at}" for at, name in enumerate(names)]
+        first = {name: at for at, name in reversed(list(enumerate(names)))}
+        unique = [name if first[name] == at else f"{name}#{at}" for at, name in enumerate(names)]
         self.late: Sequence[StatePiece] = [
             StatePiece((name, one.dtype, one.shape, value.nbytes), partial(_bytes_of, value), at < of_models)
             for at, (name, one, value) in enumerate(zip(unique, described, variables.values(), strict=True))

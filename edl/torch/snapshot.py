@@ -44,11 +44,18 @@ class TorchSnapshot:
         self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order)))
         self.early: Sequence[StatePiece] = [one.piece() for one in found if one.is_early]
         self.late: Sequence[StatePiece] = [one.piece() for one in found if not one.is_early]
-        self._late = [one.tensor for one in found if not one.is_early]
-        self._versions = list(map(version_of, self._late))
+        self.whole: Callable[[], bool] = _Versions([one.tensor for one in found if not one.is_early]).same
 
-    def whole(self) -> bool:
-        return self._versions == list(map(version_of, self._late))
+
+class _Versions:
+    """Of tensors, apart from all that describes them: that is let go of before the copying ends."""
+
+    def __init__(self, tensors: list[torch.Tensor]) -> None:
+        self._tensors = tensors
+        self._versions = list(map(version_of, tensors))
+
+    def same(self) -> bool:
+        return self._versions == list(map(version_of, self._tensors))
 
 
 class _Tensor(NamedTuple):

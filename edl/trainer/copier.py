@@ -10,11 +10,13 @@ for the copy. Files that the daemon is through with are written again: memory th
 
 from __future__ import annotations
 
+import contextlib
+import gc
 import logging
 import os
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -25,7 +27,7 @@ from edl.errors import EdlError
 from edl.protocol.saving import Save
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
-from edl.trainer.framework import Framework, Snapshot
+from edl.trainer.framework import Framework
 
 if TYPE_CHECKING:
     from edl.checkpoints.manifest import Slice
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger("edl")
 
 SPARE = "copy.spare"  # a file that its daemon is through with
+TOGETHER = 1 << 20  # bytes that are written by one call, as are
+MOST_TOGETHER = 512  # pieces: each call gives way to the training thread, which is slow to give way in turn
 CHANGED = "the script changed the model outside of an update while it was copied"
 
 
@@ -58,7 +62,8 @@ class Copier:
         self.finish()
         began = time.perf_counter()
         try:
-            copying = self._begun(save, folder)
+            with _no_collection():
+                copying = self._begun(save, folder)
         except (EdlError, OSError) as error:
             logger.warning("this worker has no part in checkpoint %d: %s", save.number, error)
             self._hear(CopyFailed(save.number, str(error)))
@@ -101,7 +106,7 @@ class Copier:
             msgspec.msgpack.encode(own),
         )
         (folder / _about(save)).write_bytes(msgspec.msgpack.encode(content))
-        return _Copying(save, folder, slices, readers, snapshot, self._hear)
+        return _Copying(save, folder, [(readers[one.tensor], one) for one in slices], snapshot.whole, self._hear)
 
 
 class _Copying:
@@ -111,17 +116,15 @@ class _Copying:
         self,
         save: Save,
         folder: Path,
-        slices: Sequence[Slice],
-        readers: dict[str, Reader],
-        snapshot: Snapshot,
+        pieces: Sequence[tuple[Reader, Slice]],
+        whole: Callable[[], bool],
         hear: Callable[[CopyTaken | CopyFailed], object],
     ) -> None:
         self.stall_s = 0.0
         self._save = save
         self._folder = folder
-        self._slices = slices
-        self._readers = readers
-        self._snapshot = snapshot
+        self._pieces = pieces
+        self._whole = whole
         self._hear = hear
         self._thread = threading.Thread(target=self._run, name="edl-copy", daemon=True)
         self._failure = ""
@@ -146,7 +149,7 @@ class _Copying:
     def _run(self) -> None:
         try:
             self._write()
-            if not self._snapshot.whole():
+            if not self._whole():
                 self._failure = CHANGED
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
             self._failure = f"{type(error).__name__}: {error}"
@@ -162,8 +165,9 @@ class _Copying:
         except FileNotFoundError:
             file.touch(mode=0o600)
         with file.open("r+b", buffering=0) as opened:
-            for piece in self._slices:
-                _write_all(opened.fileno(), self._readers[piece.tensor]()[piece.offset : piece.end])
+            views = (read()[piece.offset : piece.end] for read, piece in self._pieces)
+            for together in _grouped(views):
+                _write_all(opened.fileno(), together)
             opened.truncate()
 
     def _tell(self) -> None:
@@ -175,10 +179,42 @@ class _Copying:
             self._hear(CopyTaken(save.number, (_about(save), _bytes(save)), round(1000 * self.stall_s, 2)))
 
 
-def _write_all(file: int, content: memoryview) -> None:
-    done = 0
-    while done < len(content):
-        done += os.write(file, content[done:])
+@contextlib.contextmanager
+def _no_collection() -> Iterator[None]:
+    """Of garbage. A description of the state is so many objects, for a moment, that Python would look through all
+    that the process has, while training waits.
+    """
+    if not gc.isenabled():
+        yield
+        return
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+
+
+def _grouped(views: Iterator[memoryview]) -> Iterator[list[memoryview]]:
+    group: list[memoryview] = []
+    size = 0
+    for view in views:
+        group.append(view)
+        size += len(view)
+        if size >= TOGETHER or len(group) == MOST_TOGETHER:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _write_all(file: int, views: list[memoryview]) -> None:
+    """One behind the other."""
+    while views:
+        done = os.writev(file, views)
+        while views and done >= len(views[0]):
+            done -= len(views.pop(0))
+        if views:
+            views[0] = views[0][done:]
 
 
 def _of(copy: bytes) -> Reader:

@@ -98,6 +98,11 @@ def test_the_environment_hands_all_settings_down(tmp_path):
     assert set(environ) == {setting.variables[0] for setting in TABLE}
 
 
+def test_a_job_that_is_not_saved_hands_down_what_its_children_take():
+    settings = Settings.from_environment({}, job="mnist", coordinator="zk:2181")
+    assert Settings.from_environment(settings.to_environment()) == settings
+
+
 def test_a_scrubbed_environment_has_no_setting_in_any_spelling():
     environ = {
         "EDL_MIN_NP": "1",
