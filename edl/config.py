@@ -372,7 +372,6 @@ TABLE: tuple[Setting, ...] = (
 )
 
 
-
 class Given(msgspec.Struct, frozen=True):
     """What the caller gave for one setting, and how to quote it back."""
 
