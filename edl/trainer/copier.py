@@ -17,6 +17,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -56,6 +57,7 @@ class Copier:
         self._extras = extras
         self._hear = hear
         self._copying: _Copying | None = None
+        self._thread = ThreadPoolExecutor(1, "edl-copy")  # one that stays: starting another waits until it runs
 
     def take(self, save: Save, folder: Path) -> None:
         """Comes back once the script may go on. What came of it is heard later, or at once."""
@@ -71,7 +73,7 @@ class Copier:
         copying.stall_s = time.perf_counter() - began
         self._copying = copying
         self.idle = False
-        copying.start()
+        copying.start(self._thread)
 
     def finish(self) -> None:
         """Before anything changes what is copied. Harmless if nothing is."""
@@ -110,7 +112,7 @@ class Copier:
 
 
 class _Copying:
-    """One copy, by a thread of its own."""
+    """One copy, by another thread."""
 
     def __init__(
         self,
@@ -126,14 +128,14 @@ class _Copying:
         self._pieces = pieces
         self._whole = whole
         self._hear = hear
-        self._thread = threading.Thread(target=self._run, name="edl-copy", daemon=True)
+        self._running: Future[None] | None = None
         self._failure = ""
         self._turn = threading.Lock()
         self._awaited = False
         self._done = False
 
-    def start(self) -> None:
-        self._thread.start()
+    def start(self, thread: ThreadPoolExecutor) -> None:
+        self._running = thread.submit(self._run)
 
     def finish(self) -> None:
         """The training thread is about to change what is copied."""
@@ -142,7 +144,8 @@ class _Copying:
                 return
             self._awaited = True
         began = time.perf_counter()
-        self._thread.join()
+        assert self._running is not None
+        wait([self._running])
         self.stall_s += time.perf_counter() - began
         self._tell()
 
