@@ -74,9 +74,10 @@ class PartStore:
             info = await asyncio.get_running_loop().run_in_executor(
                 self._thread, _store, about, content, copied.stall_ms
             )
-        except (EdlError, OSError, ValueError, msgspec.MsgspecError) as error:
-            logger.warning("the part of this worker in checkpoint %d is not durable: %s", copied.number, error)
-            self._failed(copied.number, str(error))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job hears of it, and does not wait for this part
+            said = str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
+            logger.warning("the part of this worker in checkpoint %d is not durable: %s", copied.number, said)
+            self._failed(copied.number, said)
         else:
             self._stored(copied.number, info)
         with contextlib.suppress(OSError):
@@ -92,8 +93,8 @@ def _store(about: Path, content: Path, stall_ms: float) -> PartInfo:
     with content.open("rb") as opened:
         if not (size := content.stat().st_size):
             return store(copied, memoryview(b""), stall_ms)
-        with mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ) as lying, memoryview(lying) as view:
-            return store(copied, view, stall_ms)
+        # Not closed here: where it fails, the error still has views of it. It goes with the last of them.
+        return store(copied, memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)), stall_ms)
 
 
 def resumed_from(path: str) -> Resumed | None:

@@ -83,7 +83,8 @@ def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview],
     head = msgspec.msgpack.decode(description, type=_Ordered)
     named = list(holder.tensors())
     contents = [tensor for _, tensor in named]
-    adoption = Adoption("the checkpoint is of another model", contents)
+    remedy = "Build the model and wrap the optimizers that the job trained, in the same order"
+    adoption = Adoption("the checkpoint is of another model", contents, remedy)
     with torch.no_grad():
         adoption.adopt(holder, named, msgspec.msgpack.encode(head.described))
         for number, which in enumerate(head.order):

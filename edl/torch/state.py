@@ -93,11 +93,15 @@ def _describe(holder: Holder, named: list[tuple[str, torch.Tensor]], contents: l
     return msgspec.msgpack.encode(Described(tuple((name, form(tensor)) for name, tensor in named), optimizers))
 
 
+ALIKE = "All workers must build the same model and wrap the same optimizers, in the same order"
+
+
 class Adoption:
     """Makes the optimizers here look like the root's, and lists their tensors in the root's order."""
 
-    def __init__(self, complaint: str, contents: list[torch.Tensor]) -> None:
+    def __init__(self, complaint: str, contents: list[torch.Tensor], remedy: str = ALIKE) -> None:
         self._complaint = complaint
+        self._remedy = remedy
         self._contents = contents
 
     def adopt(self, holder: Holder, named: list[tuple[str, torch.Tensor]], head: bytes) -> None:
@@ -149,10 +153,7 @@ class Adoption:
             raise self._different(f"{mine} {what}", f"{theirs}")
 
     def _different(self, mine: str, theirs: str) -> UsageError:
-        return UsageError(
-            f"{self._complaint}: {mine} here, {theirs} there. "
-            "All workers must build the same model and wrap the same optimizers, in the same order"
-        )
+        return UsageError(f"{self._complaint}: {mine} here, {theirs} there. {self._remedy}")
 
 
 def hyper_parameters(optimizer: torch.optim.Optimizer) -> list[dict[str, Any]]:

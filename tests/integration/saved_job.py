@@ -81,6 +81,17 @@ class Life:
         durable = lambda: [one for one in self.events("checkpoint_durable") if one["number"] >= number]  # noqa: E731
         self.edl.wait(durable, f"one is durable after {kind}", timeout_s=60)
 
+    def wait_failure(self) -> str:
+        """The reason of the next checkpoint that comes to nothing, in one line."""
+        reason: str = self.wait_event("checkpoint_failed", len(self.events("checkpoint_failed")))["reason"]
+        assert reason and "\n" not in reason, reason
+        return reason
+
+    def interrupt(self) -> None:
+        self.status()
+        self.launcher.send_signal(signal.SIGINT)
+        self.finish(1)
+
     def scale(self, size: int) -> None:
         with client.Job("ck") as job:
             job.scale(size)

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
 import random
+import signal
+import subprocess
 import time
+from typing import Any
 
 import pytest
-from saved_job import Life, copied, durable, manifest
+from conftest import Edl
+from saved_job import Life, copied, durable, leaves_nothing_shared, manifest
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 EVERY = ("--checkpoint-every", "15steps")
@@ -14,6 +20,7 @@ EVERY = ("--checkpoint-every", "15steps")
 
 @pytest.mark.parametrize("ring", ["horovod", "torch"])
 def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
+    """At the same size; at others, each sample is trained once over both lives."""
     script = ("torch_saved.py", "--epochs", "4")
     environ = {"EDL_RING": ring}
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0", environ=environ)
@@ -45,8 +52,9 @@ def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
             assert then.results() == whole.results()
 
 
-@pytest.mark.parametrize("ring", ["horovod", "torch"])
-def test_own(edl, tmp_path, ring):
+@pytest.mark.parametrize("ring", ["horovod", pytest.param("torch", marks=pytest.mark.soak)])
+def test_a_script_with_data_of_its_own_goes_on_bit_for_bit(edl, tmp_path, ring):
+    """Its first mini-batch is computed on what it begins with, before anything of edl is asked: that one is void."""
     script = ("torch_saved.py", "--own", "120")
     environ = {"EDL_RING": ring}
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0", environ=environ)
@@ -61,7 +69,9 @@ def test_own(edl, tmp_path, ring):
     assert then.steps() == {1 + 120 - manifest(durable(tmp_path / "ck")[-1])["step"]}
 
 
-@pytest.mark.parametrize("way", ["function", "dataset", "fit", "graph"])
+@pytest.mark.parametrize(
+    "way", ["dataset", "fit", *(pytest.param(way, marks=pytest.mark.soak) for way in ("function", "graph"))]
+)
 def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     script = ("tf_saved.py", "--way", way)
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
@@ -76,3 +86,155 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     assert f"goes on from step {saved['step']}" in then.finish()
     assert set((before + then.trained()).values()) == {1}
     assert then.results() == whole.results()
+
+
+# ------------------------------------------------------------------------------------------------------------ faults
+
+
+def leader_of(status):
+    return next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+
+
+def test_who_dies_while_a_saving_is_under_way_costs_a_checkpoint_at_most(edl, tmp_path):
+    """A trainer, a daemon, the leader's daemon; and the next ring is planned."""
+    script = ("torch_saved.py", "--epochs", "1000", "--large", "300000")
+    environ = {"EDL_MAX_RESTARTS": "2", "EDL_MAX_NP": "3"}
+    with leaves_nothing_shared():
+        job = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, environ=environ)
+        job.wait_size(2)
+        for victim in ("trainer", "daemon", "leader's daemon", "none"):
+            job.wait_event("checkpoint_begun", len(job.events("checkpoint_begun")))
+            status = job.status()
+            leader = leader_of(status)
+            [other] = [worker for worker in status["workers"] if worker["id"] != leader["id"]]
+            if victim == "none":
+                job.scale(3)
+            else:
+                pids = {"trainer": other["pid"], "daemon": other["daemon_pid"], "leader's daemon": leader["daemon_pid"]}
+                os.kill(pids[victim], signal.SIGKILL)
+            job.wait_durable_after(victim)
+            job.wait_size(3 if victim == "none" else 2)
+        job.wait_durable_after("all of that")
+        assert len(job.events("checkpoint_failed")) <= 4
+        job.interrupt()
+    newest = manifest(durable(tmp_path / "ck")[0])
+    assert newest["size"] == 3
+
+
+@pytest.fixture
+def small_disk(tmp_path):
+    """Eight megabytes."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=8m", "tmpfs", str(place)]
+    done = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if done.returncode:
+        pytest.skip(f"this user cannot mount a small file system: {done.stderr.strip()}")
+    yield place
+    subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_disk_that_is_full_and_a_folder_that_is_gone_are_told_and_cost_no_training(edl, tmp_path, small_disk):
+    folder = small_disk / "ck"
+    script = ("torch_saved.py", "--epochs", "1000", "--large", "50000", "--touch", str(tmp_path / "touch"))
+    job = Life(edl, tmp_path / "first", *script, checkpoint=folder, flags=EVERY)
+    job.wait_event("checkpoint_durable")
+
+    (small_disk / "other").write_bytes(bytes(0))
+    with contextlib.suppress(OSError), (small_disk / "other").open("wb", buffering=0) as file:
+        while True:
+            file.write(bytes(1 << 12))
+    reason = job.wait_failure()
+    assert "No space left on device" in reason
+    (small_disk / "other").unlink()
+    job.wait_durable_after("there is room again")
+
+    folder.rename(small_disk / "aside")
+    folder.write_text("a file")
+    reason = job.wait_failure()
+    assert reason.endswith("is a symbolic link or no folder")
+    folder.unlink()
+    job.wait_durable_after("the folder can be made again")
+
+    (tmp_path / "touch").touch()
+    reason = job.wait_failure()
+    assert "the script changed the model outside of an update while it was copied" in reason
+    (tmp_path / "touch").unlink()
+    job.wait_durable_after("the script is right again")
+    assert not {event["kind"] for event in job.events()} & {"batch_voided", "worker_lost", "diverged"}
+    job.interrupt()
+
+
+# ------------------------------------------------------------------------------------------------------ wrong inputs
+
+
+@pytest.fixture(scope="module")
+def kept(warm, tmp_path_factory):
+    """A folder with two checkpoints of a job of torch that is over."""
+    place = tmp_path_factory.mktemp("kept")
+    edl, script = Edl(place / "home", place, warm), ("torch_saved.py", "--step-time", "0.08")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("EDL_HOME", str(edl.home))
+        life = Life(edl, place / "life", *script, checkpoint=place / "ck", flags=("--checkpoint-every", "5steps"))
+        life.wait_event("checkpoint_durable", 1)
+        life.kill()
+        edl.clean_up()
+    assert len(durable(place / "ck")) == 2
+    return place / "ck"
+
+
+def refused(edl, tmp_path, *arguments: str, script=("torch_saved.py",), code=1, **how: Any) -> str:
+    """What is said of it in one line."""
+    life = Life(edl, tmp_path / "life", *script, "--step-time", "0", *arguments, **how)
+    err = life.finish(code)
+    assert not life.results()
+    return err
+
+
+def test_what_cannot_be_gone_on_from_is_refused_in_one_line(edl, tmp_path, kept):
+    copied(kept, tmp_path / "ck")
+    before = lambda *flags, **how: refused(edl, tmp_path, flags=flags, **how)  # noqa: E731
+
+    for flags, where, words, code in (
+        (("--resume", "must"), "none", "no checkpoint of job ck in", 1),
+        (("--checkpoint-every", "0s"), "ck", "--checkpoint-every 0s", 2),
+        (("--resume", str(tmp_path / "nowhere")), "ck", "nowhere", 2),
+    ):
+        err = before(*flags, checkpoint=tmp_path / where, code=code)
+        assert err.count("\n") == 1 and words in err, err
+    (tmp_path / "file").touch()
+    err = before(checkpoint=tmp_path / "file", code=1)
+    assert err.count("\n") == 1, err
+
+
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (("torch_saved.py", "--width", "9"), "the checkpoint is of another model"),
+        (("torch_saved.py", "--samples", "210"), "trains on other data than what was saved"),
+        (("torch_saved.py", "--epochs", "3"), "epochs=3 for 4"),
+        pytest.param(
+            ("tf_saved.py", "--way", "function", "--batch", "8"),
+            "is one of torch, and this script trains with tensorflow",
+            marks=pytest.mark.soak,
+        ),
+    ],
+)
+def test_another_script_is_refused_and_says_why(edl, tmp_path, kept, script, words):
+    folder = copied(kept, tmp_path / "ck")
+    err = refused(edl, tmp_path, script=script, checkpoint=folder)
+    assert words in err.splitlines()[-1]
+    assert len(durable(folder)) == 2
+
+
+def test_a_broken_checkpoint_is_named_and_passed_over(edl, tmp_path, kept):
+    folder = copied(kept, tmp_path / "ck")
+    newest, older = durable(folder)
+    part = next(newest.glob("part-*"))
+    content = bytearray(part.read_bytes())
+    content[-3] ^= 1
+    part.write_bytes(content)
+    life = Life(edl, tmp_path / "life", "torch_saved.py", "--step-time", "0", checkpoint=folder)
+    err = life.finish()
+    assert f"edl: checkpoint {newest} is broken: {part.name} is not as it was written" in err
+    assert f"goes on from step {manifest(older)['step']}, {older}" in err

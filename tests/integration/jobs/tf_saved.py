@@ -17,6 +17,7 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--way", required=True)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--batch", type=int, default=task.BATCH)
 options = parser.parse_args()
 if options.way == "graph":
     tf.compat.v1.disable_eager_execution()
@@ -25,7 +26,7 @@ import edl.tensorflow as edl  # noqa: E402 - as in a script that was written lon
 
 tf.config.threading.set_intra_op_parallelism_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
-edl.init(batch_size=task.BATCH)
+edl.init(batch_size=options.batch)
 keras.utils.set_random_seed(1 + edl.rank())  # each draws numbers of its own; the model is that of rank 0
 inputs, targets = tf.constant(task.INPUTS), tf.constant(task.TARGETS)
 shards = edl.elastic_shard_generator(
@@ -66,7 +67,7 @@ def function() -> list[Any]:
         gradients, _ = tf.clip_by_global_norm(tape.gradient(loss, weights), 0.5)
         optimizer.apply_gradients(zip(gradients, weights, strict=True))
 
-    for ids in shards.batches(task.BATCH):
+    for ids in shards.batches(options.batch):
         with edl.voidable():
             train(tf.constant(ids))
         end_batch()
@@ -77,7 +78,7 @@ def dataset() -> list[Any]:
     """A pipeline of tf.data that reads ahead; the loop is the script's own."""
     model = small_model()
     optimizer = edl.Optimizer(keras.optimizers.Adam(0.01), model=model)
-    pipeline = edl.elastic_dataset(shards, task.BATCH)
+    pipeline = edl.elastic_dataset(shards, options.batch)
     pipeline = pipeline.map(lambda ids: (tf.gather(inputs, ids), tf.gather(targets, ids))).prefetch(3)
     for rows, wanted in shards.in_step(pipeline):
         with tf.GradientTape() as tape:
@@ -100,7 +101,7 @@ def fit() -> list[Any]:
             self.model.stop_training = shards.epochs_done >= options.epochs
 
     model = small_model()
-    ids = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(task.BATCH)
+    ids = tf.data.Dataset.from_generator(shards, output_signature=tf.TensorSpec([], tf.int64)).batch(options.batch)
     rows = ids.map(lambda i: (tf.gather(inputs, i), tf.gather(targets, i))).prefetch(2)
     optimizer = edl.Optimizer(keras.optimizers.Adam(0.01, global_clipnorm=0.5), model=model)
     model.compile(optimizer=optimizer, loss=mean_square)
@@ -117,7 +118,7 @@ def graph() -> list[Any]:
     train = edl.Optimizer(v1.train.AdamOptimizer(0.01)).minimize(loss)
     with v1.Session() as session:
         session.run(v1.global_variables_initializer())
-        for batch in shards.batches(task.BATCH):
+        for batch in shards.batches(options.batch):
             with edl.voidable():
                 session.run(train, {ids: batch})
             end_batch()
