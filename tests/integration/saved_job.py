@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -156,12 +157,13 @@ def copied(folder: Path, to: Path) -> Path:
     return Path(shutil.copytree(folder, to))
 
 
-def shared_folders() -> set[str]:
-    return {path.name for path in Path("/dev/shm").glob("edl-*")}
-
-
 @contextlib.contextmanager
-def leaves_nothing_shared() -> Iterator[None]:
-    before = shared_folders()
-    yield
-    assert shared_folders() <= before, "files of a job were left in /dev/shm"
+def leaves_nothing_shared(edl: Any) -> Iterator[None]:
+    """Between trainers and their daemons, in memory: in a folder of this test alone, as other jobs may be here."""
+    place = Path(tempfile.mkdtemp(prefix="edl-test-", dir="/dev/shm"))  # a socket's path must be short
+    edl.environ["XDG_RUNTIME_DIR"] = str(place)
+    try:
+        yield
+        assert not [str(path) for path in place.rglob("*")], "files of a job were left in memory"
+    finally:
+        shutil.rmtree(place)
