@@ -138,8 +138,9 @@ class Publisher:
         assert saving is not None
         try:
             await loop.run_in_executor(self._thread, _publish, record, self._clock.wall())
-        except (EdlError, OSError) as error:
-            self._hear(PublishingFailed(saving.number, str(error)))
+        except Exception as error:  # noqa: BLE001 - whatever it is, the job hears of it, and does not wait for it
+            said = str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
+            self._hear(PublishingFailed(saving.number, said))
             return
         self._hear(SavingPublished(saving.number))
         try:
