@@ -73,3 +73,8 @@ class InvalidTransition(EdlError):
         self.state = state
         self.event = event
         self.history = tuple(history)
+
+
+def said_of(error: Exception) -> str:
+    """An error in one line of a report: one that was not written for people, with its kind."""
+    return str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"

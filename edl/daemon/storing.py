@@ -21,14 +21,12 @@ import msgspec
 from edl.clock import Clock
 from edl.core.data.inheriting import rebased
 from edl.core.job.inputs import PublishingFailed, SavingPublished
-from edl.errors import ConfigError, EdlError
+from edl.errors import ConfigError, EdlError, said_of
 from edl.protocol import link as say
 from edl.protocol.job import Record
-from edl.protocol.saving import PartInfo, Resumed
+from edl.protocol.saving import SPARE, PartInfo, Resumed
 
 logger = logging.getLogger("edl")
-
-SPARE = "copy.spare"  # as `edl.trainer.copier` calls a file that may be written again
 
 
 class PartStore:
@@ -75,7 +73,7 @@ class PartStore:
                 self._thread, _store, about, content, copied.stall_ms
             )
         except Exception as error:  # noqa: BLE001 - whatever it is, the job hears of it, and does not wait for this part
-            said = str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
+            said = said_of(error)
             logger.warning("the part of this worker in checkpoint %d is not durable: %s", copied.number, said)
             self._failed(copied.number, said)
         else:
@@ -139,8 +137,7 @@ class Publisher:
         try:
             await loop.run_in_executor(self._thread, _publish, record, self._clock.wall())
         except Exception as error:  # noqa: BLE001 - whatever it is, the job hears of it, and does not wait for it
-            said = str(error) if isinstance(error, EdlError | OSError) else f"{type(error).__name__}: {error}"
-            self._hear(PublishingFailed(saving.number, said))
+            self._hear(PublishingFailed(saving.number, said_of(error)))
             return
         self._hear(SavingPublished(saving.number))
         try:

@@ -8,7 +8,7 @@ is in the ring (the job's leader decides that).
        |                                                         |
        |--all exited----> SETTLING --the job's last word-----> ENDED
        |
-       '--interrupt, the job failed-----> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
+       '--interrupt, failed, preempted--> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
                                             ^
                  DOUBTING --the job does not--'
 """

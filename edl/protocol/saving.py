@@ -8,11 +8,13 @@ So no two of them share a folder, whichever leader has begun them, and at whiche
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Final
 
 import msgspec
 
 from edl.protocol.ledger import LedgerSnapshot
+
+SPARE: Final = "copy.spare"  # a trainer's copy that its daemon is through with, in their folder: written again
 
 
 class Checkpointing(msgspec.Struct, frozen=True):

@@ -24,8 +24,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from edl.core.worker.inputs import CopyFailed, CopyTaken
-from edl.errors import EdlError
-from edl.protocol.saving import Save
+from edl.errors import said_of
+from edl.protocol.saving import SPARE, Save
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("edl")
 
-SPARE = "copy.spare"  # a file that its daemon is through with
 TOGETHER = 1 << 20  # bytes that are written by one call, as are
 MOST_TOGETHER = 512  # pieces: each call gives way to the training thread, which is slow to give way in turn
 CHANGED = "the script changed the model outside of an update while it was copied"
@@ -66,9 +65,10 @@ class Copier:
         try:
             with _no_collection():
                 copying = self._begun(save, folder)
-        except (EdlError, OSError) as error:
-            logger.warning("this worker has no part in checkpoint %d: %s", save.number, error)
-            self._hear(CopyFailed(save.number, str(error)))
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
+            said = said_of(error)
+            logger.warning("this worker has no part in checkpoint %d: %s", save.number, said)
+            self._hear(CopyFailed(save.number, said))
             return
         copying.stall_s = time.perf_counter() - began
         self._copying = copying
@@ -155,7 +155,7 @@ class _Copying:
             if not self._whole():
                 self._failure = CHANGED
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
-            self._failure = f"{type(error).__name__}: {error}"
+            self._failure = said_of(error)
         with self._turn:
             self._done = not self._awaited
         if self._done:

@@ -1,13 +1,20 @@
-"""What a trainer copies for a checkpoint lies in its file one behind the other; no garbage is collected meanwhile."""
+"""What a trainer copies for a checkpoint lies in its file one behind the other; no garbage is collected meanwhile, and
+what cannot be copied ends no script.
+"""
 
 from __future__ import annotations
 
 import gc
 import os
+from types import SimpleNamespace
 
 import pytest
 
+from edl.core.worker.inputs import CopyFailed
+from edl.errors import UsageError
+from edl.protocol.saving import Save
 from edl.trainer import copier
+from edl.trainer.extras import Extras
 
 
 def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):
@@ -35,3 +42,23 @@ def test_collection_is_afterwards_as_it_was(collects):
         assert gc.isenabled() == collects
     finally:
         gc.enable()
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (RuntimeError("sparse"), "RuntimeError: sparse"),
+        (UsageError("not built"), "not built"),
+        (OSError("full"), "full"),
+    ],
+)
+def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_path, error, said):
+    def fail():
+        raise error
+
+    heard = []
+    one = copier.Copier(SimpleNamespace(snapshot=fail), Extras(), heard.append)
+    one.take(Save(3, 1, 20, 0, 2, "/c/j/0001-000003-000000000020"), tmp_path)
+    assert heard == [CopyFailed(3, said)]
+    assert one.idle
+    one.finish()
