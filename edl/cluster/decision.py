@@ -1,0 +1,30 @@
+"""What a policy decides: the workers and the batch of each job, with a reason for each change."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import msgspec
+
+from edl.cluster.views import ClusterView
+
+
+class Allotment(msgspec.Struct, frozen=True):
+    """What one job is to have from now on."""
+
+    workers: int
+    batch: int = 0  # of all workers together; 0: the job's own
+    reason: str = ""  # of a change, in words for the job's owner
+
+
+class Decision(msgspec.Struct, frozen=True):
+    """Jobs that are not in `allotments` get no worker. `notes` come back with the next view of the jobs."""
+
+    allotments: dict[str, Allotment]
+    notes: dict[str, dict[str, float]] = {}
+
+
+class Policy(Protocol):
+    """Decides anew from what it sees: it has parameters, and no memory but the notes."""
+
+    def decide(self, cluster: ClusterView, now: float) -> Decision: ...
