@@ -22,6 +22,7 @@ class Decision(msgspec.Struct, frozen=True):
 
     allotments: dict[str, Allotment]
     notes: dict[str, dict[str, float]] = {}
+    look_again: float | None = None  # decide anew at that time, though nothing has happened by then
 
 
 class Policy(Protocol):
