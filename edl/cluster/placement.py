@@ -1,0 +1,161 @@
+"""Which node each worker goes to, once it is decided how many workers each job has.
+
+A job whose number of workers stays, stays where it is. Three rules for the others:
+
+- `pack`: as few nodes for each job as can be, and the fullest nodes that do. What shrinks leaves the nodes where it has
+  the fewest workers; what grows stays and takes more, unless it would fit on fewer nodes elsewhere.
+- `spread`: each worker to the node with the most free devices, so that a node that fails costs each job least.
+- `most-free`: the node with the most free devices first, filled to its end, again and again; a job that changes is
+  placed anew. So does the simulator of Pollux with the policies that it compares itself to.
+
+Owns: the choice of nodes. Does not own: how many workers a job has, nor what goes before what (`transition`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from edl.cluster.views import Node, Placement
+from edl.errors import ConfigError
+
+
+class Rule(StrEnum):
+    PACK = "pack"
+    SPREAD = "spread"
+    MOST_FREE = "most-free"
+
+
+class Free:
+    """Free devices of each node, and which nodes have how many. Of several alike, the one that came to it first."""
+
+    def __init__(self, nodes: Iterable[Node]) -> None:
+        self._free: dict[str, int] = {}
+        self._nodes: dict[int, dict[str, None]] = {}
+        for node in nodes:
+            self._free[node.name] = node.devices
+            self._nodes.setdefault(node.devices, {})[node.name] = None
+
+    def __getitem__(self, node: str) -> int:
+        return self._free[node]
+
+    @property
+    def devices(self) -> int:
+        return sum(free * len(nodes) for free, nodes in self._nodes.items())
+
+    def take(self, node: str, workers: int) -> None:
+        before = self._free[node]
+        assert workers <= before, f"{workers} workers on {node}, which has {before} devices free"
+        del self._nodes[before][node]
+        if not self._nodes[before]:
+            del self._nodes[before]
+        self._free[node] = before - workers
+        self._nodes.setdefault(before - workers, {})[node] = None
+
+    def most(self) -> str:
+        """A node with the most free devices."""
+        return next(iter(self._nodes[max(self._nodes)]))
+
+    def least_with(self, workers: int) -> str | None:
+        """A node with the fewest free devices that are enough."""
+        enough = [free for free in self._nodes if free >= workers]
+        return next(iter(self._nodes[min(enough)])) if enough else None
+
+
+def place(
+    nodes: Iterable[Node], present: Mapping[str, Placement], wanted: Mapping[str, int], rule: Rule = Rule.PACK
+) -> dict[str, Placement]:
+    """Job -> node -> workers, for each job that is to have any. Raises ConfigError where there are too few devices."""
+    free = Free(nodes)
+    asked = sum(wanted.values())
+    if asked > free.devices:
+        raise ConfigError(f"{asked} workers are wanted, and the nodes have {free.devices} devices: want fewer")
+    found: dict[str, Placement] = {}
+    open_: list[str] = []
+    for job, workers in wanted.items():
+        before = present.get(job, {})
+        had = sum(before.values())
+        if workers and had == workers:
+            found[job] = before
+        elif workers and 0 < workers < had and rule is not Rule.MOST_FREE:
+            found[job] = _shrunk(before, had - workers, rule)
+        elif workers:
+            open_.append(job)
+            continue
+        for node, count in found.get(job, {}).items():
+            free.take(node, count)
+    if rule is Rule.MOST_FREE:
+        for job in open_:
+            found[job] = _filled(free, wanted[job])
+        return found
+    kept = {job: present.get(job, {}) for job in open_}
+    for job in open_:
+        for node, count in kept[job].items():
+            free.take(node, count)
+    for job in sorted(open_, key=lambda job: -wanted[job]):
+        found[job] = _grown(free, kept[job], wanted[job], rule)
+    return found
+
+
+def _shrunk(before: Placement, workers: int, rule: Rule) -> Placement:
+    """Without so many workers."""
+    after = dict(before)
+    for _ in range(workers):
+        counts = {node: count for node, count in after.items() if count}
+        choose = max if rule is Rule.SPREAD else min
+        after[choose(reversed(list(counts)), key=lambda node: counts[node])] -= 1
+    return {node: count for node, count in after.items() if count}
+
+
+def _grown(free: Free, before: Placement, workers: int, rule: Rule) -> Placement:
+    if rule is Rule.SPREAD:
+        return _spread(free, before, workers)
+    after = dict(before)
+    for node in sorted(after, key=lambda node: -after[node]):
+        more = min(free[node], workers - sum(after.values()))
+        if more:
+            free.take(node, more)
+            after[node] += more
+    stays = after | _packed(free, workers - sum(after.values()))
+    if before and len(stays) > 1:
+        for node, count in stays.items():
+            free.take(node, -count)
+        elsewhere = _packed(free, workers)
+        if len(elsewhere) < len(stays):
+            return elsewhere
+        for node, count in elsewhere.items():
+            free.take(node, -count)
+        for node, count in stays.items():
+            free.take(node, count)
+    return stays
+
+
+def _packed(free: Free, workers: int) -> Placement:
+    found: Placement = {}
+    while workers:
+        node = free.least_with(workers) or free.most()
+        count = min(free[node], workers)
+        free.take(node, count)
+        found[node] = count
+        workers -= count
+    return found
+
+
+def _filled(free: Free, workers: int) -> Placement:
+    found: Placement = {}
+    while workers:
+        node = free.most()
+        count = min(free[node], workers)
+        free.take(node, count)
+        found[node] = count
+        workers -= count
+    return found
+
+
+def _spread(free: Free, before: Placement, workers: int) -> Placement:
+    found = dict(before)
+    for _ in range(workers - sum(before.values())):
+        node = free.most()
+        free.take(node, 1)
+        found[node] = found.get(node, 0) + 1
+    return found

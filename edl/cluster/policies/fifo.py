@@ -1,0 +1,57 @@
+"""First come, first served: a job that has begun runs to its end, with the workers that its owner asked for.
+
+`fifo` starts jobs in their order, and none before the one in front of it has begun. `backfill` passes over a job that
+does not fit, so that smaller ones behind it may run; once one has waited for `patience_s`, no job behind it begins
+before it does. Jobs of higher priority stand in front of others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from edl.cluster.decision import Allotment, Decision
+from edl.cluster.views import ClusterView, JobView
+
+
+class Fifo(msgspec.Struct, frozen=True):
+    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - nothing here is of the hour
+        return _served(cluster, _in_order(cluster.jobs), patience_s=0.0)
+
+
+class Backfill(msgspec.Struct, frozen=True):
+    patience_s: float = 3600.0
+
+    def __post_init__(self) -> None:
+        if not self.patience_s >= 0:
+            raise ValueError(f"patience_s={self.patience_s:g}: must be 0 or more")
+
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
+        decision = _served(cluster, _in_order(cluster.jobs), self.patience_s)
+        waiting = [job for job in cluster.jobs if job.name not in decision.allotments]
+        patience = [now - job.waited + self.patience_s for job in waiting if job.waited < self.patience_s]
+        return msgspec.structs.replace(decision, look_again=min(patience, default=None))
+
+
+def _in_order(jobs: Iterable[JobView]) -> list[JobView]:
+    return sorted(jobs, key=lambda job: -job.priority)
+
+
+def _served(cluster: ClusterView, jobs: list[JobView], patience_s: float) -> Decision:
+    free = cluster.devices - sum(job.workers for job in jobs)
+    found: dict[str, Allotment] = {}
+    for job in jobs:
+        if job.running:
+            more = max(0, min(job.request - job.workers, free))  # a node that failed has cost it some
+            found[job.name] = Allotment(job.workers + more, reason="it has all of its workers again" if more else "")
+            free -= more
+    for job in jobs:
+        if job.name in found:
+            continue
+        if job.request <= free:
+            found[job.name] = Allotment(job.request, reason="it is its turn")
+            free -= job.request
+        elif job.waited >= patience_s and job.request <= cluster.devices:
+            break
+    return Decision(found)

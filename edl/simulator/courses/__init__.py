@@ -1,0 +1,1 @@
+"""How a job progresses with so many workers at some place, by the tables of its trace."""

@@ -1,0 +1,166 @@
+"""Jobs whose batch may change: steps by measured times, and what a step is worth by the gradients' measured noise.
+
+Work is counted in steps of the smallest validated batch. A larger batch of `scale` times that is worth
+(var + sqr) / (var / scale + sqr) of them, with the gradients' statistics of the epoch (Pollux, OSDI 2021).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.cluster.views import Provenance, Rates
+from edl.simulator.courses.course import Noise, Shape, Span, Step
+from edl.simulator.courses.timing import Timing
+
+Floats = NDArray[np.float64]
+
+TRIED: Final = 50  # batches between the smallest and the largest, in geometric steps
+NEAR: Final = 1e-8  # a share of a sample is no sample
+
+
+class Validation(msgspec.Struct, frozen=True):
+    """Epoch by epoch, of a whole training at one batch."""
+
+    progress: Floats
+    sqr: Floats
+    var: Floats
+
+
+class Epochs:
+    def __init__(self, timing: Timing, validation: Mapping[int, Validation], span: Span) -> None:
+        self.span: Span | None = span
+        self._span = span
+        self._timing = timing
+        self._validation = dict(validation)
+        epochs = min(len(one.progress) for one in validation.values())
+        self._ends = np.concatenate(
+            [[0.0], np.min([validation[batch].progress[:epochs] for batch in validation], axis=0)]
+        )
+        self.total = float(self._ends[-1])
+        self._batches = np.array(sorted(validation), dtype=float)
+        self._sqr = np.array([validation[batch].sqr[:epochs] for batch in sorted(validation)])
+        self._var = np.array([validation[batch].var[:epochs] for batch in sorted(validation)])
+        self._curves: dict[int, Floats] = {}
+        self._steps: dict[tuple[Shape, int], Step] = {}
+        self._choices: dict[tuple[int, int, int | None], tuple[Floats, Floats]] = {}
+        self._rates: dict[tuple[int, int, int, int | None], Rates] = {}
+
+    @property
+    def node_size(self) -> int:
+        return self._timing.node_size
+
+    def keeping(self, batch: int) -> Epochs:
+        """The same of a job that keeps its batch."""
+        return Epochs(
+            self._timing, self._validation, msgspec.structs.replace(self._span, smallest=batch, largest=batch)
+        )
+
+    # ------------------------------------------------------------------------------------------------ the truth
+
+    def step(self, shape: Shape, batch: int) -> Step:
+        key = (shape, batch)
+        if key not in self._steps:
+            workers = sum(shape)
+            one, passes = (int(part) for part in self._split(np.array(float(batch or self._span.own)), workers))
+            times = self._timing.times(shape, np.array([float(one)]), nearest=True)
+            pass_s, sync_s = float(times[0][0]), float(times[1][0])
+            seconds = pass_s + (passes - 1) * (pass_s - sync_s)
+            self._steps[key] = Step(seconds, one * passes * workers, one, pass_s, sync_s)
+        return self._steps[key]
+
+    def steps(self, done: float, batch: int) -> float:
+        return float(np.interp(done, self._ends, self._curve(batch)))
+
+    def done(self, steps: float, batch: int) -> float:
+        return float(np.interp(steps, self._curve(batch), self._ends))
+
+    def noise(self, done: float, batch: int) -> Noise | None:
+        sqr, var = self._noise(self._epoch(done), np.array(float(batch)))
+        return Noise(float(sqr), float(var))
+
+    def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:
+        epoch = self._epoch(done)
+        key = (epoch, most, devices, batch)
+        if key not in self._rates:
+            self._rates[key] = self._work_out(epoch, most, devices, batch)
+        return self._rates[key]
+
+    # ------------------------------------------------------------------------------------------------ how it is known
+
+    def _epoch(self, done: float) -> int:
+        return min(int(np.searchsorted(self._ends, done, side="right")) - 1, len(self._ends) - 2)
+
+    def _curve(self, batch: int) -> Floats:
+        """Steps at that batch until each epoch's end."""
+        if batch not in self._curves:
+            epochs = np.arange(len(self._ends) - 1)
+            gains = np.array([self._gain(int(epoch), np.array(float(batch or self._span.own))) for epoch in epochs])
+            self._curves[batch] = np.concatenate([[0.0], np.cumsum(np.diff(self._ends) / gains)])
+        return self._curves[batch]
+
+    def _noise(self, epoch: int, batch: Floats) -> tuple[Floats, Floats]:
+        return (
+            np.interp(batch, self._batches, self._sqr[:, epoch]),
+            np.interp(batch, self._batches, self._var[:, epoch]),
+        )
+
+    def _gain(self, epoch: int, batch: Floats) -> Floats:
+        sqr, var = self._noise(epoch, batch)
+        return np.asarray((var + sqr) / (var * self._span.own / batch + sqr))
+
+    def _split(self, batch: Floats, workers: int) -> tuple[Floats, Floats]:
+        """The batch of one worker at a time, and how many passes it makes for a step."""
+        share = np.ceil(batch / workers - NEAR)
+        passes = np.ceil(share / self._span.largest_pass - NEAR)
+        if workers == 1:  # the noise of a batch is measured between parts of it
+            passes = np.maximum(passes, np.where(batch > self._span.own, 2, 1))
+        one = np.ceil(share / passes - NEAR)
+        return np.maximum(np.minimum(one, np.floor(self._span.largest / (workers * passes))), 1), passes
+
+    def _work_out(self, epoch: int, most: int, devices: int, batch: int | None) -> Rates:
+        progress, throughput, chosen = np.zeros(most), np.zeros(most), np.zeros(most, dtype=np.int64)
+        for at in range(most):
+            batches, seconds = self._choice(at + 1, devices, batch)
+            if not len(batches):
+                continue
+            gains = self._gain(epoch, batches) / seconds
+            best = int(np.argmax(gains))
+            progress[at], throughput[at] = gains[best], batches[best] / seconds[best]
+            chosen[at] = batches[best]
+        return Rates(
+            progress=progress,
+            throughput=throughput,
+            batch=chosen,
+            sigma=np.zeros(most),
+            provenance=(Provenance.ORACLE,) * most,
+        )
+
+    def _choice(self, workers: int, devices: int, batch: int | None) -> tuple[Floats, Floats]:
+        """Batches that so many workers can have, packed on nodes of so many devices, and the seconds of a step each."""
+        key = (workers, devices, batch)
+        if key not in self._choices:
+            span = self._span
+            if batch is None:
+                least = max(span.smallest, span.smallest_pass * workers)
+                wanted = np.geomspace(least, span.largest, TRIED) if least <= span.largest else np.empty(0)
+            else:
+                wanted = np.array([float(batch or span.own)])
+            one, passes = self._split(wanted, workers)
+            full, rest = divmod(workers, devices)
+            shape = (devices,) * full + ((rest,) if rest else ())
+            step, sync = self._timing.times(shape, one)
+            seconds = step + (passes - 1) * (step - sync)
+            fits = ~np.isnan(seconds) & (one >= span.smallest_pass) & (one <= span.largest_pass)
+            self._choices[key] = (one * passes * workers)[fits], seconds[fits]
+        return self._choices[key]
+
+
+def most_workers(span: Span, batch: int) -> int:
+    """That can share a batch."""
+    return max(1, math.floor(batch / span.smallest_pass))

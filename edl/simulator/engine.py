@@ -1,0 +1,282 @@
+"""A cluster in simulated time: what happens, one event after the other, and what a policy decides of it.
+
+In rounds, a policy is asked every so many seconds: what ends between two rounds frees its devices at the next one.
+Without, it is asked whenever a job comes or ends, a node fails or comes back, and when it said that it wants to look
+again.
+
+Owns: events, and what becomes of a decision. Does not own: what jobs are made of (`life`), nor what is counted
+(`figures`).
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections.abc import Callable, Iterator
+from enum import IntEnum
+
+import msgspec
+
+from edl.cluster.decision import Allotment, Decision, Policy
+from edl.cluster.placement import Rule, place
+from edl.cluster.views import ClusterView, Node
+from edl.errors import ConfigError, EdlError
+from edl.simulator.changes import ChangeCost, uniform
+from edl.simulator.faults import Faults
+from edl.simulator.life import Life
+from edl.simulator.speeds import Speeds
+from edl.simulator.trace import Trace
+
+NEAR_S = 1e-6  # events that are so near to each other happen at once
+
+
+class Happening(IntEnum):
+    """In this order, where they happen at the same time."""
+
+    END = 0
+    FAIL = 1
+    MEND = 2
+    SLOW = 3
+    QUICK = 4
+    COME = 5
+    LOOK = 6
+
+
+class Conditions(msgspec.Struct, frozen=True):
+    """Of a simulated cluster."""
+
+    nodes: tuple[Node, ...]
+    interval_s: float = 0.0  # from one round to the next; 0: no rounds
+    cost: ChangeCost = uniform(0.0)
+    placement: Rule = Rule.PACK
+    sees_left: bool = False  # the policy is told how much work is left
+    failures: Faults = Faults()
+    stragglers: Faults = Faults()
+    seed: int = 0
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """`lives`: in the order of their submission. One that has not finished never will, as the policy decides."""
+
+    lives: tuple[Life, ...]
+    decisions: int
+    ended: float
+
+
+Progress = Callable[[float, int, int], None]  # simulated time, jobs that are over, all jobs
+
+
+class Engine:
+    def __init__(
+        self, trace: Trace, policy: Policy, speeds: Speeds, conditions: Conditions, progress: Progress | None = None
+    ) -> None:
+        _check(trace, conditions)
+        self._policy, self._speeds, self._conditions = policy, speeds, conditions
+        self._progress = progress
+        self._lives = [Life(job, job.submitted, stretch_begun=job.submitted) for job in trace.jobs]
+        self._there: dict[str, Life] = {}  # jobs that have come and are not over, in the order of their submission
+        self._nodes = {node.name: node for node in conditions.nodes}  # that are up
+        self._slow: set[str] = set()
+        self._events: list[tuple[float, int, int, object]] = []
+        self._count = 0
+        self._looks = 0  # version of the look that was asked for
+        self._rounds = False  # one is to come
+        self._over = 0
+        self._coming = len(self._lives)
+        self._decisions = 0
+        self._trouble: dict[tuple[Happening, str], Iterator[tuple[float, float]]] = {}
+
+    def run(self) -> Outcome:
+        """Raises EdlError where a policy decides what cannot be."""
+        for life in self._lives:
+            self._expect(life.job.submitted, Happening.COME, life)
+        for node in self._conditions.nodes:
+            for kind, faults in (
+                (Happening.FAIL, self._conditions.failures),
+                (Happening.SLOW, self._conditions.stragglers),
+            ):
+                self._trouble[kind, node.name] = faults.times(self._conditions.seed, kind.name, node.name)
+                self._next_trouble(kind, node.name)
+        now = 0.0
+        while self._events and self._over < len(self._lives):
+            now = self._events[0][0]
+            news = False
+            while self._events and self._events[0][0] <= now + NEAR_S:
+                _, number, _, about = heapq.heappop(self._events)
+                news = self._happen(now, Happening(number), about) or news
+            if news and not self._decide(now):
+                break
+        return Outcome(tuple(self._lives), self._decisions, now)
+
+    # ------------------------------------------------------------------------------------------------------- events
+
+    def _expect(self, when: float, kind: Happening, about: object) -> None:
+        self._count += 1
+        heapq.heappush(self._events, (when, kind, self._count, about))
+
+    def _expect_end(self, life: Life) -> None:
+        end = life.end()
+        if end < math.inf:
+            self._expect(end, Happening.END, (life, life.version))
+
+    def _next_trouble(self, kind: Happening, node: str) -> None:
+        for begin, end in self._trouble[kind, node]:
+            self._expect(begin, kind, (node, end))
+            return
+
+    def _happen(self, now: float, kind: Happening, about: object) -> bool:
+        """Whether the policy is to be asked."""
+        if kind is Happening.LOOK:
+            return about == self._looks
+        if kind is Happening.COME:
+            assert isinstance(about, Life)
+            self._there[about.job.name] = about
+            self._coming -= 1
+            self._speeds.begin(about)
+            return self._soon(now)
+        assert isinstance(about, tuple)
+        if kind is Happening.END:
+            return self._end(now, *about)
+        return self._trouble_comes(now, kind, *about)
+
+    def _end(self, now: float, life: Life, version: int) -> bool:
+        if version != life.version:
+            return False
+        life.finish(now)
+        self._over += 1
+        del self._there[life.job.name]
+        self._speeds.end(life)
+        return self._soon(now)
+
+    def _trouble_comes(self, now: float, kind: Happening, node: str, end: float) -> bool:
+        """Or goes."""
+        if kind is Happening.FAIL:
+            self._expect(end, Happening.MEND, (node, end))
+            self._fail(now, node)
+            return self._soon(now)
+        if kind is Happening.MEND:
+            up = {*self._nodes, node}
+            self._nodes = {one.name: one for one in self._conditions.nodes if one.name in up}
+            self._next_trouble(Happening.FAIL, node)
+            return self._soon(now)
+        if kind is Happening.SLOW:
+            self._slow.add(node)
+            self._expect(end, Happening.QUICK, (node, end))
+        else:
+            self._slow.discard(node)
+            self._next_trouble(Happening.SLOW, node)
+        for life in self._there.values():
+            if node in life.placement:
+                self._slowed(now, life)
+        return False
+
+    def _soon(self, now: float) -> bool:
+        """In rounds, what has happened waits for the next one."""
+        interval = self._conditions.interval_s
+        if interval and not self._rounds:
+            self._rounds = True
+            self._looks += 1
+            self._expect(max(1, math.ceil((now - NEAR_S) / interval)) * interval, Happening.LOOK, self._looks)
+        return not interval
+
+    def _fail(self, now: float, node: str) -> None:
+        self._nodes.pop(node, None)
+        for life in self._there.values():
+            if node not in life.placement:
+                continue
+            life.advance(now)
+            life.lose(self._conditions.failures.much)
+            rest = {name: count for name, count in life.placement.items() if name != node}
+            self._change(life, rest if sum(rest.values()) >= life.job.smallest else {}, life.batch)
+
+    def _slowed(self, now: float, life: Life) -> None:
+        life.advance(now)
+        slow = any(node in self._slow for node in life.placement)
+        life.slowdown = self._conditions.stragglers.much if slow else 1.0
+        life.version += 1
+        self._expect_end(life)
+
+    # ----------------------------------------------------------------------------------------------------- decisions
+
+    def _decide(self, now: float) -> bool:
+        """Whether it is worth while to go on."""
+        self._decisions += 1
+        for life in self._there.values():
+            life.advance(now)
+            if life.step is not None:
+                self._speeds.hear(life)
+        left, change_s = self._conditions.sees_left, self._conditions.cost.pause_s
+        jobs = tuple(
+            life.view(self._speeds.speed(life), life.left() if left else None, change_s)
+            for life in self._there.values()
+        )
+        decision = self._policy.decide(ClusterView(tuple(self._nodes.values()), jobs), now)
+        self._check_decision(decision, now)
+        self._carry_out(decision)
+        self._look_again(decision, now)
+        if self._progress is not None:
+            self._progress(now, self._over, len(self._lives))
+        goes_on = any(life.workers for life in self._there.values()) or self._coming or decision.look_again is not None
+        return bool(goes_on or len(self._nodes) < len(self._conditions.nodes))
+
+    def _carry_out(self, decision: Decision) -> None:
+        wanted = {
+            name: allotment.workers
+            for name, allotment in decision.allotments.items()
+            if allotment.workers and name in self._there
+        }
+        present = {name: self._there[name].placement for name in wanted if self._there[name].workers}
+        placements = place(self._nodes.values(), present, wanted, self._conditions.placement)
+        for name, life in self._there.items():
+            allotment = decision.allotments.get(name, Allotment(0))
+            placement = placements.get(name, {})
+            life.notes = decision.notes.get(name, {})
+            if placement != life.placement or (placement and allotment.batch != life.batch):
+                self._change(life, placement, allotment.batch)
+
+    def _change(self, life: Life, placement: dict[str, int], batch: int) -> None:
+        life.slowdown = self._conditions.stragglers.much if self._slow.intersection(placement) else 1.0
+        life.run_on(placement, batch, self._conditions.cost)
+        self._expect_end(life)
+
+    def _look_again(self, decision: Decision, now: float) -> None:
+        self._looks += 1
+        self._rounds = bool(self._conditions.interval_s and self._there)
+        if self._rounds:
+            self._expect(now + self._conditions.interval_s, Happening.LOOK, self._looks)
+        elif decision.look_again is not None:
+            self._expect(decision.look_again, Happening.LOOK, self._looks)
+
+    def _check_decision(self, decision: Decision, now: float) -> None:
+        """A policy of ours that decides what cannot be is a fault of ours; of one's own, it is told the same."""
+        devices = sum(node.devices for node in self._nodes.values())
+        asked = sum(allotment.workers for allotment in decision.allotments.values())
+        said = None
+        if asked > devices:
+            said = f"it gives {asked} workers, and there are {devices} devices"
+        for name, allotment in decision.allotments.items():
+            life = self._there.get(name)
+            if life is None:
+                said = f"it gives workers to {name}, which is not there"
+            elif allotment.workers and not life.job.smallest <= allotment.workers <= life.job.largest:
+                may = f"{life.job.smallest} to {life.job.largest}"
+                said = f"it gives {allotment.workers} workers to {name}, which may have {may}"
+        if decision.look_again is not None and decision.look_again <= now:
+            said = f"it wants to look again at {decision.look_again:g}"
+        if said is not None:
+            raise EdlError(f"policy {type(self._policy).__name__} at {now:g} s: {said}")
+
+
+def _check(trace: Trace, conditions: Conditions) -> None:
+    devices = sum(node.devices for node in conditions.nodes)
+    largest = max(node.devices for node in conditions.nodes)
+    if trace.node_size is not None and largest > trace.node_size:
+        raise ConfigError(
+            f"--nodes: {largest} devices on a node: trace {trace.name} was measured with {trace.node_size} at most"
+        )
+    for job in trace.jobs:
+        if max(job.request, job.smallest) > devices:
+            raise ConfigError(
+                f"trace {trace.name} row {job.row}: {job.name} asks for {job.request} workers, and the cluster has "
+                f"{devices} devices: give it more by --nodes"
+            )

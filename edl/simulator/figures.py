@@ -1,0 +1,143 @@
+"""What is counted of a simulated cluster: of each job, and of all together. Times are seconds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from edl.simulator.engine import Outcome
+from edl.simulator.life import Life
+
+
+class JobFigures(msgspec.Struct, frozen=True):
+    """`slowdown`: how many times longer it took than alone on its share of the cluster (finish-time fairness)."""
+
+    name: str
+    submitted: float
+    started: float | None
+    finished: float | None
+    changes: int
+    completion: float | None  # from its submission to its end
+    waited: float  # without any worker, before its first ones and between
+    service: float  # device-seconds
+    most_workers: int
+    deadline: float | None
+    deadline_met: bool | None
+    slowdown: float | None
+
+
+class Summary(msgspec.Struct, frozen=True):
+    """`mean` to `p99` are of completion times. `utilization`: of the devices, until the last job's end."""
+
+    jobs: int
+    finished: int
+    mean: float | None
+    median: float | None
+    p95: float | None
+    p99: float | None
+    makespan: float
+    utilization: float
+    training: float  # like `utilization`, without the time in which changes kept jobs from training
+    queueing: float | None  # mean time to a job's first workers
+    waiting: float | None  # mean time without any worker
+    changes: float  # mean of a job
+    slowdown: float | None  # mean
+    worst_slowdown: float | None
+    unfair: float | None  # share of jobs that took longer than alone on their share
+    deadlines: int
+    deadlines_met: int
+    decisions: int
+
+
+class Figures(msgspec.Struct, frozen=True):
+    jobs: tuple[JobFigures, ...]
+    summary: Summary
+
+
+def figures_of(outcome: Outcome, devices: int) -> Figures:
+    fair = _fair_times(outcome.lives, devices)
+    jobs = tuple(_of_job(life, alone) for life, alone in zip(outcome.lives, fair, strict=True))
+    first = min(job.submitted for job in jobs)
+    last = max([job.finished for job in jobs if job.finished is not None], default=outcome.ended)
+    capacity = devices * max(last - first, 1e-9)
+    completions = [job.completion for job in jobs if job.completion is not None]
+    slowdowns = [job.slowdown for job in jobs if job.slowdown is not None]
+    with_deadline = [job for job in jobs if job.deadline_met is not None]
+    rested = sum(life.rested for life in outcome.lives)
+    service = sum(job.service for job in jobs)
+    p95, p99 = (_percentile(completions, share) for share in (95, 99))
+    return Figures(
+        jobs,
+        Summary(
+            jobs=len(jobs),
+            finished=len(completions),
+            mean=_mean(completions),
+            median=_percentile(completions, 50),
+            p95=p95,
+            p99=p99,
+            makespan=last - first,
+            utilization=service / capacity,
+            training=(service - rested) / capacity,
+            queueing=_mean([job.started - job.submitted for job in jobs if job.started is not None]),
+            waiting=_mean([job.waited for job in jobs]),
+            changes=sum(job.changes for job in jobs) / len(jobs),
+            slowdown=_mean(slowdowns),
+            worst_slowdown=max(slowdowns, default=None),
+            unfair=_mean([float(slowdown > 1) for slowdown in slowdowns]),
+            deadlines=len(with_deadline),
+            deadlines_met=sum(bool(job.deadline_met) for job in with_deadline),
+            decisions=outcome.decisions,
+        ),
+    )
+
+
+def _of_job(life: Life, alone: float) -> JobFigures:
+    job = life.job
+    completion = None if life.finished is None else life.finished - job.submitted
+    return JobFigures(
+        name=job.name,
+        submitted=job.submitted,
+        started=life.began,
+        finished=life.finished,
+        changes=life.changes,
+        completion=completion,
+        waited=life.waited,
+        service=life.service,
+        most_workers=life.most_tried,
+        deadline=job.deadline,
+        deadline_met=None if job.deadline is None else life.finished is not None and life.finished <= job.deadline,
+        slowdown=None if completion is None else completion / alone,
+    )
+
+
+def _fair_times(lives: Sequence[Life], devices: int) -> list[float]:
+    """What each job would take on its own share: the devices over the jobs that were there on average while it was."""
+    ends = [life.finished if life.finished is not None else life.at for life in lives]
+    begins = np.sort([life.job.submitted for life in lives])
+    # Job-seconds until a time: of each job that has begun by then, as much as lies before it.
+    begun = np.concatenate([[0.0], np.cumsum(begins)])
+    over_at = np.sort(ends)
+    over = np.concatenate([[0.0], np.cumsum(over_at)])
+
+    def job_seconds(when: float) -> float:
+        started, ended = int(np.searchsorted(begins, when)), int(np.searchsorted(over_at, when))
+        return float(started * when - begun[started] - (ended * when - over[ended]))
+
+    found = []
+    for life, end in zip(lives, ends, strict=True):
+        job = life.job
+        there = max(1.0, (job_seconds(end) - job_seconds(job.submitted)) / max(end - job.submitted, 1e-9))
+        step = job.course.step((job.request,), job.batch)
+        alone = job.course.steps(job.course.total, step.batch) * step.seconds
+        found.append(alone * max(1.0, job.request * there / devices))
+    return found
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return float(np.mean(values)) if len(values) else None
+
+
+def _percentile(values: Sequence[float], share: float) -> float | None:
+    return float(np.percentile(values, share)) if len(values) else None

@@ -1,0 +1,40 @@
+"""A trace: the jobs of a cluster, in the order in which they were submitted."""
+
+from __future__ import annotations
+
+import msgspec
+
+from edl.cluster.views import Rates
+from edl.simulator.courses.course import Course
+
+
+class TraceJob(msgspec.Struct, frozen=True):
+    """One job as its trace has it. Times are seconds of the trace's own clock."""
+
+    name: str
+    submitted: float
+    request: int  # workers that its owner asked for
+    course: Course
+    smallest: int = 1
+    largest: int = 1
+    batch: int = 0  # that its owner asked for; 0: its own
+    user: str = ""
+    priority: int = 0
+    deadline: float | None = None
+    row: int = 0  # of the trace's file, for what is wrong with it
+
+
+class Trace(msgspec.Struct, frozen=True):
+    name: str
+    jobs: tuple[TraceJob, ...]
+    node_size: int | None = None  # more devices on a node were not measured
+
+
+class TrueSpeed:
+    """What a job's course says of its speed: an oracle."""
+
+    def __init__(self, course: Course, done: float, batch: int) -> None:
+        self._course, self._done, self._batch = course, done, batch
+
+    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
+        return self._course.rates(self._done, most, devices, self._batch if fixed_batch else None)

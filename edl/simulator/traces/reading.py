@@ -1,0 +1,65 @@
+"""Which kind of trace a file is, by its columns."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Final
+
+from edl.errors import ConfigError
+from edl.simulator.trace import Trace
+from edl.simulator.traces import elasticflow, plain, pollux, tiresias
+from edl.simulator.traces.rows import head_of
+
+KINDS: Final = {
+    "Pollux": pollux.COLUMNS,
+    "ElasticFlow": elasticflow.COLUMNS,
+    "Tiresias": tiresias.COLUMNS,
+    "plain": plain.COLUMNS,
+}
+
+
+def read_trace(path: Path, applications: Path | None = None, throughputs: Path | None = None) -> Trace:
+    """`applications`, `throughputs`: folders of tables, where they are not beside the trace. Raises ConfigError."""
+    kind = _kind(path)
+    if kind == "Pollux":
+        trace = pollux.read_pollux(path, applications or _beside(path, "applications", "--applications"))
+    elif kind == "ElasticFlow":
+        trace = elasticflow.read_elasticflow(path, throughputs or _beside(path, "throughputs*", "--throughputs"))
+    elif kind == "Tiresias":
+        trace = tiresias.read_tiresias(path)
+    else:
+        trace = plain.read_plain(path)
+    return _checked(trace, path)
+
+
+def _kind(path: Path) -> str:
+    head = head_of(path)
+    shared = {kind: len(head.intersection(columns)) / len(columns) for kind, columns in KINDS.items()}
+    best = max(shared, key=lambda kind: shared[kind])
+    if shared[best] < 0.5:
+        raise ConfigError(f"{path} row 1: is no trace; one of your own needs the columns {', '.join(plain.COLUMNS)}")
+    return best
+
+
+def _beside(path: Path, pattern: str, flag: str) -> Path:
+    """In the trace's folder, or in the one above."""
+    for folder in (path.resolve().parent, path.resolve().parent.parent):
+        found = sorted(one for one in folder.glob(pattern) if one.is_dir())
+        if len(found) == 1:
+            return found[0]
+        if found:
+            raise ConfigError(f"{folder} has {', '.join(one.name for one in found)}: name the right one by {flag}")
+    raise ConfigError(f"the tables of {path} are not beside it: name their folder by {flag}")
+
+
+def _checked(trace: Trace, path: Path) -> Trace:
+    if not trace.jobs:
+        raise ConfigError(f"{path} has no jobs: it needs at least one row below its head")
+    rows = Counter(job.name for job in trace.jobs)
+    for job in trace.jobs:
+        if rows[job.name] > 1:
+            raise ConfigError(
+                f"{path} row {job.row}: {job.name} is the name of another job too: give it one of its own"
+            )
+    return Trace(trace.name, tuple(sorted(trace.jobs, key=lambda job: (job.submitted, job.row))), trace.node_size)
