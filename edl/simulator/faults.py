@@ -21,7 +21,7 @@ class Faults(msgspec.Struct, frozen=True):
 
     def times(self, seed: int, kind: str, node: str) -> Iterator[tuple[float, float]]:
         """Begin and end of each, without end."""
-        source = random.Random(f"{seed} {kind} {node}")  # noqa: S311 - nobody guards anything by it
+        source = random.Random(f"{seed} {kind} {node}")  # noqa: S311 - it guards nothing
         now = 0.0
         while self.mean_s:
             now += source.expovariate(1 / self.mean_s)

@@ -1,12 +1,13 @@
 """Elastic-Tiresias (arXiv 1909.11985): Tiresias, whose jobs shrink when many wait, and grow when devices are idle.
 
-1. The jobs stand in Tiresias' order, and have what their owners asked for, as far as that fits.
+1. The jobs stand in Tiresias' order, and have what their owners asked for, as far as that fits. One that runs with
+   fewer workers than that has as many as it had.
 2. Compaction: when more than `pending` jobs wait, those that run and have fallen from the first queue shrink to
    `shrink` times their request, and what that frees starts jobs that wait.
 3. Expansion: idle devices go where they add most, as a share of the job's speed for each device: a job that scales
    well does not take all. A job that waits may begin with `shrink` times its request. Gains are looked for one, two,
    four and a node's devices ahead, as real curves dip between. A device that adds less than `floor` of what one worker
-   does stays idle.
+   does stays idle. Where a job's speed was not measured, it grows to twice the workers that it has had, at most.
 
 Jobs do not flap: a worker that a job has counts `keep` times as much as one that it would get, and a job whose workers
 have changed grows again only after `dwell_s`.
@@ -17,6 +18,7 @@ from __future__ import annotations
 import heapq
 import math
 from collections.abc import Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -24,9 +26,10 @@ from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.policies.tiresias import Tiresias, check, next_look, noted
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
+TWICE: Final = 2  # so many times the workers that it has had, at most, where its speed is not measured
 
 
 class ElasticTiresias(msgspec.Struct, frozen=True):
@@ -63,14 +66,18 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         return max(job.smallest, math.ceil(self.shrink * job.request - 1e-9))
 
     def _requests(self, ranked: Sequence[JobView], notes: dict[str, dict[str, float]], devices: int) -> dict[str, int]:
-        sizes = _fitting(ranked, {job.name: job.request for job in ranked}, devices)
+        wanted = {job.name: self._wanted(job) for job in ranked}
+        sizes = _fitting(ranked, wanted, devices)
         if len(ranked) - len(sizes) <= self.pending:
             return sizes
-        wanted = {
-            job.name: self.smallest(job) if notes[job.name]["queue"] and job.name in sizes else job.request
-            for job in ranked
-        }
+        for job in ranked:
+            if notes[job.name]["queue"] and job.name in sizes:
+                wanted[job.name] = self.smallest(job)
         return _fitting(ranked, wanted, devices)
+
+    def _wanted(self, job: JobView) -> int:
+        """One that runs with fewer than it asked for pushes no other out to have them: idle devices are for that."""
+        return min(job.request, max(job.workers, self.smallest(job))) if job.running else job.request
 
     def _settled(self, cluster: ClusterView, now: float) -> float | None:
         """When the next job may grow again."""
@@ -143,8 +150,12 @@ class Expansion:
         return (1, 2, 4, self._node - size % self._node, *present)
 
     def _speedup(self, job: JobView, devices: int) -> Floats:
-        most = min(job.largest, devices)
-        progress = job.speed.rates(most, self._node, fixed_batch=True).progress
+        rates = job.speed.rates(min(job.largest, devices), self._node, fixed_batch=True)
+        most = len(rates.progress)
+        tried = max(job.request, TWICE * job.most_tried)
+        while most > tried and rates.provenance[most - 1] in {Provenance.FITTED, Provenance.GUESSED}:
+            most -= 1
+        progress = rates.progress[:most]
         first = int(np.argmax(progress > 0))
         if progress[first] <= 0:
             return np.zeros(most + 1)

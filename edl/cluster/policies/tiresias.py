@@ -6,12 +6,12 @@ is passed over. A job that has waited `promote` times as long as it had run retu
 of 0. With `promote` 0, as published figures have it, it never does, and may starve; 8 is a good value.
 
 Inside a queue, `order` says which is first: `arrival` (the first that came to the queue), or `running-first` (those
-that run, and then the first that came), with which equals do not push each other out. `rank` `gittins` puts those
-first that are most likely to end for the service that is spent on them, by `sample`: services of jobs like these, in
-device-seconds.
+that run, with which equals do not push each other out, and those that have waited so long as said above, in the first
+queue as if they had run to its end; then the first that came). `rank` `gittins` puts those first that are most likely
+to end for the service that is spent on them, by `sample`: services of jobs like these, in device-seconds.
 
 What is remembered of a job: its queue, when it came there, its service and seconds of running at its last promotion,
-and how long it had waited when it ran the last time.
+and how long it had waited when it ran the last time, and whether it has waited too long since.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from edl.cluster.decision import Allotment, Decision
 from edl.cluster.views import ClusterView, JobView
 
 Notes = dict[str, float]
+SETTLE_S = 60.0  # a job that begins to run falls to no other queue before, nor before twice what the change cost
 NEAR = 1e-6  # a service that is so near to a limit has crossed it
 
 
@@ -62,7 +63,13 @@ class Tiresias(msgspec.Struct, frozen=True):
 
         def rank(job: JobView) -> tuple[float, ...]:
             known = notes[job.name]
-            return (known["queue"], -job.priority, first and not job.running, -index[job.name], known["since"])
+            return (
+                known["queue"],
+                -job.priority,
+                first and not (job.running or known["urgent"]),
+                -index[job.name],
+                known["since"],
+            )
 
         return sorted(jobs, key=rank)
 
@@ -79,18 +86,40 @@ def check(limits: Sequence[float], promote: float) -> None:
 
 def noted(job: JobView, limits: Sequence[float], promote: float, now: float) -> Notes:
     """What is to be remembered of it, now that it has run or waited some more."""
-    known = job.notes or {"queue": 0.0, "since": job.submitted, "base": 0.0, "ran": 0.0, "waited": 0.0}
-    queue = int(known["queue"])
+    known = job.notes or {"queue": 0.0, "since": job.submitted, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0}
     if job.running:
-        known = {**known, "waited": job.waited}
-        crossed = queue
-        while crossed < len(limits) and job.service - known["base"] >= limits[crossed] - NEAR:
-            crossed += 1
-        return known if crossed == queue else {**known, "queue": float(crossed), "since": now}
-    ran = job.ran - known["ran"]
-    if promote and queue and ran > 0 and job.waited - known["waited"] >= promote * ran - NEAR:
-        return {"queue": 0.0, "since": now, "base": job.service, "ran": job.ran, "waited": job.waited}
-    return known
+        known = {**known, "waited": job.waited, "urgent": 0.0}
+    queue = int(known["queue"])
+    crossed = queue
+    while crossed < len(limits) and job.service - known["base"] >= limits[crossed] - NEAR:
+        crossed += 1
+    if crossed > queue and now >= _settled(job, job.workers, promote, now):
+        known = {**known, "queue": float(crossed), "since": now}
+    if job.running or not _starves(job, known, limits, promote):
+        return known
+    if not known["queue"]:
+        return {**known, "urgent": 1.0}
+    return {"queue": 0.0, "since": now, "base": job.service, "ran": job.ran, "waited": job.waited, "urgent": 1.0}
+
+
+def _starves(job: JobView, known: Notes, limits: Sequence[float], promote: float) -> bool:
+    return (
+        promote > 0 and not known["urgent"] and job.waited - known["waited"] >= _patience(job, known, limits, promote)
+    )
+
+
+def _settled(job: JobView, size: int, promote: float, now: float) -> float:
+    """When what began to run with so many workers may fall. Else jobs that fall and return would only take turns."""
+    if not promote or not size:
+        return now
+    begun = job.changed if job.workers == size and job.changed is not None else now
+    return begun + max(SETTLE_S, 2 * job.change_s)
+
+
+def _patience(job: JobView, known: Notes, limits: Sequence[float], promote: float) -> float:
+    """Seconds. In the first queue as if it had run until its end there."""
+    ran = job.ran - known["ran"] if known["queue"] else limits[0] / job.request
+    return promote * ran - NEAR
 
 
 def next_look(
@@ -107,10 +136,11 @@ def next_look(
         known = notes[job.name]
         queue, size = int(known["queue"]), sizes.get(job.name, 0)
         if size and queue < len(limits):
-            times.append((limits[queue] + known["base"] - job.service) / size)
-        elif not size and promote and queue and job.ran > known["ran"]:
-            waited = 0.0 if job.running else job.waited - known["waited"]
-            times.append(promote * (job.ran - known["ran"]) - waited)
+            crosses = (limits[queue] + known["base"] - job.service) / size
+            times.append(max(crosses, _settled(job, size, promote, now) - now))
+        elif not size and promote and not known["urgent"]:
+            waited = job.waited - known["waited"]
+            times.append(_patience(job, known, limits, promote) - waited)
     return now + max(NEAR, min(times)) if times else None
 
 

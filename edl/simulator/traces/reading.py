@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from pathlib import Path
 from typing import Final
 
@@ -56,10 +55,11 @@ def _beside(path: Path, pattern: str, flag: str) -> Path:
 def _checked(trace: Trace, path: Path) -> Trace:
     if not trace.jobs:
         raise ConfigError(f"{path} has no jobs: it needs at least one row below its head")
-    rows = Counter(job.name for job in trace.jobs)
+    rows: dict[str, int] = {}
     for job in trace.jobs:
-        if rows[job.name] > 1:
+        if job.name in rows:
             raise ConfigError(
-                f"{path} row {job.row}: {job.name} is the name of another job too: give it one of its own"
+                f"{path} row {job.row}: {job.name} is the name of row {rows[job.name]} too: give it another"
             )
+        rows[job.name] = job.row
     return Trace(trace.name, tuple(sorted(trace.jobs, key=lambda job: (job.submitted, job.row))), trace.node_size)

@@ -1,0 +1,156 @@
+"""Workers on nodes, and the way from one placement to the next: no node holds more than it can."""
+
+from __future__ import annotations
+
+from collections import Counter
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from simulated import nodes
+
+from edl.cluster.placement import Rule, place
+from edl.cluster.transition import transition
+from edl.cluster.views import Node, Placement
+from edl.errors import ConfigError
+
+Asked = dict[str, int]
+
+
+@st.composite
+def asked(draw: st.DrawFn) -> tuple[tuple[Node, ...], Asked, Asked]:
+    """Nodes, what each job has, and what it is to have."""
+    there = tuple(Node(f"n{at}", draw(st.integers(1, 4))) for at in range(draw(st.integers(1, 4))))
+    return there, draw(within(there)), draw(within(there))
+
+
+@st.composite
+def within(draw: st.DrawFn, there: tuple[Node, ...]) -> Asked:
+    free, found = sum(node.devices for node in there), {}
+    for name in draw(st.permutations("abcdef")):
+        found[name] = draw(st.integers(0, min(free, 6)))
+        free -= found[name]
+    return found
+
+
+def used(placements: dict[str, Placement]) -> Counter[str]:
+    found: Counter[str] = Counter()
+    for placement in placements.values():
+        found.update(placement)
+    return found
+
+
+@pytest.mark.parametrize("rule", list(Rule))
+@given(case=asked())
+def test_each_job_has_its_workers_and_no_node_too_many(rule: Rule, case: tuple[tuple[Node, ...], Asked, Asked]) -> None:
+    there, has, wants = case
+    before = place(there, {}, has, rule)
+    after = place(there, before, wants, rule)
+    for wanted, placements in ((has, before), (wants, after)):
+        assert {name: sum(placement.values()) for name, placement in placements.items()} == {
+            name: size for name, size in wanted.items() if size
+        }
+        assert all(used(placements)[node.name] <= node.devices for node in there)
+        assert all(count > 0 for placement in placements.values() for count in placement.values())
+    for name, size in wants.items():
+        if size and size == has[name]:
+            assert after[name] == before[name]
+        if 0 < size < has[name] and rule is not Rule.MOST_FREE:
+            assert all(count <= before[name][node] for node, count in after[name].items())
+
+
+def fewest_nodes(there: tuple[Node, ...], free: Counter[str], size: int) -> int:
+    """By trying all sets of nodes."""
+    best = len(there) + 1
+    for picked in product((0, 1), repeat=len(there)):
+        if sum(free[node.name] for node, is_in in zip(there, picked, strict=True) if is_in) >= size:
+            best = min(best, sum(picked))
+    return best
+
+
+@given(case=asked(), size=st.integers(1, 6))
+def test_a_job_that_comes_is_packed_on_as_few_nodes_as_can_be(
+    case: tuple[tuple[Node, ...], Asked, Asked], size: int
+) -> None:
+    there, has, _ = case
+    before = place(there, {}, has)
+    free = Counter({node.name: node.devices for node in there}) - used(before)
+    if sum(free.values()) >= size:
+        after = place(there, before, {**has, "new": size})
+        assert len(after["new"]) == fewest_nodes(there, free, size)
+
+
+def test_the_fullest_node_that_does_is_taken() -> None:
+    before = place(nodes(3, 4), {}, {"a": 1, "b": 3})
+    assert before == {"b": {"n0": 3}, "a": {"n0": 1}}
+    before = {"a": {"n0": 1}, "b": {"n1": 3}}
+    assert place(nodes(3, 4), before, {"a": 1, "b": 3, "c": 1})["c"] == {"n1": 1}
+    assert place(nodes(3, 4), before, {"a": 1, "b": 3, "c": 3})["c"] == {"n0": 3}
+    assert place(nodes(3, 4), before, {"a": 1, "b": 3, "c": 3}, Rule.MOST_FREE)["c"] == {"n2": 3}
+    assert place(nodes(3, 4), before, {"a": 1, "b": 3, "c": 3}, Rule.SPREAD)["c"] == {"n2": 2, "n0": 1}
+
+
+def test_what_grows_stays_unless_it_fits_on_fewer_nodes_elsewhere() -> None:
+    before = {"a": {"n0": 2}, "b": {"n0": 2}}
+    assert place(nodes(2, 4), before, {"a": 4, "b": 2})["a"] == {"n1": 4}
+    assert place(nodes(2, 4), before, {"a": 5, "b": 2})["a"] == {"n0": 2, "n1": 3}
+    assert place(nodes(2, 4), {"a": {"n0": 2}}, {"a": 3})["a"] == {"n0": 3}
+
+
+def test_what_shrinks_leaves_the_node_where_it_has_fewest() -> None:
+    before = {"a": {"n0": 4, "n1": 1}}
+    assert place(nodes(2, 4), before, {"a": 4}) == {"a": {"n0": 4}}
+    assert place(nodes(2, 4), before, {"a": 3}) == {"a": {"n0": 3}}
+    assert place(nodes(2, 4), before, {"a": 3}, Rule.SPREAD) == {"a": {"n0": 2, "n1": 1}}
+
+
+def test_too_many_workers_are_refused() -> None:
+    with pytest.raises(ConfigError, match="9 workers are wanted, and the nodes have 8 devices: want fewer"):
+        place(nodes(2, 4), {}, {"a": 9})
+
+
+# ------------------------------------------------------------------------------------------------------ transition
+
+
+@given(case=asked(), rules=st.tuples(st.sampled_from(list(Rule)), st.sampled_from(list(Rule))))
+def test_on_the_way_no_node_holds_more_than_it_can_and_the_end_is_what_was_wanted(
+    case: tuple[tuple[Node, ...], Asked, Asked], rules: tuple[Rule, Rule]
+) -> None:
+    there, has, wants = case
+    before, wanted = place(there, {}, has, rules[0]), place(there, {}, wants, rules[1])
+    here = dict(before)
+    done: list[str] = []
+    for move in transition(there, before, wanted):
+        assert set(move.after) <= set(done), "it waits for what comes later"
+        here[move.job] = move.placement
+        done.append(move.job)
+        assert all(used(here)[node.name] <= node.devices for node in there)
+    assert {name: placement for name, placement in here.items() if placement} == wanted
+    assert all(wanted.get(name, {}) != before.get(name, {}) for name in done), "what stays is not touched"
+    assert max(Counter(done).values(), default=0) <= 2
+
+
+@given(case=asked())
+def test_those_that_do_not_wait_may_begin_at_once(case: tuple[tuple[Node, ...], Asked, Asked]) -> None:
+    """Those whose moves wait for no other fit beside all that is there now."""
+    there, has, wants = case
+    before, wanted = place(there, {}, has), place(there, {}, wants, Rule.SPREAD)
+    early = {move.job: move.placement for move in transition(there, before, wanted) if not move.after}
+    held = used(before)
+    for name, placement in early.items():
+        for node, count in placement.items():
+            held[node] += max(0, count - before.get(name, {}).get(node, 0))
+    assert all(held[node.name] <= node.devices for node in there)
+
+
+def test_two_jobs_that_change_places_do_so_by_way_of_one_that_gives_up() -> None:
+    moves = transition(nodes(2, 2), {"a": {"n0": 2}, "b": {"n1": 2}}, {"a": {"n1": 2}, "b": {"n0": 2}})
+    assert [(move.job, move.placement, move.after) for move in moves] == [
+        ("a", {}, ()), ("b", {"n0": 2}, ("a",)), ("a", {"n1": 2}, ("b",)),
+    ]  # fmt: skip
+
+
+def test_what_shrinks_goes_before_what_grows() -> None:
+    moves = transition(nodes(1, 4), {"a": {"n0": 1}, "b": {"n0": 3}}, {"a": {"n0": 3}, "b": {"n0": 1}})
+    assert [(move.job, move.after) for move in moves] == [("b", ()), ("a", ("b",))]
