@@ -11,6 +11,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from edl import __version__
+from edl.cli import simulate_flags
 from edl.config import TABLE, Given, Setting
 from edl.errors import ConfigError, UsageError
 
@@ -204,6 +205,7 @@ def build() -> Parser:
     _add_checkpoint(found)
     _add_preempt(found)
     _add_clean(found)
+    _add_simulate(found)
     _add_doctor(found)
     return parser
 
@@ -327,6 +329,29 @@ def _add_clean(found: argparse._SubParsersAction[Parser]) -> None:
         default=os.environ.get("EDL_OLDER_THAN") or None,
         help="only what has been over for so long (default: 0) [EDL_OLDER_THAN]",
     )
+
+
+def _add_simulate(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "see what a policy would do with the jobs of a trace"
+    parser = _command(found, "simulate", _later("simulate", "simulate"), summary, simulate_flags.EXAMPLES)
+    parser.add_argument("trace", metavar="TRACE", help="a CSV file of jobs")
+    policy = os.environ.get("EDL_POLICY") or None
+    parser.add_argument(
+        "--policy", metavar="P", default=policy, required=policy is None, help="which one decides [EDL_POLICY]"
+    )
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=os.environ.get("EDL_SET", "").split(),
+        help="a parameter of the policy; may be given again [EDL_SET]",
+    )
+    for name, (metavar, text, default) in simulate_flags.FLAGS.items():
+        variable = f"EDL_{name.upper().replace('-', '_')}"
+        known = f" (default: {default})" if default else ""
+        value = os.environ.get(variable) or default
+        parser.add_argument(f"--{name}", metavar=metavar, default=value, help=f"{text}{known} [{variable}]")
+    _add_switch(parser, "--json", "one JSON object")
 
 
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:

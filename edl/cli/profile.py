@@ -19,7 +19,7 @@ from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 def show_profile(arguments: argparse.Namespace) -> int:
     where, progress = located(arguments), show.Progress(sys.stderr)
     if arguments.plot:
-        _check_plot(Path(arguments.plot))
+        check_plot(Path(arguments.plot))
     try:
         found = asyncio.run(_profile(where, arguments, progress))
     except asyncio.CancelledError:
@@ -75,7 +75,7 @@ def _show(found: Profile) -> None:
     show.table(head, rows)
 
 
-def _check_plot(path: Path) -> None:
+def check_plot(path: Path) -> None:
     """Before minutes are spent on what cannot be drawn."""
     try:
         import matplotlib as _  # noqa: F401, ICN001 - only whether it is there

@@ -40,6 +40,7 @@ class Life:
     batch: int = 0  # that was decided; 0: its own
     step: Step | None = None
     slowdown: float = 1.0
+    trained: bool = False  # with these workers
     began: float | None = None
     changed: float | None = None
     changes: int = 0
@@ -66,6 +67,7 @@ class Life:
         self.service += passed * self.workers
         self.ran += passed
         if passed > rest:
+            self.trained = True
             steps = self.job.course.steps(self.done, self.step.batch) + (passed - rest) / self._step_s()
             self.done = self.job.course.done(steps, self.step.batch)
 
@@ -118,6 +120,7 @@ class Life:
         self.most_tried = max(self.most_tried, self.workers)
         if not moved:
             return  # another batch only: no worker comes or goes
+        self.trained = False
         self.resting = cost.of(before, self.pace(), began=self.began is not None)
         self.changed = self.at
         if self.began is None:

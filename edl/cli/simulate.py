@@ -1,0 +1,180 @@
+"""`edl simulate`: what a policy would do with the jobs of a trace, in simulated time."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import re
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from edl.cli import show
+from edl.cluster.placement import Rule
+from edl.cluster.policies import registry
+from edl.cluster.views import Node
+from edl.errors import ConfigError, UsageError
+from edl.simulator.changes import read_cost
+from edl.simulator.engine import Conditions, Engine
+from edl.simulator.faults import Faults
+from edl.simulator.figures import Figures, figures_of
+from edl.simulator.speeds import Speeds, Truth
+from edl.simulator.trace import Trace
+from edl.simulator.traces.reading import read_trace
+
+NODES = re.compile(r"([1-9]\d{0,5})x([1-9]\d{0,4})")
+TELL_S = 0.5  # from one look at how far it is to the next, on a terminal
+LINE_S = 10.0  # and elsewhere, where each is a line
+SPEEDS = ("fitted", "oracle")
+
+
+def simulate(arguments: argparse.Namespace) -> int:
+    if arguments.plot:
+        from edl.cli.profile import check_plot
+
+        check_plot(Path(arguments.plot))
+    entry = registry.known(arguments.policy)
+    policy = registry.build(arguments.policy, _parameters(arguments.set))
+    conditions = _conditions(arguments, entry)
+    trace = read_trace(Path(arguments.trace), _folder(arguments, "applications"), _folder(arguments, "throughputs"))
+    speeds = _speeds(arguments.speeds, entry, trace)
+    progress = show.Progress(sys.stderr)
+    try:
+        outcome = Engine(trace, policy, speeds, conditions, _teller(progress)).run()
+    finally:
+        progress.end()
+    found = figures_of(outcome, sum(node.devices for node in conditions.nodes))
+    if arguments.plot:
+        from edl.cli.simulated_pictures import draw
+
+        draw(outcome, conditions.nodes, f"{trace.name}, {arguments.policy}", Path(arguments.plot))
+    if arguments.json:
+        sys.stdout.write(msgspec.json.encode(found).decode() + "\n")
+    else:
+        _show(found, arguments.policy)
+    return 0
+
+
+def _parameters(given: list[str]) -> dict[str, str]:
+    found = {}
+    for text in given:
+        name, is_, value = text.partition("=")
+        if not is_ or not name:
+            raise UsageError(f"--set {text}: must be NAME=VALUE, such as promote=8")
+        found[name.replace("-", "_")] = value
+    return found
+
+
+def _conditions(arguments: argparse.Namespace, entry: registry.Known) -> Conditions:
+    matched = NODES.fullmatch(arguments.nodes)
+    if matched is None:
+        raise ConfigError(f"--nodes {arguments.nodes}: must be nodes times devices, such as 16x4")
+    count, devices = int(matched[1]), int(matched[2])
+    rule = arguments.placement or entry.placement
+    if rule not in set(Rule):
+        raise ConfigError(f"--placement {rule}: must be {' or '.join(Rule)}")
+    if not re.fullmatch(r"\d{1,18}", arguments.seed):
+        raise ConfigError(f"--seed {arguments.seed}: must be a whole number of at least 0")
+    return Conditions(
+        nodes=tuple(Node(f"node-{number}", devices) for number in range(count)),
+        interval_s=_number("interval", arguments.interval),
+        cost=read_cost(arguments.change_cost),
+        placement=Rule(rule),
+        sees_left=entry.sees_left,
+        failures=_faults("failures", arguments.failures, "MEAN:LENGTH:LOST"),
+        stragglers=_faults("stragglers", arguments.stragglers, "MEAN:LENGTH:TIMES"),
+        seed=int(arguments.seed),
+    )
+
+
+def _number(flag: str, text: str) -> float:
+    try:
+        found = float(text)
+    except ValueError:
+        found = math.nan
+    if not 0 <= found < math.inf:
+        raise ConfigError(f"--{flag} {text}: must be a number of seconds, 0 or more")
+    return found
+
+
+def _faults(flag: str, text: str | None, form: str) -> Faults:
+    if text is None:
+        return Faults()
+    try:
+        mean_s, length_s, much = (float(part) for part in text.split(":"))
+    except ValueError:
+        mean_s = length_s = much = math.nan
+    least = 1 if flag == "stragglers" else 0  # a node that is slow is not faster
+    if not (0 < mean_s < math.inf and 0 < length_s < math.inf and least <= much < math.inf):
+        example = "86400:600:300" if flag == "failures" else "36000:600:2"
+        raise ConfigError(f"--{flag} {text}: must be {form}, such as {example}")
+    return Faults(mean_s, length_s, much)
+
+
+def _speeds(wanted: str | None, entry: registry.Known, trace: Trace) -> Speeds:
+    """As the simulator that the trace was published with tells its policies, where nothing else is asked for."""
+    if wanted is not None and wanted not in SPEEDS:
+        raise ConfigError(f"--speeds {wanted}: must be {' or '.join(SPEEDS)}")
+    fits = entry.sees_speed and not entry.sees_left and any(job.course.span is not None for job in trace.jobs)
+    if (wanted or ("fitted" if fits else "oracle")) == "oracle":
+        return Truth()
+    from edl.simulator.fitting import Fitted
+
+    return Fitted()
+
+
+def _folder(arguments: argparse.Namespace, name: str) -> Path | None:
+    text = getattr(arguments, name)
+    if text is None:
+        return None
+    if not Path(text).is_dir():
+        raise ConfigError(f"--{name} {text}: there is no such folder")
+    return Path(text)
+
+
+def _teller(progress: show.Progress) -> Callable[[float, int, int], None]:
+    """Says how far it is, when that has taken a while."""
+    last = time.monotonic()
+    every = TELL_S if sys.stderr.isatty() else LINE_S
+
+    def tell(now: float, over: int, jobs: int) -> None:
+        nonlocal last
+        if time.monotonic() - last >= every:
+            last = time.monotonic()
+            progress.show(f"{over} of {jobs} jobs are over after {now:.0f} s of the trace's time")
+
+    return tell
+
+
+def _show(found: Figures, policy: str) -> None:
+    summary = found.summary
+    rows = [
+        ("jobs that finished", f"{summary.finished} of {summary.jobs}"),
+        ("completion time, mean", _seconds(summary.mean)),
+        ("median", _seconds(summary.median)),
+        ("p95", _seconds(summary.p95)),
+        ("p99", _seconds(summary.p99)),
+        ("makespan", _seconds(summary.makespan)),
+        ("devices in use", f"{summary.utilization:.1%}, training {summary.training:.1%}"),
+        ("time to the first worker, mean", _seconds(summary.queueing)),
+        ("time without workers, mean", _seconds(summary.waiting)),
+        ("changes of a job, mean", f"{summary.changes:.2f}"),
+        ("slower than alone on its share", _unfairness(found)),
+    ]
+    if summary.deadlines:
+        rows.append(("deadlines met", f"{summary.deadlines_met} of {summary.deadlines}"))
+    show.table((policy, ""), rows)
+
+
+def _seconds(value: float | None) -> str:
+    return "-" if value is None else f"{value:,.0f} s"
+
+
+def _unfairness(found: Figures) -> str:
+    summary = found.summary
+    if summary.unfair is None or summary.worst_slowdown is None:
+        return "-"
+    return f"{summary.unfair:.1%} of jobs, at worst {summary.worst_slowdown:.2f} times"

@@ -1,0 +1,83 @@
+"""Speeds as an analyzer fits them to what simulated jobs report: the code that hears live jobs, in simulated time.
+
+A job reports what it would measure of itself: how long its steps took, how long of that it waited for its peers, and
+its gradients' statistics. The analyzer never sees a table of the trace.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+from edl.cluster.analyzer.analyzer import Analyzer
+from edl.cluster.analyzer.predicted import Batches
+from edl.cluster.views import Speed
+from edl.simulator.life import Life
+from edl.simulator.trace import TraceJob
+
+SHARE: Final = 64  # samples of one worker, where a trace does not say
+LONGEST_WAIT: Final = 0.99  # of a step
+
+
+class Fitted:
+    """What each job's course says to itself, told to the analyzer."""
+
+    def __init__(self) -> None:
+        self._analyzer = Analyzer()
+        self._alone: dict[str, float] = {}  # job -> seconds of one sample of one worker, without peers
+
+    def begin(self, life: Life) -> None:
+        self._analyzer.expect(life.job.name, batches_of(life.job))
+        if life.job.course.span is None:
+            size = life.job.smallest
+            step = life.job.course.step((size,), 0)
+            self._alone[life.job.name] = step.seconds / _samples(life.job, size)
+
+    def hear(self, life: Life) -> None:
+        if life.step is None or not life.trained:
+            return
+        job, step = life.job, life.step
+        samples = step.pass_batch or _samples(job, life.workers)
+        pass_s = step.pass_s * life.slowdown
+        if job.name in self._alone:
+            wait_s = pass_s - self._alone[job.name] * samples  # the trace does not tell work and waiting apart
+        else:
+            wait_s = step.sync_s + step.pass_s * (life.slowdown - 1)  # the others wait for a straggler
+        noise = job.course.noise(life.done, step.batch)
+        self._analyzer.observe(
+            job.name,
+            life.workers,
+            len(life.placement),
+            samples,
+            pass_s,
+            min(max(0.0, wait_s), LONGEST_WAIT * pass_s),
+            None if noise is None else noise.sqr,
+            None if noise is None else noise.var,
+        )
+
+    def end(self, life: Life) -> None:
+        self._analyzer.forget(life.job.name)
+        self._alone.pop(life.job.name, None)
+
+    def speed(self, life: Life) -> Speed:
+        return self._analyzer.speed(life.job.name)
+
+
+def batches_of(job: TraceJob) -> Batches:
+    """Which batches it may have."""
+    span = job.course.span
+    if span is None:
+        own = job.batch or SHARE * job.largest
+        return Batches(own=own, smallest=own, largest=own)
+    return Batches(
+        own=span.own,
+        smallest=span.smallest,
+        largest=span.largest,
+        smallest_pass=span.smallest_pass,
+        largest_pass=span.largest_pass,
+        given=job.batch,
+    )
+
+
+def _samples(job: TraceJob, workers: int) -> int:
+    """Of one worker in a step, where the job's batch is fixed."""
+    return -(-batches_of(job).own // workers)
