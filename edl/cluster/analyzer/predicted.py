@@ -1,0 +1,112 @@
+"""A job's speed at each size, by its models: which batch is best there, and how unsure that is."""
+
+from __future__ import annotations
+
+import math
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.cluster.analyzer.noise import Noise
+from edl.cluster.analyzer.throughput import Model
+from edl.cluster.views import Provenance, Rates
+
+Floats = NDArray[np.float64]
+
+TRIED: Final = 32  # batches between the smallest and the largest, in geometric steps
+
+
+class Batches(msgspec.Struct, frozen=True):
+    """Which batches a job may train with."""
+
+    own: int  # that it was written for, of all workers together: progress is counted in steps of it
+    smallest: int
+    largest: int
+    smallest_pass: int = 1  # samples of one worker at a time
+    largest_pass: int = 1 << 40
+    given: int = 0  # what its owner asked for, where the batch is fixed; 0: its own
+    accumulates: bool = True  # a worker may make several passes for one step
+
+
+class Predicted:
+    """A snapshot: it does not change when the job reports more."""
+
+    def __init__(self, batches: Batches, model: Model, noise: Noise | None, measured: frozenset[int]) -> None:
+        self._batches, self._model, self._noise, self._measured = batches, model, noise, measured
+        self._known: dict[tuple[int, int, bool], Rates] = {}
+
+    def holds(self, noise: Noise | None, share: float) -> bool:
+        """What is known of the noise has not changed by more than that share since."""
+        if noise is None or self._noise is None:
+            return noise is self._noise
+        ratios = [
+            (now + 1e-300) / (then + 1e-300) for now, then in zip(_scale(noise), _scale(self._noise), strict=True)
+        ]
+        return max(abs(math.log(ratio)) for ratio in ratios) <= share
+
+    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
+        key = (most, devices, fixed_batch)
+        if key not in self._known:
+            self._known[key] = self._work_out(most, devices, fixed_batch)
+        return self._known[key]
+
+    def _work_out(self, most: int, devices: int, fixed_batch: bool) -> Rates:
+        workers = np.arange(1, most + 1, dtype=float)
+        nodes = np.ceil(workers / devices)
+        wanted = self._wanted(workers, fixed_batch)
+        passes, samples = self._passes(workers[:, None], wanted)
+        batch = workers[:, None] * passes * samples
+        every = np.broadcast_to(workers[:, None], batch.shape)
+        step = self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
+        seconds = step + (passes - 1) * self._model.pass_s(samples)
+        gain = self._gain(batch)
+        progress = np.where(self._allowed(batch, samples, passes, fixed_batch), gain / seconds, 0.0)
+        best = np.argmax(progress, axis=1)
+        rows = np.arange(most)
+        return Rates(
+            progress=progress[rows, best],
+            throughput=batch[rows, best] / seconds[rows, best],
+            batch=batch[rows, best].astype(np.int64),
+            sigma=self._model.sigma(workers, nodes, samples[rows, best]),
+            provenance=tuple(
+                Provenance.MEASURED if size in self._measured else Provenance.FITTED for size in range(1, most + 1)
+            ),
+        )
+
+    def _wanted(self, workers: Floats, fixed_batch: bool) -> Floats:
+        known = self._batches
+        if fixed_batch:
+            return np.full((len(workers), 1), float(known.given or known.own))
+        least = np.maximum(known.smallest, known.smallest_pass * workers)
+        steps = np.linspace(0, 1, TRIED)
+        return np.asarray(np.exp(np.log(least)[:, None] * (1 - steps) + math.log(known.largest) * steps))
+
+    def _passes(self, workers: Floats, wanted: Floats) -> tuple[Floats, Floats]:
+        """How many passes each worker makes for a step, and with how many samples."""
+        share = np.ceil(wanted / workers - 1e-6)
+        passes = np.ceil(share / self._batches.largest_pass)
+        if self._batches.accumulates:  # one worker's single pass tells nothing of the noise of a larger batch
+            alone = (workers == 1) & (wanted > self._batches.own * (1 + 1e-6))
+            passes = np.maximum(passes, np.where(alone, 2, 1))
+        samples = np.ceil(share / passes - 1e-6)
+        return passes, np.maximum(np.minimum(samples, np.floor(self._batches.largest / (workers * passes))), 1)
+
+    def _allowed(self, batch: Floats, samples: Floats, passes: Floats, fixed_batch: bool) -> NDArray[np.bool_]:
+        known = self._batches
+        allowed = (samples <= known.largest_pass) & (known.accumulates | (passes <= 1))
+        if fixed_batch:
+            return np.asarray(allowed)
+        return np.asarray(allowed & (samples >= known.smallest_pass) & (batch <= known.largest))
+
+    def _gain(self, batch: Floats) -> Floats:
+        """Without a word of the gradients, a sample is a sample up to the job's own batch, and no more beyond."""
+        scale = batch / self._batches.own
+        if self._noise is None:
+            return np.minimum(scale, 1.0)
+        return self._noise.gain(scale)
+
+
+def _scale(noise: Noise) -> tuple[float]:
+    return (noise.var / noise.sqr if noise.sqr > 0 else 1e300,)

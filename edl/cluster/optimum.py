@@ -1,0 +1,126 @@
+"""Sizes for many jobs, of which each is worth something to its job: the largest sum that the devices allow.
+
+`sizes` and `worth` have a row for each job and a column for each of its candidates; a candidate that must not be is
+worth -inf. `exact` is the dynamic program of arXiv 2006.13878, with candidates instead of every size: O(jobs x
+candidates x devices). `near` asks a price for a device, such that what the jobs then want just fits (Lagrange), and
+fills what is left: O(jobs x candidates) for each price tried. It is exact where worth is concave in size; otherwise it
+misses less than one job's step from one size that some price makes best to the next such one. Ties go to the earlier
+job and to the earlier candidate: the order of the rows is all that they depend on.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+EXACT: Final = 3_000_000  # jobs x candidates x devices up to which the dynamic program takes some milliseconds
+PRICES: Final = 60  # halvings of the interval that the price lies in
+FILLS: Final = 64  # steps that what is left may be filled with
+
+
+class Chosen(msgspec.Struct, frozen=True):
+    """The column of each job, and how much more another choice could be worth at most."""
+
+    columns: Ints
+    gap: float
+
+
+def best(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+    """Each job has at least one candidate that is allowed, and the smallest of them fit together."""
+    if sizes.size * devices <= EXACT:
+        return exact(sizes, worth, devices)
+    return near(sizes, worth, devices)
+
+
+def exact(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+    jobs = len(sizes)
+    most = np.zeros(devices + 1)  # the worth of the jobs so far on at most so many devices
+    taken = np.zeros((jobs, devices + 1), dtype=np.int32)
+    there = np.arange(devices + 1)
+    for row in range(jobs):
+        before = there[None, :] - sizes[row][:, None]
+        options = np.where(before >= 0, most[np.maximum(before, 0)] + worth[row][:, None], -np.inf)
+        taken[row] = np.argmax(options, axis=0)
+        most = options[taken[row], there]
+    columns = np.zeros(jobs, dtype=np.int64)
+    left = devices
+    for row in range(jobs - 1, -1, -1):
+        columns[row] = taken[row, left]
+        left -= int(sizes[row, columns[row]])
+    return Chosen(columns, 0.0)
+
+
+def near(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+    rows = np.arange(len(sizes))
+    wanted = _wanted(sizes, worth, 0.0)
+    if sizes[rows, wanted].sum() <= devices:
+        return Chosen(wanted, 0.0)
+    cheap, dear = 0.0, _highest(sizes, worth)
+    fits = _wanted(sizes, worth, dear)
+    for _ in range(PRICES):
+        price = (cheap + dear) / 2
+        if not cheap < price < dear:
+            break
+        columns = _wanted(sizes, worth, price)
+        if sizes[rows, columns].sum() <= devices:
+            fits, dear = columns, price
+        else:
+            wanted, cheap = columns, price
+    columns = _filled(sizes, worth, _raised(sizes, worth, fits, wanted, devices), devices)
+    at_most = (worth[rows, fits] - dear * sizes[rows, fits]).sum() + dear * devices
+    return Chosen(columns, max(float(at_most - worth[rows, columns].sum()), 0.0))
+
+
+def _wanted(sizes: Ints, worth: Floats, price: float) -> Ints:
+    """What each job takes at that price for a device."""
+    return np.asarray(np.argmax(worth - price * sizes, axis=1), dtype=np.int64)
+
+
+def _highest(sizes: Ints, worth: Floats) -> float:
+    """At this price each job takes its smallest size that is allowed."""
+    allowed = np.isfinite(worth)
+    least = np.where(allowed, sizes, np.iinfo(np.int64).max).min(axis=1)
+    known = np.where(allowed, worth, np.nan)
+    return float(np.nanmax(np.nanmax(known, axis=1) - np.nanmin(known, axis=1))) * 2 + 1 if len(least) else 1.0
+
+
+def _raised(sizes: Ints, worth: Floats, fits: Ints, wanted: Ints, devices: int) -> Ints:
+    """At the price between both, jobs do not care which they have: the first ones get more, as far as it goes."""
+    rows = np.arange(len(sizes))
+    more = sizes[rows, wanted] - sizes[rows, fits]
+    gain = worth[rows, wanted] - worth[rows, fits]
+    density = np.where(more > 0, gain / np.maximum(more, 1), -np.inf)
+    order = np.argsort(-density, kind="stable")
+    left = devices - int(sizes[rows, fits].sum())
+    raised = fits.copy()
+    taken = order[(np.cumsum(np.maximum(more[order], 0)) <= left) & (more[order] > 0) & (gain[order] > 0)]
+    raised[taken] = wanted[taken]
+    return raised
+
+
+def _filled(sizes: Ints, worth: Floats, columns: Ints, devices: int) -> Ints:
+    """What is left goes to the step up that is worth most for a device, again and again."""
+    rows = np.arange(len(sizes))
+    columns = columns.copy()
+    left = devices - int(sizes[rows, columns].sum())
+    if left <= 0:
+        return columns
+    more = sizes - sizes[rows, columns][:, None]
+    gain = worth - worth[rows, columns][:, None]
+    for _ in range(FILLS):
+        density = np.where((more > 0) & (more <= left) & (gain > 0), gain / np.maximum(more, 1), 0.0)
+        if density.max(initial=0.0) <= 0:
+            break
+        alike = density >= density.max() * (1 - 1e-9)  # of those, the longest step
+        row, column = np.unravel_index(int(np.argmax(np.where(alike, more, 0))), density.shape)
+        left -= int(more[row, column])
+        columns[row] = column
+        more[row] = sizes[row] - sizes[row, column]
+        gain[row] = worth[row] - worth[row, column]
+    return columns

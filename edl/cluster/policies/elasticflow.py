@@ -1,0 +1,174 @@
+"""`elasticflow`: deadlines (Gu et al., ASPLOS 2023). It must be told how much work is left.
+
+- **Minimum satisfactory share.** Jobs with a deadline stand in the order of their deadlines. Each reserves, from now to
+  its deadline, the smallest share with which it ends in time: up to so many workers in each slot of time, as far as
+  those before it have left any.
+- **Admission.** A job is admitted when it is seen first, if with it all that are admitted end in time. The others, and
+  jobs without a deadline, run with what is left. What was decided is in the notes and does not change; a job that was
+  admitted and falls behind, because changes cost time or it is slower than was known, keeps its place.
+- **Marginal gain.** Devices that are left now go, step by step, to the job whose next size is worth most for a device:
+  how much faster it is, over how fast it is. Jobs that were not admitted start before others get more.
+
+Sizes are the job's smallest one, doubled again and again, and its largest.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.cluster.decision import Allotment, Decision
+from edl.cluster.views import ClusterView, JobView, Rates
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+ADMITTED = "admitted"  # note of a job with a deadline: 1, or 0
+
+
+class Slots(msgspec.Struct, frozen=True):
+    """From now on, each `lasting` so long, with so many devices that no one has reserved."""
+
+    begins: Floats
+    lasting: Floats
+    free: Ints
+
+
+class ElasticFlow(msgspec.Struct, frozen=True):
+    """Its fields are its parameters. `slots`: how finely the time until the last deadline is cut."""
+
+    slots: int = 64
+    margin: float = 0.02  # of a job's work: what it is planned to be ahead of its deadline
+    worth: float = 0.0  # of one device more: the least gain in speed that it is given for, as a share of a device's
+
+    def __post_init__(self) -> None:
+        if not (self.slots >= 1 and self.margin >= 0 and 0 <= self.worth < 1):
+            raise ValueError("slots must be 1 or more, margin 0 or more, worth from 0 to below 1")
+
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
+        if not cluster.jobs:
+            return Decision({})
+        devices, each = cluster.devices, cluster.devices_per_node
+        rates = {job.name: job.speed.rates(max(min(job.largest, devices), job.smallest), each) for job in cluster.jobs}
+        ordered = sorted((job for job in cluster.jobs if job.deadline is not None), key=_by_deadline)
+        unsaid = [job.name for job in ordered if job.left is None]
+        if unsaid:
+            raise ValueError(f"elasticflow must know how much work is left, and {unsaid[0]} does not say")
+        promised = {job.name for job in ordered if job.notes.get(ADMITTED) == 1.0}
+        new = sorted((job for job in ordered if ADMITTED not in job.notes), key=_by_arrival)
+        others = [job for job in cluster.jobs if job.deadline is None or job.notes.get(ADMITTED) == 0.0]
+        kept = min(others, key=_by_arrival).smallest if others else 0
+        for job in new:
+            together = promised | {job.name}
+            if self._shares(ordered, together, rates, devices - kept, now)[1]:
+                promised = together
+        shares, _ = self._shares(ordered, promised, rates, devices, now)
+        sizes = self._raised(cluster, rates, shares)
+        return Decision(
+            {job.name: _given(job, sizes[job.name], shares) for job in cluster.jobs if sizes[job.name]},
+            {job.name: {ADMITTED: float(job.name in promised)} for job in ordered},
+        )
+
+    def _shares(
+        self, ordered: list[JobView], within: set[str], rates: dict[str, Rates], devices: int, now: float
+    ) -> tuple[dict[str, int], bool]:
+        """What each admitted job has now by its smallest satisfactory share, and whether all end in time."""
+        there = [(job, job.deadline - now) for job in ordered if job.name in within and job.deadline is not None]
+        slots = self._cut([until for _, until in there if until > 0], devices)
+        shares, all_in_time = {}, True
+        for job, until in there:
+            if until <= 0:
+                all_in_time = all_in_time and ADMITTED in job.notes
+                continue
+            found, in_time = _reserve(job, until, rates[job.name], slots, self.margin)
+            slots.free[:] -= found
+            shares[job.name] = int(found[0])
+            all_in_time &= in_time
+        return shares, all_in_time
+
+    def _cut(self, ends: list[float], devices: int) -> Slots:
+        """Evenly to the last deadline, and at each deadline: no slot is in part too late for a job."""
+        edges = np.unique(np.concatenate([np.linspace(0, max(ends, default=1.0), self.slots + 1), np.array(ends)]))
+        return Slots(edges[:-1], np.diff(edges), np.full(len(edges) - 1, devices, dtype=np.int64))
+
+    def _raised(self, cluster: ClusterView, rates: dict[str, Rates], shares: dict[str, int]) -> dict[str, int]:
+        """The devices of now that are left, by marginal gain."""
+        sizes = {job.name: shares.get(job.name, 0) for job in cluster.jobs}
+        left = cluster.devices - sum(sizes.values())
+        heap: list[tuple[float, float, str, JobView]] = []
+
+        def offer(job: JobView) -> None:
+            larger = [size for size in _sizes(job, rates[job.name]) if size > sizes[job.name]]
+            if larger and (gain := _gain(rates[job.name], sizes[job.name], larger[0])) > self.worth:
+                heapq.heappush(heap, (-gain, job.submitted, job.name, job))
+
+        for job in cluster.jobs:
+            offer(job)
+        while heap and left:
+            job = heapq.heappop(heap)[-1]
+            size = next(size for size in _sizes(job, rates[job.name]) if size > sizes[job.name])
+            if size - sizes[job.name] <= left:
+                left -= size - sizes[job.name]
+                sizes[job.name] = size
+                offer(job)
+        return sizes
+
+
+def _by_deadline(job: JobView) -> tuple[float, float, str]:
+    return job.deadline if job.deadline is not None else math.inf, job.submitted, job.name
+
+
+def _by_arrival(job: JobView) -> tuple[float, str]:
+    return job.submitted, job.name
+
+
+def _sizes(job: JobView, rates: Rates) -> list[int]:
+    """In which it may run, and is the faster the larger they are."""
+    most = len(rates.progress)
+    doubled = [job.smallest * 2**k for k in range(most.bit_length()) if job.smallest * 2**k < most]
+    rising: list[int] = []
+    for size in [*doubled, most]:
+        if not rising or rates.progress[size - 1] > rates.progress[rising[-1] - 1]:
+            rising.append(size)
+    return rising
+
+
+def _gain(rates: Rates, size: int, larger: int) -> float:
+    """How much faster it is for a device more, as a share of its speed for a device; a job that waits comes first."""
+    if size == 0:
+        return math.inf
+    before, after = float(rates.progress[size - 1]), float(rates.progress[larger - 1])
+    return (after / before - 1) * size / (larger - size) if before > 0 else math.inf
+
+
+def _reserve(job: JobView, until: float, rates: Rates, slots: Slots, margin: float) -> tuple[Ints, bool]:
+    """Its workers in each slot, by the smallest share with which it ends in time, or else by the largest."""
+    assert job.left is not None
+    work, sizes = job.left * (1 + margin), _sizes(job, rates)
+    speeds = np.concatenate([[0.0], rates.progress])
+    in_time = slots.begins + slots.lasting <= until * (1 + 1e-12)
+    found = np.zeros(len(slots.free), dtype=np.int64)
+    for share in sizes:
+        may = np.array([0, *[size for size in sizes if size <= share]])
+        found = np.where(in_time, may[np.searchsorted(may, slots.free, side="right") - 1], 0)
+        seconds = slots.lasting.copy()
+        if found[0] != job.workers:
+            seconds[0] -= min(job.change_s, seconds[0])
+        done = np.cumsum(speeds[found] * seconds)
+        if done[-1] >= work:
+            found[int(np.argmax(done >= work)) + 1 :] = 0
+            return found, True
+    return found, False
+
+
+def _given(job: JobView, size: int, shares: dict[str, int]) -> Allotment:
+    if size == job.workers:
+        return Allotment(size, job.batch)
+    least = shares.get(job.name, 0)
+    why = (
+        f"it needs {least} to end in time" if size == least else f"{size - least} beyond the {least} that it must have"
+    )
+    return Allotment(size, job.batch, why)

@@ -1,0 +1,80 @@
+"""`gavel`: max-min fairness over time (Narayanan et al., OSDI 2020), on devices of one type.
+
+Each job runs with the workers that its owner asked for, or with none: its share is the part of the time in which it
+runs. With one type of device the best of its linear programs has an answer without a solver: water filling. All jobs
+get the same device-time for each unit of their weight, but none more than its whole request all the time; what it does
+not need rises for the others.
+
+The shares are kept by rounds. At the begin of one, jobs stand in the order of the share that is due over the share that
+they had, those that had none first, and each that fits runs. Between two rounds a job keeps what it has; devices that
+become free go to jobs that wait, in the same order. A job's share so far is the time that it ran of all its time, so a
+job that waits moves up without end.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.cluster.decision import Allotment, Decision
+from edl.cluster.views import ClusterView, JobView
+
+Floats = NDArray[np.float64]
+ROUND = "round"  # note of a job that runs: the round for which it was chosen
+
+
+class Gavel(msgspec.Struct, frozen=True):
+    """Its fields are its parameters. `priority_weight`: a priority of 1 weighs so many times as much as one of 0."""
+
+    round_s: float = 360.0
+    priority_weight: float = 2.0
+
+    def __post_init__(self) -> None:
+        if not (self.round_s > 0 and self.priority_weight >= 1):
+            raise ValueError("round_s must be above 0, priority_weight 1 or more")
+
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
+        if not cluster.jobs:
+            return Decision({})
+        devices = cluster.devices
+        needs = np.array([_need(job, devices) for job in cluster.jobs], dtype=float)
+        weights = self.priority_weight ** np.array([float(job.priority) for job in cluster.jobs])
+        shares = dict(zip((job.name for job in cluster.jobs), filled(needs, weights, devices) / needs, strict=True))
+        round_ = math.floor(now / self.round_s)
+
+        def due(job: JobView) -> tuple[bool, float, float, str]:
+            stays = job.running and job.notes.get(ROUND) == round_
+            lived = job.ran + job.waited
+            had = job.ran / lived if lived > 0 else 0.0
+            return not stays, had / max(float(shares[job.name]), 1e-12), job.submitted, job.name
+
+        allotments: dict[str, Allotment] = {}
+        left = devices
+        for job in sorted(cluster.jobs, key=due):
+            need = _need(job, devices)
+            if need <= left:
+                said = "" if job.workers == need else f"its turn: {shares[job.name]:.2f} of the time is its share"
+                allotments[job.name] = Allotment(need, job.batch, said)
+                left -= need
+        notes = {name: {ROUND: float(round_)} for name in allotments}
+        waits = len(allotments) < len(cluster.jobs)
+        return Decision(allotments, notes, (round_ + 1) * self.round_s if waits else None)
+
+
+def _need(job: JobView, devices: int) -> int:
+    return max(job.smallest, min(job.request, job.largest, devices))
+
+
+def filled(needs: Floats, weights: Floats, devices: float) -> Floats:
+    """The device-time of each: the same for each unit of weight, unless it needs less."""
+    if needs.sum() <= devices:
+        return needs
+    order = np.argsort(needs / weights, kind="stable")
+    need, weight = needs[order], weights[order]
+    before = np.concatenate([[0.0], np.cumsum(need)[:-1]])  # with what those of less need take in full
+    levels = (devices - before) / np.cumsum(weight[::-1])[::-1]
+    first = int(np.argmax(levels <= need / weight))  # the first one that does not get all it needs
+    return np.asarray(np.minimum(needs, weights * levels[first]))

@@ -1,0 +1,100 @@
+"""`goodput`: the sizes and batches with which all jobs together come closest to their ends.
+
+A job's speed-up at a size is its progress there over its progress with its fewest workers, where progress counts what a
+sample of a large batch is still worth. The policy chooses the sizes with the largest sum of
+
+    weight x ((speed-up x exp(-doubt x sigma) x kept) ^ power) / power
+
+- `power` below 1 makes the second device of one job worth less than the first one of another.
+- `kept` is the share of its time that a job keeps, if it is changed: what a change costs, over the time until the next
+  one. A job is expected to go on as long as it has run, as lifetimes with heavy tails do, and `settle_s` at least. A
+  change must be worth `hesitation` beyond that: nothing moves for nothing.
+- the weight falls with the device-seconds that a job has had, for the same reason: who has had much, needs much.
+- `doubt` says what a speed is worth that no one has measured; `reach` how far beyond what was tried a job may go.
+
+Where not all jobs fit with their fewest workers: a job that has waited longer than `patience` times what it has run
+comes first, the one that has waited longest before the others; then those with the least service, which is compared by
+powers of 4, so that jobs of about the same service do not take turns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import msgspec
+import numpy as np
+
+from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
+from edl.cluster.decision import Allotment, Decision
+from edl.cluster.optimum import best
+from edl.cluster.views import ClusterView, JobView
+
+
+class Goodput(msgspec.Struct, frozen=True):
+    """Its fields are its parameters."""
+
+    power: float = 0.5
+    doubt: float = 0.3
+    reach: int = 4
+    settle_s: float = 300.0
+    hesitation: float = 0.02
+    young: float = 0.25  # how much less a job weighs that has had `service_s` several times
+    service_s: float = 3600.0
+    patience: float = 4.0
+    fixed_batch: bool = False
+
+    def __post_init__(self) -> None:
+        if not (0 < self.power <= 1 and self.reach >= 2 and self.settle_s > 0 and self.service_s > 0):
+            raise ValueError("power is above 0 and at most 1, reach 2 or more, settle_s and service_s above 0")
+        if not (self.doubt >= 0 and 0 <= self.hesitation < 1 and self.young >= 0 and self.patience > 0):
+            raise ValueError("doubt and young are 0 or more, hesitation 0 or more and below 1, patience above 0")
+
+    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - all times are in the view
+        within = admitted(sorted(cluster.jobs, key=self._claim), cluster.devices)
+        if not within:
+            return Decision({})
+        offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
+        chosen = best(offered.sizes, self._worth(offered), cluster.devices)
+        sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
+        return Decision(
+            {
+                job.name: Allotment(size, int(rates.batch[size - 1]), reason(job, size, rates.progress))
+                for job, rates, size in zip(within, offered.rates, sizes, strict=True)
+            }
+        )
+
+    def _claim(self, job: JobView) -> tuple[float, int, bool, float, str]:
+        overdue = job.waited - self.patience * max(job.ran, self.settle_s)
+        level = int(math.log(1 + job.service / self.service_s, 4))
+        return -max(overdue, 0.0), level, not job.running, job.submitted, job.name
+
+    def _worth(self, offered: Offer) -> Floats:
+        jobs = offered.jobs
+        progress = looked_up(offered.sizes, [rates.progress for rates in offered.rates])
+        sigma = looked_up(offered.sizes, [rates.sigma for rates in offered.rates])
+        fewest = np.array([rates.progress[job.smallest - 1] for job, rates in zip(jobs, offered.rates, strict=True)])
+        speed_up = progress * np.exp(-self.doubt * sigma) / np.maximum(fewest, 1e-300)[:, None]
+        kept = kept_share(offered, self.settle_s, self.hesitation)
+        service = np.array([job.service for job in jobs])
+        weight = (self.service_s / (self.service_s + service)) ** self.young
+        return np.asarray(weight[:, None] * (speed_up * kept) ** self.power / self.power)
+
+
+def kept_share(offered: Offer, settle_s: float, hesitation: float) -> Floats:
+    """Of its time, if a job is given another size than it has: all where it starts, as it loses that at any size."""
+    jobs = offered.jobs
+    cost = np.array([job.change_s for job in jobs])
+    ahead = settle_s + np.array([job.ran for job in jobs])
+    present = np.array([job.workers for job in jobs])[:, None]
+    changed = (1 - hesitation) * np.maximum(ahead - cost, 0) / ahead
+    return np.where((offered.sizes == present) | (present == 0), 1.0, changed[:, None])
+
+
+def reason(job: JobView, size: int, curve: Floats) -> str:
+    """Of a change; nothing where there is none."""
+    if size == job.workers:
+        return ""
+    if not job.running:
+        return f"starts with {size}"
+    faster = curve[size - 1] / max(float(curve[job.workers - 1]), 1e-300) if job.workers <= len(curve) else 0.0
+    return f"from {job.workers} to {size} workers, {faster:.2f} times as fast"
