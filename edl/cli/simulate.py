@@ -44,6 +44,10 @@ def simulate(arguments: argparse.Namespace) -> int:
     progress = show.Progress(sys.stderr)
     try:
         outcome = Engine(trace, policy, speeds, conditions, _teller(progress)).run()
+    except ModuleNotFoundError as error:
+        if not (error.name or "").startswith("scipy"):
+            raise
+        raise ConfigError("this trace needs SciPy: pip install 'horovod-edl[cluster]'") from None
     finally:
         progress.end()
     found = figures_of(outcome, sum(node.devices for node in conditions.nodes))

@@ -19,8 +19,8 @@ def draw(outcome: Outcome, nodes: Sequence[Node], title: str, path: Path) -> Non
     from matplotlib import pyplot as plt
 
     devices = sum(node.devices for node in nodes)
-    first = min(life.job.submitted for life in outcome.lives)
-    last = max(life.finished if life.finished is not None else outcome.ended for life in outcome.lives)
+    first = min(one.job.submitted for one in outcome.jobs)
+    last = max(one.finished if one.finished is not None else outcome.ended for one in outcome.jobs)
     unit, name = _unit(last - first)
     figure, (jobs, use) = plt.subplots(
         2, sharex=True, figsize=(10, 8), layout="constrained", gridspec_kw={"height_ratios": [3, 1]}
@@ -50,17 +50,17 @@ def _draw_jobs(axes: Any, outcome: Outcome, first: float, unit: float) -> None:
     from matplotlib.collections import LineCollection
 
     lines, sizes, waits = [], [], []
-    for at, life in enumerate(outcome.lives):
-        end = life.finished if life.finished is not None else outcome.ended
-        waits.append([((life.job.submitted - first) / unit, at), ((end - first) / unit, at)])
-        for stretch in life.stretches:
+    for at, one in enumerate(outcome.jobs):
+        end = one.finished if one.finished is not None else outcome.ended
+        waits.append([((one.job.submitted - first) / unit, at), ((end - first) / unit, at)])
+        for stretch in one.stretches:
             lines.append([((stretch.begin - first) / unit, at), ((stretch.end - first) / unit, at)])
             sizes.append(stretch.workers)
-    width = max(0.3, min(6.0, 350 / len(outcome.lives)))
+    width = max(0.3, min(6.0, 350 / len(outcome.jobs)))
     axes.add_collection(LineCollection(waits, colors="lightgrey", linewidths=width / 2))
     norm = mpl.colors.LogNorm(1, max([2, *sizes]))
     drawn = axes.add_collection(LineCollection(lines, array=sizes, cmap="viridis_r", norm=norm, linewidths=width))
-    axes.set_ylim(len(outcome.lives), -1)
+    axes.set_ylim(len(outcome.jobs), -1)
     bar = axes.figure.colorbar(drawn, ax=axes, label="workers")
     ticks = [2**power for power in range(12) if 2**power <= norm.vmax]
     bar.set_ticks(ticks, labels=map(str, ticks))
@@ -70,11 +70,11 @@ def _draw_jobs(axes: Any, outcome: Outcome, first: float, unit: float) -> None:
 def usage(outcome: Outcome) -> tuple[list[float], list[int], list[int]]:
     """Times, and from each on: devices in use, and jobs that wait."""
     changes: dict[float, list[int]] = {}
-    for life in outcome.lives:
-        end = life.finished if life.finished is not None else outcome.ended
-        changes.setdefault(life.job.submitted, [0, 0])[1] += 1
+    for one in outcome.jobs:
+        end = one.finished if one.finished is not None else outcome.ended
+        changes.setdefault(one.job.submitted, [0, 0])[1] += 1
         changes.setdefault(end, [0, 0])[1] -= 1
-        for stretch in life.stretches:
+        for stretch in one.stretches:
             for when, sign in ((stretch.begin, 1), (stretch.end, -1)):
                 change = changes.setdefault(when, [0, 0])
                 change[0] += sign * stretch.workers

@@ -4,7 +4,7 @@ In rounds, a policy is asked every so many seconds: what ends between two rounds
 Without, it is asked whenever a job comes or ends, a node fails or comes back, and when it said that it wants to look
 again.
 
-Owns: events, and what becomes of a decision. Does not own: what jobs are made of (`life`), nor what is counted
+Owns: events, and what becomes of a decision. Does not own: what jobs are made of (`simulated_job`), nor what is counted
 (`figures`).
 """
 
@@ -23,7 +23,7 @@ from edl.cluster.views import ClusterView, Node
 from edl.errors import ConfigError, EdlError
 from edl.simulator.changes import ChangeCost, uniform
 from edl.simulator.faults import Faults
-from edl.simulator.life import Life
+from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.speeds import Speeds
 from edl.simulator.trace import Trace
 
@@ -56,9 +56,9 @@ class Conditions(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """`lives`: in the order of their submission. One that has not finished never will, as the policy decides."""
+    """`jobs`: in the order of their submission. One that has not finished never will, as the policy decides."""
 
-    lives: tuple[Life, ...]
+    jobs: tuple[SimulatedJob, ...]
     decisions: int
     ended: float
 
@@ -73,8 +73,10 @@ class Engine:
         _check(trace, conditions)
         self._policy, self._speeds, self._conditions = policy, speeds, conditions
         self._progress = progress
-        self._lives = [Life(job, job.submitted, stretch_begun=job.submitted) for job in trace.jobs]
-        self._there: dict[str, Life] = {}  # jobs that have come and are not over, in the order of their submission
+        self._jobs = [SimulatedJob(job, job.submitted, stretch_begun=job.submitted) for job in trace.jobs]
+        self._there: dict[
+            str, SimulatedJob
+        ] = {}  # jobs that have come and are not over, in the order of their submission
         self._nodes = {node.name: node for node in conditions.nodes}  # that are up
         self._slow: set[str] = set()
         self._events: list[tuple[float, int, int, object]] = []
@@ -82,14 +84,14 @@ class Engine:
         self._looks = 0  # version of the look that was asked for
         self._rounds = False  # one is to come
         self._over = 0
-        self._coming = len(self._lives)
+        self._coming = len(self._jobs)
         self._decisions = 0
         self._trouble: dict[tuple[Happening, str], Iterator[tuple[float, float]]] = {}
 
     def run(self) -> Outcome:
         """Raises EdlError where a policy decides what cannot be."""
-        for life in self._lives:
-            self._expect(life.job.submitted, Happening.COME, life)
+        for one in self._jobs:
+            self._expect(one.job.submitted, Happening.COME, one)
         for node in self._conditions.nodes:
             for kind, faults in (
                 (Happening.FAIL, self._conditions.failures),
@@ -98,7 +100,7 @@ class Engine:
                 self._trouble[kind, node.name] = faults.times(self._conditions.seed, kind.name, node.name)
                 self._next_trouble(kind, node.name)
         now = 0.0
-        while self._events and self._over < len(self._lives):
+        while self._events and self._over < len(self._jobs):
             now = self._events[0][0]
             news = False
             while self._events and self._events[0][0] <= now + NEAR_S:
@@ -106,7 +108,7 @@ class Engine:
                 news = self._happen(now, Happening(number), about) or news
             if news and not self._decide(now):
                 break
-        return Outcome(tuple(self._lives), self._decisions, now)
+        return Outcome(tuple(self._jobs), self._decisions, now)
 
     # ------------------------------------------------------------------------------------------------------- events
 
@@ -114,10 +116,10 @@ class Engine:
         self._count += 1
         heapq.heappush(self._events, (when, kind, self._count, about))
 
-    def _expect_end(self, life: Life) -> None:
-        end = life.end()
+    def _expect_end(self, one: SimulatedJob) -> None:
+        end = one.end()
         if end < math.inf:
-            self._expect(end, Happening.END, (life, life.version))
+            self._expect(end, Happening.END, (one, one.version))
 
     def _next_trouble(self, kind: Happening, node: str) -> None:
         for begin, end in self._trouble[kind, node]:
@@ -129,7 +131,7 @@ class Engine:
         if kind is Happening.LOOK:
             return about == self._looks
         if kind is Happening.COME:
-            assert isinstance(about, Life)
+            assert isinstance(about, SimulatedJob)
             self._there[about.job.name] = about
             self._coming -= 1
             self._speeds.begin(about)
@@ -139,13 +141,13 @@ class Engine:
             return self._end(now, *about)
         return self._trouble_comes(now, kind, *about)
 
-    def _end(self, now: float, life: Life, version: int) -> bool:
-        if version != life.version:
+    def _end(self, now: float, one: SimulatedJob, version: int) -> bool:
+        if version != one.version:
             return False
-        life.finish(now)
+        one.finish(now)
         self._over += 1
-        del self._there[life.job.name]
-        self._speeds.end(life)
+        del self._there[one.job.name]
+        self._speeds.end(one)
         return self._soon(now)
 
     def _trouble_comes(self, now: float, kind: Happening, node: str, end: float) -> bool:
@@ -165,9 +167,9 @@ class Engine:
         else:
             self._slow.discard(node)
             self._next_trouble(Happening.SLOW, node)
-        for life in self._there.values():
-            if node in life.placement:
-                self._slowed(now, life)
+        for one in self._there.values():
+            if node in one.placement:
+                self._slowed(now, one)
         return False
 
     def _soon(self, now: float) -> bool:
@@ -181,42 +183,41 @@ class Engine:
 
     def _fail(self, now: float, node: str) -> None:
         self._nodes.pop(node, None)
-        for life in self._there.values():
-            if node not in life.placement:
+        for one in self._there.values():
+            if node not in one.placement:
                 continue
-            life.advance(now)
-            life.lose(self._conditions.failures.much)
-            rest = {name: count for name, count in life.placement.items() if name != node}
-            self._change(life, rest if sum(rest.values()) >= life.job.smallest else {}, life.batch)
+            one.advance(now)
+            one.lose(self._conditions.failures.much)
+            rest = {name: count for name, count in one.placement.items() if name != node}
+            self._change(one, rest if sum(rest.values()) >= one.job.smallest else {}, one.batch)
 
-    def _slowed(self, now: float, life: Life) -> None:
-        life.advance(now)
-        slow = any(node in self._slow for node in life.placement)
-        life.slowdown = self._conditions.stragglers.much if slow else 1.0
-        life.version += 1
-        self._expect_end(life)
+    def _slowed(self, now: float, one: SimulatedJob) -> None:
+        one.advance(now)
+        slow = any(node in self._slow for node in one.placement)
+        one.slowdown = self._conditions.stragglers.much if slow else 1.0
+        one.version += 1
+        self._expect_end(one)
 
     # ----------------------------------------------------------------------------------------------------- decisions
 
     def _decide(self, now: float) -> bool:
         """Whether it is worth while to go on."""
         self._decisions += 1
-        for life in self._there.values():
-            life.advance(now)
-            if life.step is not None:
-                self._speeds.hear(life)
+        for one in self._there.values():
+            one.advance(now)
+            if one.step is not None:
+                self._speeds.hear(one)
         left, change_s = self._conditions.sees_left, self._conditions.cost.pause_s
         jobs = tuple(
-            life.view(self._speeds.speed(life), life.left() if left else None, change_s)
-            for life in self._there.values()
+            one.view(self._speeds.speed(one), one.left() if left else None, change_s) for one in self._there.values()
         )
         decision = self._policy.decide(ClusterView(tuple(self._nodes.values()), jobs), now)
         self._check_decision(decision, now)
         self._carry_out(decision)
         self._look_again(decision, now)
         if self._progress is not None:
-            self._progress(now, self._over, len(self._lives))
-        goes_on = any(life.workers for life in self._there.values()) or self._coming or decision.look_again is not None
+            self._progress(now, self._over, len(self._jobs))
+        goes_on = any(one.workers for one in self._there.values()) or self._coming or decision.look_again is not None
         return bool(goes_on or len(self._nodes) < len(self._conditions.nodes))
 
     def _carry_out(self, decision: Decision) -> None:
@@ -227,17 +228,17 @@ class Engine:
         }
         present = {name: self._there[name].placement for name in wanted if self._there[name].workers}
         placements = place(self._nodes.values(), present, wanted, self._conditions.placement)
-        for name, life in self._there.items():
+        for name, one in self._there.items():
             allotment = decision.allotments.get(name, Allotment(0))
             placement = placements.get(name, {})
-            life.notes = decision.notes.get(name, {})
-            if placement != life.placement or (placement and allotment.batch != life.batch):
-                self._change(life, placement, allotment.batch)
+            one.notes = decision.notes.get(name, {})
+            if placement != one.placement or (placement and allotment.batch != one.batch):
+                self._change(one, placement, allotment.batch)
 
-    def _change(self, life: Life, placement: dict[str, int], batch: int) -> None:
-        life.slowdown = self._conditions.stragglers.much if self._slow.intersection(placement) else 1.0
-        life.run_on(placement, batch, self._conditions.cost)
-        self._expect_end(life)
+    def _change(self, one: SimulatedJob, placement: dict[str, int], batch: int) -> None:
+        one.slowdown = self._conditions.stragglers.much if self._slow.intersection(placement) else 1.0
+        one.run_on(placement, batch, self._conditions.cost)
+        self._expect_end(one)
 
     def _look_again(self, decision: Decision, now: float) -> None:
         self._looks += 1
@@ -255,11 +256,11 @@ class Engine:
         if asked > devices:
             said = f"it gives {asked} workers, and there are {devices} devices"
         for name, allotment in decision.allotments.items():
-            life = self._there.get(name)
-            if life is None:
+            one = self._there.get(name)
+            if one is None:
                 said = f"it gives workers to {name}, which is not there"
-            elif allotment.workers and not life.job.smallest <= allotment.workers <= life.job.largest:
-                may = f"{life.job.smallest} to {life.job.largest}"
+            elif allotment.workers and not one.job.smallest <= allotment.workers <= one.job.largest:
+                may = f"{one.job.smallest} to {one.job.largest}"
                 said = f"it gives {allotment.workers} workers to {name}, which may have {may}"
         if decision.look_again is not None and decision.look_again <= now:
             said = f"it wants to look again at {decision.look_again:g}"

@@ -8,7 +8,7 @@ import msgspec
 import numpy as np
 
 from edl.simulator.engine import Outcome
-from edl.simulator.life import Life
+from edl.simulator.simulated_job import SimulatedJob
 
 
 class JobFigures(msgspec.Struct, frozen=True):
@@ -57,15 +57,15 @@ class Figures(msgspec.Struct, frozen=True):
 
 
 def figures_of(outcome: Outcome, devices: int) -> Figures:
-    fair = _fair_times(outcome.lives, devices)
-    jobs = tuple(_of_job(life, alone) for life, alone in zip(outcome.lives, fair, strict=True))
+    fair = _fair_times(outcome.jobs, devices)
+    jobs = tuple(_of_job(one, alone) for one, alone in zip(outcome.jobs, fair, strict=True))
     first = min(job.submitted for job in jobs)
     last = max([job.finished for job in jobs if job.finished is not None], default=outcome.ended)
     capacity = devices * max(last - first, 1e-9)
     completions = [job.completion for job in jobs if job.completion is not None]
     slowdowns = [job.slowdown for job in jobs if job.slowdown is not None]
     with_deadline = [job for job in jobs if job.deadline_met is not None]
-    rested = sum(life.rested for life in outcome.lives)
+    rested = sum(one.rested for one in outcome.jobs)
     service = sum(job.service for job in jobs)
     p95, p99 = (_percentile(completions, share) for share in (95, 99))
     return Figures(
@@ -93,29 +93,29 @@ def figures_of(outcome: Outcome, devices: int) -> Figures:
     )
 
 
-def _of_job(life: Life, alone: float) -> JobFigures:
-    job = life.job
-    completion = None if life.finished is None else life.finished - job.submitted
+def _of_job(one: SimulatedJob, alone: float) -> JobFigures:
+    job = one.job
+    completion = None if one.finished is None else one.finished - job.submitted
     return JobFigures(
         name=job.name,
         submitted=job.submitted,
-        started=life.began,
-        finished=life.finished,
-        changes=life.changes,
+        started=one.began,
+        finished=one.finished,
+        changes=one.changes,
         completion=completion,
-        waited=life.waited,
-        service=life.service,
-        most_workers=life.most_tried,
+        waited=one.waited,
+        service=one.service,
+        most_workers=one.most_tried,
         deadline=job.deadline,
-        deadline_met=None if job.deadline is None else life.finished is not None and life.finished <= job.deadline,
+        deadline_met=None if job.deadline is None else one.finished is not None and one.finished <= job.deadline,
         slowdown=None if completion is None else completion / alone,
     )
 
 
-def _fair_times(lives: Sequence[Life], devices: int) -> list[float]:
+def _fair_times(jobs: Sequence[SimulatedJob], devices: int) -> list[float]:
     """What each job would take on its own share: the devices over the jobs that were there on average while it was."""
-    ends = [life.finished if life.finished is not None else life.at for life in lives]
-    begins = np.sort([life.job.submitted for life in lives])
+    ends = [one.finished if one.finished is not None else one.at for one in jobs]
+    begins = np.sort([one.job.submitted for one in jobs])
     # Job-seconds until a time: of each job that has begun by then, as much as lies before it.
     begun = np.concatenate([[0.0], np.cumsum(begins)])
     over_at = np.sort(ends)
@@ -126,8 +126,8 @@ def _fair_times(lives: Sequence[Life], devices: int) -> list[float]:
         return float(started * when - begun[started] - (ended * when - over[ended]))
 
     found = []
-    for life, end in zip(lives, ends, strict=True):
-        job = life.job
+    for one, end in zip(jobs, ends, strict=True):
+        job = one.job
         there = max(1.0, (job_seconds(end) - job_seconds(job.submitted)) / max(end - job.submitted, 1e-9))
         step = job.course.step((job.request,), job.batch)
         alone = job.course.steps(job.course.total, step.batch) * step.seconds

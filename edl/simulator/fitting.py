@@ -11,7 +11,7 @@ from typing import Final
 from edl.cluster.analyzer.analyzer import Analyzer
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.views import Speed
-from edl.simulator.life import Life
+from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import TraceJob
 
 SHARE: Final = 64  # samples of one worker, where a trace does not say
@@ -25,28 +25,28 @@ class Fitted:
         self._analyzer = Analyzer()
         self._alone: dict[str, float] = {}  # job -> seconds of one sample of one worker, without peers
 
-    def begin(self, life: Life) -> None:
-        self._analyzer.expect(life.job.name, batches_of(life.job))
-        if life.job.course.span is None:
-            size = life.job.smallest
-            step = life.job.course.step((size,), 0)
-            self._alone[life.job.name] = step.seconds / _samples(life.job, size)
+    def begin(self, one: SimulatedJob) -> None:
+        self._analyzer.expect(one.job.name, batches_of(one.job))
+        if one.job.course.span is None:
+            size = one.job.smallest
+            step = one.job.course.step((size,), 0)
+            self._alone[one.job.name] = step.seconds / _samples(one.job, size)
 
-    def hear(self, life: Life) -> None:
-        if life.step is None or not life.trained:
+    def hear(self, one: SimulatedJob) -> None:
+        if one.step is None or not one.trained:
             return
-        job, step = life.job, life.step
-        samples = step.pass_batch or _samples(job, life.workers)
-        pass_s = step.pass_s * life.slowdown
+        job, step = one.job, one.step
+        samples = step.pass_batch or _samples(job, one.workers)
+        pass_s = step.pass_s * one.slowdown
         if job.name in self._alone:
             wait_s = pass_s - self._alone[job.name] * samples  # the trace does not tell work and waiting apart
         else:
-            wait_s = step.sync_s + step.pass_s * (life.slowdown - 1)  # the others wait for a straggler
-        noise = job.course.noise(life.done, step.batch)
+            wait_s = step.sync_s + step.pass_s * (one.slowdown - 1)  # the others wait for a straggler
+        noise = job.course.noise(one.done, step.batch)
         self._analyzer.observe(
             job.name,
-            life.workers,
-            len(life.placement),
+            one.workers,
+            len(one.placement),
             samples,
             pass_s,
             min(max(0.0, wait_s), LONGEST_WAIT * pass_s),
@@ -54,12 +54,12 @@ class Fitted:
             None if noise is None else noise.var,
         )
 
-    def end(self, life: Life) -> None:
-        self._analyzer.forget(life.job.name)
-        self._alone.pop(life.job.name, None)
+    def end(self, one: SimulatedJob) -> None:
+        self._analyzer.forget(one.job.name)
+        self._alone.pop(one.job.name, None)
 
-    def speed(self, life: Life) -> Speed:
-        return self._analyzer.speed(life.job.name)
+    def speed(self, one: SimulatedJob) -> Speed:
+        return self._analyzer.speed(one.job.name)
 
 
 def batches_of(job: TraceJob) -> Batches:

@@ -8,36 +8,36 @@ from __future__ import annotations
 from typing import Protocol
 
 from edl.cluster.views import Speed
-from edl.simulator.life import Life
+from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import TrueSpeed
 
 
 class Speeds(Protocol):
     """Of all jobs of a cluster."""
 
-    def begin(self, life: Life) -> None:
+    def begin(self, one: SimulatedJob) -> None:
         """A job has come."""
 
-    def hear(self, life: Life) -> None:
+    def hear(self, one: SimulatedJob) -> None:
         """A job has run for a while as it does now."""
 
-    def end(self, life: Life) -> None:
+    def end(self, one: SimulatedJob) -> None:
         """A job is over."""
 
-    def speed(self, life: Life) -> Speed: ...
+    def speed(self, one: SimulatedJob) -> Speed: ...
 
 
 class Truth:
     """An oracle."""
 
-    def begin(self, life: Life) -> None:
+    def begin(self, one: SimulatedJob) -> None:
         """It knows all jobs."""
 
-    def hear(self, life: Life) -> None:
+    def hear(self, one: SimulatedJob) -> None:
         """It knew."""
 
-    def end(self, life: Life) -> None:
+    def end(self, one: SimulatedJob) -> None:
         """It keeps nothing."""
 
-    def speed(self, life: Life) -> Speed:
-        return TrueSpeed(life.job.course, life.done, life.job.batch)
+    def speed(self, one: SimulatedJob) -> Speed:
+        return TrueSpeed(one.job.course, one.done, one.job.batch)

@@ -308,7 +308,7 @@ def test_with_its_knob_no_job_starves_beside_a_stream_of_others(name: str, knob:
     off: dict[str, str] = {key: "0" if key == "promote" else "1e9" for key in knob if key != "limits"}
     starved = run(jobs, policy_of(name, {**knob, **off}), conditions(1, 2, sees_left=True))
     helped = run(jobs, policy_of(name, knob), conditions(1, 2, sees_left=True))
-    ended = [next(life.finished for life in outcome.lives if life.job.name == "wide") for outcome in (starved, helped)]
+    ended = [next(one.finished for one in outcome.jobs if one.job.name == "wide") for outcome in (starved, helped)]
     assert ended[1] is not None and ended[1] < 1000
     assert ended[0] is None or ended[0] > 1900
 
@@ -317,7 +317,7 @@ def test_jobs_whose_queues_are_shorter_than_a_change_do_not_only_take_turns() ->
     jobs = trace(*(job(f"j{at}", 0.0, 1, 100.0) for at in range(3)))
     for name in ("tiresias", "elastic-tiresias"):
         outcome = run(jobs, policy_of(name, {"limits": "5", "promote": "1"}), conditions(1, 1, 30.0))
-        assert all(life.finished is not None and life.finished < 2000 for life in outcome.lives)
+        assert all(one.finished is not None and one.finished < 2000 for one in outcome.jobs)
 
 
 def policy_of(name: str, parameters: dict[str, str]) -> Policy:

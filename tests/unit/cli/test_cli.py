@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cli import main, show
+from edl.cli import main, show, simulate_flags
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
 from edl.config import TABLE, Settings
@@ -174,14 +174,13 @@ def typed_flags() -> dict[str, set[str]]:
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
+SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
 
 
 def test_each_flag_has_a_twin_in_the_environment():
     twins = {flag: setting.variables for setting in TABLE for flag in setting.flags}
     for flags in typed_flags().values():
-        for flag in (
-            flags - {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline"} - PROFILE
-        ):
+        for flag in flags - OTHERS - PROFILE - SIMULATE:
             assert f"EDL_{flag.strip('-').replace('-', '_').upper()}" in twins[flag]
 
 
@@ -217,6 +216,7 @@ def test_the_docs_tell_of_all_flags_and_variables_and_of_no_others():
         "data",
         "data verify",
         "doctor",
+        "simulate",
         "checkpoint",
         "checkpoint ls",
         "checkpoint show",

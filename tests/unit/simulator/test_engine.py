@@ -44,8 +44,8 @@ def test_a_change_keeps_a_job_from_training_and_its_first_start_too() -> None:
     outcome = run(trace(job("a", 0, 2, 200.0, speedup=LINEAR)), policy, conditions(1, 4, 10.0))
     # 10 s of start, 40 s with two workers: 80. 10 s of change, then 120 with four.
     assert ends(outcome) == {"a": 90.0}
-    life = outcome.lives[0]
-    assert (life.changes, life.service, life.rested, life.most_tried) == (1, 2 * 50 + 4 * 40, 20 + 40, 4)
+    one = outcome.jobs[0]
+    assert (one.changes, one.service, one.rested, one.most_tried) == (1, 2 * 50 + 4 * 40, 20 + 40, 4)
 
 
 def test_newcomers_boot_while_the_others_train() -> None:
@@ -62,7 +62,7 @@ def test_what_is_preempted_goes_on_where_it_was() -> None:
     jobs = trace(job("a", 0, 1, 100.0), job("b", 30, 1, 20.0))
     outcome = run(jobs, policy, Conditions(conditions(1, 1).nodes, cost=cost))
     assert ends(outcome) == {"a": 125.0, "b": 50.0}
-    assert (outcome.lives[0].waited, outcome.lives[0].ran, outcome.lives[0].changes) == (20.0, 105.0, 2)
+    assert (outcome.jobs[0].waited, outcome.jobs[0].ran, outcome.jobs[0].changes) == (20.0, 105.0, 2)
 
 
 def test_in_rounds_devices_are_free_at_the_next_one() -> None:
@@ -94,7 +94,7 @@ def test_a_node_that_fails_takes_its_workers_and_what_was_trained_since() -> Non
     # No device is left until the node is back; five seconds of two workers are trained again.
     finished = ends(outcome)["a"]
     assert finished == pytest.approx(end + (100 + 10) / 2)
-    assert outcome.lives[0].waited == pytest.approx(30.0)
+    assert outcome.jobs[0].waited == pytest.approx(30.0)
 
 
 def test_a_job_goes_on_with_the_workers_that_other_nodes_have_left() -> None:
@@ -105,7 +105,7 @@ def test_a_job_goes_on_with_the_workers_that_other_nodes_have_left() -> None:
     work = 4 * begin + 100
     outcome = run(trace(job("a", 0, 4, work, speedup=LINEAR)), policy, conditions(2, 2, failures=failures))
     assert ends(outcome)["a"] == pytest.approx(begin + 50)
-    assert [stretch.workers for stretch in outcome.lives[0].stretches] == [4, 2]
+    assert [stretch.workers for stretch in outcome.jobs[0].stretches] == [4, 2]
 
 
 def test_a_slow_node_slows_the_whole_job_for_a_while() -> None:

@@ -24,7 +24,7 @@ class Stretch(msgspec.Struct, frozen=True):
 
 
 @dataclass(slots=True, eq=False)
-class Life:
+class SimulatedJob:
     """All that `done`, `service`, `ran` and `waited` say is true at the time `at`."""
 
     job: TraceJob
