@@ -18,9 +18,9 @@ from edl.cluster.policies import registry
 from edl.cluster.views import Node
 from edl.errors import ConfigError, UsageError
 from edl.simulator.changes import read_cost
-from edl.simulator.engine import Conditions, Engine
+from edl.simulator.engine import ClusterSimulation, Conditions
 from edl.simulator.faults import Faults
-from edl.simulator.figures import Figures, figures_of
+from edl.simulator.figures import ClusterFigures, figures_of
 from edl.simulator.speeds import Speeds, Truth
 from edl.simulator.trace import Trace
 from edl.simulator.traces.reading import read_trace
@@ -43,7 +43,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     speeds = _speeds(arguments.speeds, entry, trace)
     progress = show.Progress(sys.stderr)
     try:
-        outcome = Engine(trace, policy, speeds, conditions, _teller(progress)).run()
+        outcome = ClusterSimulation(trace, policy, speeds, conditions, _teller(progress)).run()
     except ModuleNotFoundError as error:
         if not (error.name or "").startswith("scipy"):
             raise
@@ -153,7 +153,7 @@ def _teller(progress: show.Progress) -> Callable[[float, int, int], None]:
     return tell
 
 
-def _show(found: Figures, policy: str) -> None:
+def _show(found: ClusterFigures, policy: str) -> None:
     summary = found.summary
     rows = [
         ("jobs that finished", f"{summary.finished} of {summary.jobs}"),
@@ -177,7 +177,7 @@ def _seconds(value: float | None) -> str:
     return "-" if value is None else f"{value:,.0f} s"
 
 
-def _unfairness(found: Figures) -> str:
+def _unfairness(found: ClusterFigures) -> str:
     summary = found.summary
     if summary.unfair is None or summary.worst_slowdown is None:
         return "-"

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from edl.cluster.views import Node
-from edl.simulator.engine import Outcome
+from edl.simulator.engine import Played
 
 DAY_S, HOUR_S = 86_400.0, 3_600.0
 
 
-def draw(outcome: Outcome, nodes: Sequence[Node], title: str, path: Path) -> None:
+def draw(outcome: Played, nodes: Sequence[Node], title: str, path: Path) -> None:
     import matplotlib as mpl
 
     mpl.use("Agg")
@@ -44,7 +44,7 @@ def _unit(length_s: float) -> tuple[float, str]:
     return (HOUR_S, "hours") if length_s > 2 * HOUR_S else (60.0, "minutes")
 
 
-def _draw_jobs(axes: Any, outcome: Outcome, first: float, unit: float) -> None:
+def _draw_jobs(axes: Any, outcome: Played, first: float, unit: float) -> None:
     """A line for each job: pale while it waits, and the darker the more workers it has."""
     import matplotlib as mpl
     from matplotlib.collections import LineCollection
@@ -67,7 +67,7 @@ def _draw_jobs(axes: Any, outcome: Outcome, first: float, unit: float) -> None:
     bar.minorticks_off()
 
 
-def usage(outcome: Outcome) -> tuple[list[float], list[int], list[int]]:
+def usage(outcome: Played) -> tuple[list[float], list[int], list[int]]:
     """Times, and from each on: devices in use, and jobs that wait."""
     changes: dict[float, list[int]] = {}
     for one in outcome.jobs:

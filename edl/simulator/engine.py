@@ -55,7 +55,7 @@ class Conditions(msgspec.Struct, frozen=True):
     seed: int = 0
 
 
-class Outcome(msgspec.Struct, frozen=True):
+class Played(msgspec.Struct, frozen=True):
     """`jobs`: in the order of their submission. One that has not finished never will, as the policy decides."""
 
     jobs: tuple[SimulatedJob, ...]
@@ -66,7 +66,7 @@ class Outcome(msgspec.Struct, frozen=True):
 Progress = Callable[[float, int, int], None]  # simulated time, jobs that are over, all jobs
 
 
-class Engine:
+class ClusterSimulation:
     def __init__(
         self, trace: Trace, policy: Policy, speeds: Speeds, conditions: Conditions, progress: Progress | None = None
     ) -> None:
@@ -88,7 +88,7 @@ class Engine:
         self._decisions = 0
         self._trouble: dict[tuple[Happening, str], Iterator[tuple[float, float]]] = {}
 
-    def run(self) -> Outcome:
+    def run(self) -> Played:
         """Raises EdlError where a policy decides what cannot be."""
         for one in self._jobs:
             self._expect(one.job.submitted, Happening.COME, one)
@@ -108,7 +108,7 @@ class Engine:
                 news = self._happen(now, Happening(number), about) or news
             if news and not self._decide(now):
                 break
-        return Outcome(tuple(self._jobs), self._decisions, now)
+        return Played(tuple(self._jobs), self._decisions, now)
 
     # ------------------------------------------------------------------------------------------------------- events
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from edl.simulator.engine import Outcome
+from edl.simulator.engine import Played
 from edl.simulator.simulated_job import SimulatedJob
 
 
@@ -51,12 +51,12 @@ class Summary(msgspec.Struct, frozen=True):
     decisions: int
 
 
-class Figures(msgspec.Struct, frozen=True):
+class ClusterFigures(msgspec.Struct, frozen=True):
     jobs: tuple[JobFigures, ...]
     summary: Summary
 
 
-def figures_of(outcome: Outcome, devices: int) -> Figures:
+def figures_of(outcome: Played, devices: int) -> ClusterFigures:
     fair = _fair_times(outcome.jobs, devices)
     jobs = tuple(_of_job(one, alone) for one, alone in zip(outcome.jobs, fair, strict=True))
     first = min(job.submitted for job in jobs)
@@ -68,7 +68,7 @@ def figures_of(outcome: Outcome, devices: int) -> Figures:
     rested = sum(one.rested for one in outcome.jobs)
     service = sum(job.service for job in jobs)
     p95, p99 = (_percentile(completions, share) for share in (95, 99))
-    return Figures(
+    return ClusterFigures(
         jobs,
         Summary(
             jobs=len(jobs),

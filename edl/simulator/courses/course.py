@@ -21,14 +21,14 @@ class Step(msgspec.Struct, frozen=True):
     sync_s: float = 0.0  # that it waits for its peers
 
 
-class Noise(msgspec.Struct, frozen=True):
+class GradientNoise(msgspec.Struct, frozen=True):
     """Of a step's gradients."""
 
     sqr: float
     var: float
 
 
-class Span(msgspec.Struct, frozen=True):
+class BatchSpan(msgspec.Struct, frozen=True):
     """Which batches a job may have: of all workers together, and of one worker at a time."""
 
     own: int  # that it was written for: work is counted in steps of it
@@ -45,7 +45,7 @@ class Course(Protocol):
     def total(self) -> float: ...
 
     @property
-    def span(self) -> Span | None:
+    def span(self) -> BatchSpan | None:
         """None: its batch is fixed."""
 
     def step(self, shape: Shape, batch: int) -> Step:
@@ -57,7 +57,7 @@ class Course(Protocol):
     def done(self, steps: float, batch: int) -> float:
         """The inverse."""
 
-    def noise(self, done: float, batch: int) -> Noise | None:
+    def noise(self, done: float, batch: int) -> GradientNoise | None:
         """None: the trace does not say."""
 
     def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.views import Provenance, Rates
-from edl.simulator.courses.course import Noise, Shape, Span, Step
+from edl.simulator.courses.course import BatchSpan, GradientNoise, Shape, Step
 from edl.simulator.courses.timing import Timing
 
 Floats = NDArray[np.float64]
@@ -33,8 +33,8 @@ class Validation(msgspec.Struct, frozen=True):
 
 
 class Epochs:
-    def __init__(self, timing: Timing, validation: Mapping[int, Validation], span: Span) -> None:
-        self.span: Span | None = span
+    def __init__(self, timing: Timing, validation: Mapping[int, Validation], span: BatchSpan) -> None:
+        self.span: BatchSpan | None = span
         self._span = span
         self._timing = timing
         self._validation = dict(validation)
@@ -80,9 +80,9 @@ class Epochs:
     def done(self, steps: float, batch: int) -> float:
         return float(np.interp(steps, self._curve(batch), self._ends))
 
-    def noise(self, done: float, batch: int) -> Noise | None:
+    def noise(self, done: float, batch: int) -> GradientNoise | None:
         sqr, var = self._noise(self._epoch(done), np.array(float(batch)))
-        return Noise(float(sqr), float(var))
+        return GradientNoise(float(sqr), float(var))
 
     def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:
         epoch = self._epoch(done)
@@ -161,6 +161,6 @@ class Epochs:
         return self._choices[key]
 
 
-def most_workers(span: Span, batch: int) -> int:
+def most_workers(span: BatchSpan, batch: int) -> int:
     """That can share a batch."""
     return max(1, math.floor(batch / span.smallest_pass))

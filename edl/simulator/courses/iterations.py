@@ -7,13 +7,13 @@ from collections.abc import Mapping
 import numpy as np
 
 from edl.cluster.views import Provenance, Rates
-from edl.simulator.courses.course import Noise, Shape, Span, Step
+from edl.simulator.courses.course import BatchSpan, GradientNoise, Shape, Step
 
 
 class Iterations:
     """`rates`: workers -> iterations in a second. Between two sizes it is linear."""
 
-    span: Span | None = None
+    span: BatchSpan | None = None
 
     def __init__(self, total: float, rates: Mapping[int, float], batch: int) -> None:
         known = dict(sorted((size, rate) for size, rate in rates.items() if rate > 0))
@@ -42,7 +42,7 @@ class Iterations:
     def done(self, steps: float, batch: int) -> float:  # noqa: ARG002
         return min(steps, self.total)
 
-    def noise(self, done: float, batch: int) -> Noise | None:  # noqa: ARG002
+    def noise(self, done: float, batch: int) -> GradientNoise | None:  # noqa: ARG002
         return None
 
     def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:  # noqa: ARG002

@@ -13,7 +13,7 @@ from typing import Final
 from edl.errors import ConfigError
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import Trace, TraceJob
-from edl.simulator.traces.rows import Row, head_of, rows
+from edl.simulator.traces.rows import TraceRow, head_of, rows
 
 COLUMNS: Final = ("job_id", "submission_time", "num_iteration", "model_name", "batch_size", "num_gpu")
 BATCH: Final = "global_batch_size"
@@ -27,7 +27,7 @@ def read_elasticflow(path: Path, folder: Path) -> Trace:
     return Trace(path.stem, tuple(_job(row, folder, tables) for row in rows(path, COLUMNS)))
 
 
-def _job(row: Row, folder: Path, tables: Tables) -> TraceJob:
+def _job(row: TraceRow, folder: Path, tables: Tables) -> TraceJob:
     model = row.text("model_name")
     if model not in tables:
         file = folder / f"{model}.csv"

@@ -12,7 +12,7 @@ from typing import Final
 
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import Trace, TraceJob
-from edl.simulator.traces.rows import Row, rows
+from edl.simulator.traces.rows import TraceRow, rows
 
 COLUMNS: Final = ("submitted", "workers", "duration")
 
@@ -22,7 +22,7 @@ def read_plain(path: Path) -> Trace:
     return Trace(path.stem, tuple(_job(row) for row in rows(path, COLUMNS)))
 
 
-def _job(row: Row) -> TraceJob:
+def _job(row: TraceRow) -> TraceJob:
     request, submitted = row.count("workers"), row.number_in("submitted")
     rates = _speedup(row, request)
     smallest = row.count("min_workers") if row.has("min_workers") else min(rates)
@@ -50,7 +50,7 @@ def _job(row: Row) -> TraceJob:
     )
 
 
-def _speedup(row: Row, request: int) -> dict[int, float]:
+def _speedup(row: TraceRow, request: int) -> dict[int, float]:
     """Workers -> seconds of the job's duration that are done in a second."""
     if not row.has("speedup"):
         return {request: 1.0}

@@ -13,11 +13,11 @@ import msgspec
 import numpy as np
 
 from edl.errors import ConfigError
-from edl.simulator.courses.course import Shape, Span
+from edl.simulator.courses.course import BatchSpan, Shape
 from edl.simulator.courses.epochs import Epochs, Validation, most_workers
 from edl.simulator.courses.timing import Timing
 from edl.simulator.trace import Trace, TraceJob
-from edl.simulator.traces.rows import Row, rows
+from edl.simulator.traces.rows import TraceRow, rows
 
 COLUMNS: Final = ("name", "time", "application", "num_replicas", "batch_size")
 PLACEMENTS: Final = ("placement", "local_bsz", "step_time", "sync_time")
@@ -25,14 +25,14 @@ SCALABILITY: Final = ("num_nodes", "num_replicas", "local_bsz", "step_time", "sy
 VALIDATION: Final = ("progress", "grad_sqr", "grad_var")
 
 
-class Limits(msgspec.Struct, frozen=True):
+class ApplicationLimits(msgspec.Struct, frozen=True):
     """What the authors' simulator says of an application beside its tables."""
 
     largest_pass: int | None = None
     alone: bool = False  # it has one worker, and the batch that its owner asked for
 
 
-KNOWN: Final = {"yolov3": Limits(largest_pass=8), "ncf": Limits(alone=True)}
+KNOWN: Final = {"yolov3": ApplicationLimits(largest_pass=8), "ncf": ApplicationLimits(alone=True)}
 
 
 class Application(msgspec.Struct, frozen=True):
@@ -50,7 +50,7 @@ def read_pollux(path: Path, folder: Path) -> Trace:
     return Trace(path.stem, tuple(jobs), min(sizes, default=None))
 
 
-def _job(row: Row, folder: Path, applications: dict[str, Application]) -> TraceJob:
+def _job(row: TraceRow, folder: Path, applications: dict[str, Application]) -> TraceJob:
     name = row.text("application")
     if name not in applications:
         if "/" in name or name.startswith(".") or not (folder / name).is_dir():
@@ -64,7 +64,7 @@ def _job(row: Row, folder: Path, applications: dict[str, Application]) -> TraceJ
         raise row.wrong(f"batch_size {batch}: {name} was measured from {span.own} to {span.largest}")
     if request > most_workers(span, batch):
         raise row.wrong(f"num_replicas {request}: a batch of {batch} is enough for {most_workers(span, batch)}")
-    alone = KNOWN.get(name, Limits()).alone
+    alone = KNOWN.get(name, ApplicationLimits()).alone
     if alone:
         known = applications[name].alone_at
         if batch not in known:
@@ -107,12 +107,12 @@ def read_application(folder: Path) -> Application:
     timing = Timing(measured, scattered)
     validation = _validation(folder)
     least, most = timing.passes
-    limit = KNOWN.get(folder.name, Limits()).largest_pass or most
-    course = Epochs(timing, validation, Span(min(validation), min(validation), max(validation), least, limit))
+    limit = KNOWN.get(folder.name, ApplicationLimits()).largest_pass or most
+    course = Epochs(timing, validation, BatchSpan(min(validation), min(validation), max(validation), least, limit))
     return Application(course, {})
 
 
-def _seconds(row: Row) -> tuple[float, float, float]:
+def _seconds(row: TraceRow) -> tuple[float, float, float]:
     batch, step = row.count("local_bsz"), row.number_in("step_time", above=True)
     sync = row.number_in("sync_time")
     if sync >= step:

@@ -14,7 +14,7 @@ from edl.errors import ConfigError
 LARGEST = 1e30  # nothing that a trace counts is larger
 
 
-class Row(msgspec.Struct, frozen=True):
+class TraceRow(msgspec.Struct, frozen=True):
     """One row, as text."""
 
     path: Path
@@ -54,7 +54,7 @@ class Row(msgspec.Struct, frozen=True):
         return bool(self.cells.get(column, "").strip())
 
 
-def rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
+def rows(path: Path, columns: Sequence[str]) -> Iterator[TraceRow]:
     """All rows of a file that has these columns, and perhaps more. Raises ConfigError."""
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
@@ -69,10 +69,10 @@ def rows(path: Path, columns: Sequence[str]) -> Iterator[Row]:
         raise ConfigError(f"{path} cannot be read as a CSV file: {error}") from None
 
 
-def _row(path: Path, number: int, named: dict[str, str], cells: dict[str, str]) -> Row:
+def _row(path: Path, number: int, named: dict[str, str], cells: dict[str, str]) -> TraceRow:
     if "" in cells or None in cells.values():
         raise ConfigError(f"{path} row {number}: has {'more' if '' in cells else 'fewer'} cells than the head: mend it")
-    return Row(path, number, named)
+    return TraceRow(path, number, named)
 
 
 def head_of(path: Path) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Final
 
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import Trace, TraceJob
-from edl.simulator.traces.rows import Row, rows
+from edl.simulator.traces.rows import TraceRow, rows
 
 COLUMNS: Final = ("job_id", "num_gpu", "submit_time", "duration")
 
@@ -17,7 +17,7 @@ def read_tiresias(path: Path) -> Trace:
     return Trace(path.stem, tuple(_job(row) for row in rows(path, COLUMNS)))
 
 
-def _job(row: Row) -> TraceJob:
+def _job(row: TraceRow) -> TraceJob:
     request = row.count("num_gpu")
     return TraceJob(
         name=row.text("job_id"),
