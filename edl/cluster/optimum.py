@@ -48,6 +48,7 @@ def exact(sizes: Ints, worth: Floats, devices: int) -> Chosen:
         options = np.where(before >= 0, most[np.maximum(before, 0)] + worth[row][:, None], -np.inf)
         taken[row] = np.argmax(options, axis=0)
         most = options[taken[row], there]
+    assert np.isfinite(most[devices]), "the smallest sizes do not fit together"
     columns = np.zeros(jobs, dtype=np.int64)
     left = devices
     for row in range(jobs - 1, -1, -1):

@@ -6,23 +6,16 @@ gain = (var + sqr) / (var / (B / B0) + sqr), sqr the squared norm of the true gr
 
 from __future__ import annotations
 
-from typing import Final
-
 import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-RECENT: Final = 0.3  # weight of the newest report in the averages: noise grows while a job trains
-
 
 class Noise(msgspec.Struct, frozen=True):
-    """Averages of what a job reported of its gradients."""
+    """As a job reported it the last time, averaged over its steps since the report before."""
 
     sqr: float
     var: float
-
-    def and_then(self, sqr: float, var: float, weight: float = RECENT) -> Noise:
-        return Noise(self.sqr + weight * (sqr - self.sqr), self.var + weight * (var - self.var))
 
     def gain(self, scale: NDArray[np.float64]) -> NDArray[np.float64]:
         below = self.var / scale + self.sqr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -31,10 +32,15 @@ class Batches(msgspec.Struct, frozen=True):
 
 
 class Predicted:
-    """A snapshot: it does not change when the job reports more."""
+    """A snapshot: it does not change when the job reports more.
 
-    def __init__(self, batches: Batches, model: Model, noise: Noise | None, measured: frozenset[int]) -> None:
-        self._batches, self._model, self._noise, self._measured = batches, model, noise, measured
+    `beside`: for (workers, nodes) that were measured, the logarithm by which steps take longer than the model says.
+    """
+
+    def __init__(
+        self, batches: Batches, model: Model, noise: Noise | None, beside: Mapping[tuple[int, int], float]
+    ) -> None:
+        self._batches, self._model, self._noise, self._beside = batches, model, noise, beside
         self._known: dict[tuple[int, int, bool], Rates] = {}
 
     def holds(self, noise: Noise | None, share: float) -> bool:
@@ -59,7 +65,9 @@ class Predicted:
         passes, samples = self._passes(workers[:, None], wanted)
         batch = workers[:, None] * passes * samples
         every = np.broadcast_to(workers[:, None], batch.shape)
-        step = self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
+        places = [(int(n), int(on)) for n, on in zip(workers, nodes, strict=True)]
+        beside = np.exp([self._beside.get(place, 0.0) for place in places])
+        step = beside[:, None] * self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
         seconds = step + (passes - 1) * self._model.pass_s(samples)
         gain = self._gain(batch)
         progress = np.where(self._allowed(batch, samples, passes, fixed_batch), gain / seconds, 0.0)
@@ -70,9 +78,7 @@ class Predicted:
             throughput=batch[rows, best] / seconds[rows, best],
             batch=batch[rows, best].astype(np.int64),
             sigma=self._model.sigma(workers, nodes, samples[rows, best]),
-            provenance=tuple(
-                Provenance.MEASURED if size in self._measured else Provenance.FITTED for size in range(1, most + 1)
-            ),
+            provenance=tuple(Provenance.MEASURED if place in self._beside else Provenance.FITTED for place in places),
         )
 
     def _wanted(self, workers: Floats, fixed_batch: bool) -> Floats:

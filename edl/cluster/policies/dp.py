@@ -40,7 +40,7 @@ class ThroughputOptimizer(msgspec.Struct, frozen=True):
         if not within:
             return Decision({})
         offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
-        chosen = best(offered.sizes, self._worth(offered), cluster.devices)
+        chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
         return Decision(
             {
@@ -49,7 +49,7 @@ class ThroughputOptimizer(msgspec.Struct, frozen=True):
             }
         )
 
-    def _worth(self, offered: Offer) -> Floats:
+    def worth(self, offered: Offer) -> Floats:
         throughput = looked_up(offered.sizes, [rates.throughput for rates in offered.rates])
         fewest = np.array(
             [rates.throughput[job.smallest - 1] for job, rates in zip(offered.jobs, offered.rates, strict=True)]

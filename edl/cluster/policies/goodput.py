@@ -54,7 +54,7 @@ class Goodput(msgspec.Struct, frozen=True):
         if not within:
             return Decision({})
         offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
-        chosen = best(offered.sizes, self._worth(offered), cluster.devices)
+        chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
         return Decision(
             {
@@ -68,7 +68,7 @@ class Goodput(msgspec.Struct, frozen=True):
         level = int(math.log(1 + job.service / self.service_s, 4))
         return -max(overdue, 0.0), level, not job.running, job.submitted, job.name
 
-    def _worth(self, offered: Offer) -> Floats:
+    def worth(self, offered: Offer) -> Floats:
         jobs = offered.jobs
         progress = looked_up(offered.sizes, [rates.progress for rates in offered.rates])
         sigma = looked_up(offered.sizes, [rates.sigma for rates in offered.rates])
