@@ -101,6 +101,32 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     assert then.results() == whole.results()
 
 
+@pytest.mark.parametrize("ends_by", ["kill", pytest.param("preempt", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("per_commit", ["1", pytest.param("5", marks=pytest.mark.soak)])
+def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, ends_by, per_commit):
+    """Its values, sampler, schedule, scaler, and what its loader's process draws; the function begins where it was."""
+    script = ("horovod_saved.py", "--per-commit", per_commit)
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
+    first.wait_event("checkpoint_durable")
+    if ends_by == "kill":
+        time.sleep(random.random())
+        first.kill()
+    else:
+        first.launcher.terminate()
+        first.finish(75)
+    saved = manifest(durable(tmp_path / "ck")[0])
+    before = first.trained(saved["step"])
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    then.finish()
+    assert set((before + then.trained()).values()) == {1}
+    assert len(before + then.trained()) == 4 * 203
+    assert then.results() == whole.results()
+    [[epoch, batch, _, size], *_] = json.loads(next(then.out.glob("calls-*")).read_text())
+    assert (size, 13 * epoch + batch) == (2, saved["step"])
+
+
 def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
     """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others."""
     rare = ("--checkpoint-every", "100000steps")
