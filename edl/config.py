@@ -22,7 +22,9 @@ from edl.errors import ConfigError
 
 NAME = re.compile(r"[A-Za-z0-9._-]{1,64}")
 ADDRESS = re.compile(r"(\[[0-9A-Fa-f:.]+\]|[^\s:,/\[\]]+):(\d{1,5})")
-OF_CHECKPOINTS = ("checkpoint_every", "keep_checkpoints", "resume")  # fields that say nothing of a job without any
+# Fields that say nothing of a job without any.
+OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
+AUTO = "auto"  # the job chooses the interval between its checkpoints
 
 # ------------------------------------------------------------------------------------------------ forms of values
 # Each takes the text that was given and returns the value, or raises ValueError with what it should have been.
@@ -108,12 +110,26 @@ def interval(text: str) -> tuple[float, bool]:
     """How much, and whether it is steps. Raises ValueError."""
     match = re.fullmatch(r"([0-9]{1,9}(?:\.[0-9]{1,9})?)s|([1-9][0-9]{0,8})steps", text)
     if match is None or (match[1] and float(match[1]) < 1):
-        raise ValueError("must be a number of seconds, at least 1, or of steps: 30s or 500steps")
+        raise ValueError("must be a number of seconds, at least 1, or of steps: 30s or 500steps; or auto")
     return (float(match[1]), False) if match[1] else (float(match[2]), True)
 
 
 def _interval(text: str) -> str:
-    interval(text)
+    if text != AUTO:
+        interval(text)
+    return text
+
+
+def share(text: str) -> float:
+    """Of 1. Raises ValueError."""
+    match = re.fullmatch(r"([0-9]{1,3}(?:\.[0-9]{1,9})?)%", text)
+    if match is None or not 0.01 <= float(match[1]) <= 100:
+        raise ValueError("must be a percentage from 0.01% to 100%, such as 1%")
+    return float(match[1]) / 100
+
+
+def _share(text: str) -> str:
+    share(text)
     return text
 
 
@@ -284,8 +300,16 @@ TABLE: tuple[Setting, ...] = (
         _interval,
         ("EDL_CHECKPOINT_EVERY",),
         ("--checkpoint-every",),
-        "30s|500steps",
-        "from one checkpoint to the next (default: 60s)",
+        "30s|500steps|auto",
+        "from one checkpoint to the next; auto: as what one costs and the faults seen ask for (default: auto)",
+    ),
+    Setting(
+        "checkpoint_overhead",
+        _share,
+        ("EDL_CHECKPOINT_OVERHEAD",),
+        ("--checkpoint-overhead",),
+        "PERCENT%",
+        "with --checkpoint-every auto: the share of its time that training may lose to checkpoints (default: 1%%)",
     ),
     Setting(
         "keep_checkpoints",
@@ -400,7 +424,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_divergence: str = "fail"
     batch_policy: str = "fixed-local"
     checkpoint: str = ""  # empty: the job is not saved
-    checkpoint_every: str = "60s"
+    checkpoint_every: str = AUTO
+    checkpoint_overhead: str = "1%"
     keep_checkpoints: int = 2
     resume: str = "auto"
     resume_from: str = ""  # the checkpoint that this life of the job begins with, as `edl run` has chosen it
@@ -480,7 +505,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def to_environment(self) -> dict[str, str]:
         """The variables that hand these settings down to a child."""
-        handed = [setting for setting in TABLE if self.checkpoint or setting.field not in OF_CHECKPOINTS]
+        silent = () if self.checkpoint else OF_CHECKPOINTS
+        if self.checkpoint_every != AUTO:
+            silent = (*silent, "checkpoint_overhead")
+        handed = [setting for setting in TABLE if setting.field not in silent]
         values = {setting.variables[0]: getattr(self, setting.field) for setting in handed}
         return {name: str(value) for name, value in values.items() if value is not None}
 
@@ -530,6 +558,11 @@ def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
     for field in OF_CHECKPOINTS:
         if not settings.checkpoint and field in quotes and (field != "resume" or settings.resume != "never"):
             raise ConfigError(f"{quotes[field]}: the job has no folder for checkpoints; add --checkpoint DIR")
+    if settings.checkpoint_every != AUTO and "checkpoint_overhead" in quotes:
+        raise ConfigError(
+            f"{quotes['checkpoint_overhead']}: {quotes['checkpoint_every']} says how often in any case; leave one of "
+            "them away, or make it --checkpoint-every auto"
+        )
 
 
 def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:

@@ -320,10 +320,15 @@ class CheckpointDurable(Fact, frozen=True, kw_only=True):
     bytes: int
     seconds: float | None  # since it was announced; None: by another leader
     stall_ms: float  # for so long it held up the trainer that it held up longest
+    lost_ms: float | None = None  # so much later its steps came, with that, as far as its leader has seen it
+    next_s: float | None = None  # until the next one, where the job chooses that
+    why: str = ""  # it has chosen so
 
     def words(self) -> str:
         took = "" if self.seconds is None else f" after {self.seconds:.1f} s"
-        return f"{self.number}{took}, {self.bytes} bytes; trainers stood for {self.stall_ms:.0f} ms: {self.path}"
+        chosen = "" if self.next_s is None else f"; the next one {self.next_s:.0f} s after it began, {self.why}"
+        stood = f"trainers stood for {self.stall_ms:.0f} ms"
+        return f"{self.number}{took}, {self.bytes} bytes; {stood}: {self.path}{chosen}"
 
 
 class CheckpointFailed(Fact, frozen=True, kw_only=True):

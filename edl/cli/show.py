@@ -12,7 +12,7 @@ from typing import Any, TextIO
 from edl.events import details_of
 from edl.facts import told
 from edl.launch.records import LaunchRecord
-from edl.protocol.job import JobState, Status, WorkerState
+from edl.protocol.job import JobState, SavingStatus, Status, WorkerState
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
@@ -22,7 +22,8 @@ def show_status(status: Status) -> None:
     state = status.state.value
     say(f"job {status.job}: {state}{f' ({status.reason})' if status.reason else ''}", COLOURS.get(state, ""))
     size = str(status.size) if status.size == status.target else f"{status.size}, wanted {status.target}"
-    say(f"  workers {size}   step {status.step}   epoch {status.epoch}   generation {status.generation}")
+    of_all = f" ({status.base + status.step:,} of all lives)" if status.base else ""
+    say(f"  workers {size}   step {status.step}{of_all}   epoch {status.epoch}   generation {status.generation}")
     if status.leader:
         say(f"  leader {status.leader}   term {status.term}")
     if status.horovodrun:
@@ -42,6 +43,8 @@ def show_status(status: Status) -> None:
             f"  data of epoch {data.epoch}: {data.trained} of {data.total} samples trained, "
             f"{data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
         )
+    if status.saving is not None:
+        say(f"  checkpoints {checkpoints(status.saving)}")
     for one in status.unfit:
         say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")
     if status.workers:
@@ -58,6 +61,14 @@ def show_status(status: Status) -> None:
             for w in status.workers
         ]
         table(("worker", "rank", "host", "pid", "daemon", "state", "step"), rows)
+
+
+def checkpoints(saving: SavingStatus) -> str:
+    """How often, and which is the newest."""
+    by_time = f"every {saving.every_s:g} s{f', {saving.why}' if saving.why else ''}" if saving.every_s else ""
+    by_steps = f"every {saving.every_steps} steps" if saving.every_steps else ""
+    newest = f"the newest after step {saving.step}, {saving.path}" if saving.path else "none is durable yet"
+    return "; ".join([part for part in (by_time, by_steps) if part] + [newest])
 
 
 def show_records(records: Sequence[LaunchRecord]) -> None:

@@ -105,6 +105,7 @@ class Observer:
             met=self.met,
             saved_part=account.saved_part,
             save_failed=account.save_failed,
+            save_wanted=account.save_wanted,
             at=now,
         )
 

@@ -16,13 +16,13 @@ from typing import Final
 
 import msgspec
 
-from edl.config import Settings, interval
+from edl.config import AUTO, Settings, interval, share
 from edl.daemon.policy_process import PolicyProcess
 from edl.errors import ConfigError
 from edl.policy.choice import GROUP, MOST_WORKERS, Choice
 from edl.protocol.divergence import Checking, OnDivergence
 from edl.protocol.job_policy import Batching, BatchRule, JobPolicy, digest_text
-from edl.protocol.saving import Checkpointing
+from edl.protocol.saving import Auto, Checkpointing
 
 AUTOSCALE: Final = "--autoscale policy"
 FUNCTION: Final = "--batch-policy function"
@@ -80,13 +80,15 @@ def job_policy(settings: Settings, code: Code | None) -> JobPolicy:
 def _checkpointing(settings: Settings) -> Checkpointing:
     if not settings.checkpoint:
         return Checkpointing()
-    every, of_steps = interval(settings.checkpoint_every)
+    chooses = settings.checkpoint_every == AUTO
+    every, of_steps = (0.0, False) if chooses else interval(settings.checkpoint_every)
     return Checkpointing(
         folder=settings.checkpoint,
         every_s=0.0 if of_steps else every,
         every_steps=round(every) if of_steps else 0,
         keep=settings.keep_checkpoints,
         life=settings.life,
+        auto=Auto(overhead=share(settings.checkpoint_overhead)) if chooses else None,
     )
 
 

@@ -20,6 +20,7 @@ import msgspec
 
 from edl.clock import Clock
 from edl.core.data.inheriting import rebased
+from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import PublishingFailed, SavingPublished
 from edl.errors import ConfigError, EdlError, said_of
 from edl.protocol import link as say
@@ -108,7 +109,8 @@ def resumed_from(path: str) -> Resumed | None:
         raise ConfigError(f"this job was to go on from a checkpoint: {error}") from None
     manifest = found.manifest
     ledger = None if manifest.ledger is None else rebased(manifest.ledger)
-    return Resumed(manifest.base + manifest.step, manifest.life, path, ledger)
+    epoch = 0 if ledger is None else Ledger.restore(ledger).counts().epoch
+    return Resumed(manifest.base + manifest.step, manifest.life, path, ledger, epoch)
 
 
 class Publisher:

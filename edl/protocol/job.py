@@ -16,7 +16,7 @@ from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
 
 
 class JobState(StrEnum):
@@ -206,7 +206,10 @@ class Record(msgspec.Struct, frozen=True):
     saving: Saving | None = None  # at most one at a time
     saves: int = 0  # ever begun
     saved: Saved | None = None  # the newest that is durable
+    save_costs: tuple[Cost, ...] = ()  # of the newest ones, oldest first
+    losses: int = 0  # workers that were ever lost
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
+    save_wanted: int = 0  # the newest step at which a script has asked for one, where nothing was to serve that yet
     preemption: Preemption | None = None
     resumed: Resumed | None = None  # what this life of the job has begun with
 
@@ -221,6 +224,16 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     daemon_pid: int
     state: WorkerState
     step: int
+
+
+class SavingStatus(msgspec.Struct, frozen=True):
+    """How a job is saved, as `edl status` shows it."""
+
+    every_s: float  # from one checkpoint to the next; 0: not by time
+    every_steps: int  # likewise
+    why: str  # it is so often, where the job has chosen that by itself
+    step: int  # of this life, of the newest that is durable; 0: none is yet
+    path: str
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -251,6 +264,8 @@ class Status(msgspec.Struct, frozen=True):
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
+    base: int = 0  # steps of all lives before this one: `step` counts those of this one
+    saving: SavingStatus | None = None  # None: the job is not saved
 
     @property
     def spent(self) -> bool:

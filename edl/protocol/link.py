@@ -96,6 +96,12 @@ class CopyMissed(msgspec.Struct, frozen=True, tag="copy_missed"):
     reason: str
 
 
+class CheckpointWanted(msgspec.Struct, frozen=True, tag="checkpoint_wanted"):
+    """The script asks that the job be saved after `step`, which it works on, or after a later one."""
+
+    step: int
+
+
 class Diverged(msgspec.Struct, frozen=True, tag="diverged"):
     """The members of the ring have compared their states, and these are not equal."""
 
@@ -118,7 +124,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     reason: str
 
 
-Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | Diverged | Figures
+Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | CheckpointWanted | Diverged | Figures
 FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
 
 

@@ -73,6 +73,7 @@ class Observation(msgspec.Struct, frozen=True):
     prepared: tuple[int, Reason] = (0, "")  # the newest that it has formed so, or why that one does not stand
     saved_part: tuple[int, PartInfo | None] = (0, None)  # of the newest saving of which its part is durable
     save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why
+    save_wanted: int = 0  # its script has asked that the job be saved after this step, or a later one
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 

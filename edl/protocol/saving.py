@@ -17,6 +17,14 @@ from edl.protocol.ledger import LedgerSnapshot
 SPARE: Final = "copy.spare"  # a trainer's copy that its daemon is through with, in their folder: written again
 
 
+class Auto(msgspec.Struct, frozen=True):
+    """The job chooses its interval by itself (`edl.core.checkpoint.interval`), within these."""
+
+    overhead: Annotated[float, msgspec.Meta(gt=0, le=1)] = 0.01  # the share of its time that training may lose to it
+    least_s: Annotated[float, msgspec.Meta(gt=0)] = 10.0
+    fault_s: Annotated[float, msgspec.Meta(gt=0)] = 3600.0  # from one fault to the next, before any was seen
+
+
 class Checkpointing(msgspec.Struct, frozen=True):
     """When a job is saved, and where, as its first worker says it."""
 
@@ -26,6 +34,7 @@ class Checkpointing(msgspec.Struct, frozen=True):
     keep: Annotated[int, msgspec.Meta(ge=1)] = 2  # of those that are durable, the newest ones
     last: bool = False  # one more after the last step, where that is known beforehand
     life: Annotated[int, msgspec.Meta(ge=1)] = 1  # of the job, in that folder
+    auto: Auto | None = None  # in place of `every_s`
 
 
 class Why(StrEnum):
@@ -88,6 +97,16 @@ class Saved(msgspec.Struct, frozen=True):
     path: str
 
 
+class Cost(msgspec.Struct, frozen=True, array_like=True):
+    """What one checkpoint that is durable has cost."""
+
+    stall_s: float  # for so long it held up the trainer that it held up longest
+    lost_s: (
+        float | None
+    )  # so much longer its steps took, with that; below 0 by chance. None: its leader has not seen it
+    took_s: float | None  # until it was durable; likewise
+
+
 class SaveRequest(msgspec.Struct, frozen=True):
     """A request for a checkpoint that was taken, and what has come of it. When it comes again, it hears that."""
 
@@ -124,6 +143,16 @@ class Resumed(msgspec.Struct, frozen=True):
     life: int  # the one that has saved it
     path: str
     ledger: LedgerSnapshot | None = None
+    epoch: int = 0  # in which it goes on
+
+
+class Origin(msgspec.Struct, frozen=True):
+    """What a script is told of the checkpoint that its job goes on from (`edl.resumed()`)."""
+
+    path: str  # of the checkpoint
+    step: int  # mini-batches that are in it: of all lives before, together
+    life: int  # number of the present one, from 1
+    epoch: int  # that the job goes on in
 
 
 def path_of(checkpointing: Checkpointing, job: str, number: int, step: int) -> str:

@@ -8,12 +8,13 @@ A script of Horovod's writes `import edl.tensorflow as hvd`: `hvd.elastic` is th
 
 from __future__ import annotations
 
+import os
 from typing import Any, TypeVar
 
 from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.tensorflow import elastic as elastic
-from edl.tensorflow import horovod_names
+from edl.tensorflow import horovod_names, loading
 from edl.tensorflow.callback import ElasticFit, PassesWanted
 from edl.tensorflow.dataset import dataset_of
 from edl.tensorflow.process import framework as _framework
@@ -39,6 +40,8 @@ generation = _trainer.generation
 own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
+checkpoint = _trainer.checkpoint
+resumed = _trainer.resumed
 on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
@@ -108,6 +111,22 @@ def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
     return ElasticFit(_trainer, _framework.ring, _passes_wanted)
 
 
+def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
+    """Put the weights and statistics of a checkpoint into `model`, outside of any job: to evaluate it, say.
+
+    Args:
+        path: a checkpoint, the folder or URL of a job's, or one with those of a single job. Of several the newest that
+            is whole counts.
+        model: built as the job's was: a Keras model, a `tf.Module`, or a list of all that were given to
+            `edl.Optimizer(..., model=model)`, in that order. Its variables keep their devices and dtypes. In a graph of
+            TensorFlow 1 a list of variables, which are found by name.
+
+    Raises `errors.UsageError` where the model has another number of variables or other shapes,
+    `errors.CheckpointError` where there is nothing whole to load; the model is as it was then.
+    """
+    loading.load(path, model)
+
+
 def __getattr__(name: str) -> Any:
     """Horovod's own names: `hvd.allreduce`, `hvd.DistributedOptimizer` and so on."""
     return horovod_names.lookup(__name__, name)
@@ -122,12 +141,14 @@ __all__ = [
     "RateTuner",
     "Warmup",
     "bites",
+    "checkpoint",
     "elastic_dataset",
     "elastic_shard_generator",
     "epoch",
     "errors",
     "generation",
     "init",
+    "load_checkpoint",
     "local_rank",
     "microbatches",
     "notify_batch_end",
@@ -137,6 +158,7 @@ __all__ = [
     "register",
     "rehearsing",
     "report",
+    "resumed",
     "scale_rate",
     "schedule_rate",
     "shutdown",

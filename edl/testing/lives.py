@@ -14,6 +14,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.saving import Checkpointing, Resumed, Saving
 from edl.testing.faults import draw, draw_saved
 from edl.testing.savings import SimStore
+from edl.testing.scenario import chooses
 from edl.testing.simulation import Inheritance, SimJob
 
 CALM: Final = 0.3  # of the lives: nothing goes wrong until their end
@@ -53,6 +54,7 @@ def next_life(job: SimJob, *, seed: int, workers: int, **more: Any) -> SimJob:
         every_s=job.checkpointing.every_s,
         every_steps=job.checkpointing.every_steps,
         last=job.checkpointing.last,
+        auto=job.checkpointing.auto,
         life=job.life + 1,
     )
     return SimJob(
@@ -74,7 +76,8 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
     workers, steps = source.randint(1, 4), source.randint(20, 200)
     own_data = source.random() < OWN_DATA
     spec = _spec(source, workers, steps)
-    checkpointing = Checkpointing("memory:", source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)))
+    every_s, every_steps, auto = source.choice((0.0, 0.1, 0.3)), source.choice((7, 20, 40)), chooses(seed)
+    checkpointing = Checkpointing("memory:", every_s, 0 if auto else every_steps, auto=auto)
     asked = random.Random(f"asked to go {seed}")  # noqa: S311
     job = job_class(
         None if own_data else spec, seed=seed, steps=steps, workers=workers, checkpointing=checkpointing, prepares=1.0

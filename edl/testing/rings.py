@@ -391,6 +391,7 @@ class Rings:
         """One all-reduce of all members, and what each does with its result."""
         members, step = ring.members, ring.members[0].step + 1
         self._begin_equal(members)
+        self.job.savings.wish(members, step)
         hands = {worker.id: samples_of(worker, step) for worker in members}
         victim = members[step % len(members)]
         self.job.happens(Moment.STEPPING, victim)

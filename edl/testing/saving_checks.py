@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 Sample = tuple[int, int]  # epoch, position
 
 AS_MEANT: Final = ("the job is over", "the switch to", "the data ends", "the script of")
+OF_SCRIPTS: Final = "of the script, at step "
 BOUND_S: Final = 5.0  # for its parts, and three tries to publish it
 
 
@@ -69,6 +70,8 @@ class SavingChecks:
         """A record was written."""
         if record.saving is not None and self._job.now > self._bound(record.saving.number):
             self._job.checks.violated("I12", f"saving {record.saving.number} is neither durable nor given up")
+        if record.save_requests != before.save_requests:
+            self._are_asked_for(record)
         if record.saving is before.saving and record.saved is before.saved:
             return
         old, new = before.saving, record.saving
@@ -76,6 +79,13 @@ class SavingChecks:
             self._is_announced(before, record, new)
         if record.saved is not None and record.saved != before.saved:
             self._is_durable(record)
+
+    def _are_asked_for(self, record: Record) -> None:
+        """However many workers ask at a step, and however often, it is one request."""
+        asked = [one.request for one in record.save_requests]
+        steps = {f"{OF_SCRIPTS}{step}" for step in self._job.savings.wishes}
+        if len(asked) != len(set(asked)) or not {one for one in asked if one.startswith(OF_SCRIPTS)} <= steps:
+            self._violated(f"requests for checkpoints are taken twice, or were never made: {asked}")
 
     def has_answered(self, request: str) -> bool:
         """The record says what has come of it."""

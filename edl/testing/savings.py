@@ -7,11 +7,12 @@ Does not own: when a job is saved (`edl.core.checkpoint`), nor what must hold of
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 from edl.core.job.inputs import PublishingFailed, SavingPublished
-from edl.core.worker.inputs import CopyFailed, CopyTaken
+from edl.core.worker.inputs import CheckpointWished, CopyFailed, CopyTaken
 from edl.protocol.job import Record
 from edl.protocol.saving import FileInfo, PartInfo, Save, Saving
 from edl.testing.faults import Moment
@@ -60,6 +61,7 @@ class Savings:
         self.store = store or SimStore()
         self.fails = True  # now and then
         self.store_s, self.store_fails, self.store_late = STORE_S, STORE_FAILS, STORE_LATE
+        self.wishes: dict[int, bool] = {}  # steps at which scripts ask for a checkpoint: on all workers, or on rank 0
         self._random = random.Random(f"storage {seed}")  # noqa: S311 - repeatable is the point
         self._copying: dict[str, Copy] = {}  # by worker, what its trainer is not through with
         self._copies: dict[str, Copy] = {}  # by worker, the newest: in a folder that its next daemon finds, too
@@ -73,6 +75,13 @@ class Savings:
         self.job.happens(Moment.COPYING, worker)
         self._copying[worker.id] = copy
         self.job.after(0.5 * STEP_S * self._random.random(), self._copied, worker, copy)
+
+    def wish(self, members: Sequence[SimWorker], step: int) -> None:
+        """Scripts work on `step`, perhaps for a second time."""
+        if step in self.wishes:
+            asking = members if self.wishes[step] else members[:1]
+            for worker in (*asking, *asking):  # each of them twice
+                self.job.tell(worker, CheckpointWished())
 
     def finish(self, worker: SimWorker) -> None:
         """Its trainer is about to end: what it copies, it has copied before."""

@@ -11,7 +11,7 @@ import msgspec
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.protocol.saving import Checkpointing
+from edl.protocol.saving import Auto, Checkpointing
 from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside, draw_saved, draw_sending
 from edl.testing.simulation import SimJob
 
@@ -22,6 +22,8 @@ PREPARES = (0.0, 0.7, 1.0, 1.0, 1.0, 1.0)  # of each worker: it can form a ring 
 REFUSE = 0.03  # of what is tried beside another ring: after it the worker can form none so
 SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer beside a step
 SAVES = 0.4  # of the jobs: they are saved every so often
+WISHES = 0.4  # of these: their scripts ask for checkpoints, too
+CHOOSES = 0.4  # of these: they choose how often
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
@@ -64,7 +66,7 @@ def scenario(
         lease_s=source.choice((0.2, 0.6, 1.2)),
         prepares=0.0 if in_line else beside.choice(PREPARES),
         sends=sending.choice(SENDS),
-        checkpointing=_checkpointing(saving) if is_saved else None,
+        checkpointing=_checkpointing(saving, seed) if is_saved else None,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
     within_s = 0.05 + 0.01 * steps
@@ -83,6 +85,9 @@ def scenario(
         job.plan(draw_saved(saving))
         for number in range(saving.choice((0, 1, 1, 3))):
             job.after(saving.random() * within_s, job.ask_checkpoint, f"r{number}")
+    wishing = random.Random(f"wishing {seed}")  # noqa: S311
+    if is_saved and wishing.random() < WISHES:
+        job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
     away = random.Random(f"away {seed}")  # noqa: S311
     if away.random() < AWAY:
         job.plan([Planned(Fault.AWAY, away.random() * within_s)])
@@ -96,13 +101,21 @@ def scenario(
     return job
 
 
-def _checkpointing(source: random.Random) -> Checkpointing:
+def _checkpointing(source: random.Random, seed: int) -> Checkpointing:
     return Checkpointing(
         folder="memory:",
         every_s=source.choice((0.0, 0.1, 0.3, 1.0)),
         every_steps=source.choice((0, 0, 7, 30)),
         last=source.random() < 0.5,
+        auto=chooses(seed),
     )
+
+
+def chooses(seed: int) -> Auto | None:
+    """How a simulated job chooses its interval, whose life is short; None: it does not."""
+    source = random.Random(f"chooses {seed}")  # noqa: S311
+    auto = Auto(source.choice((0.05, 0.2, 1.0)), least_s=source.choice((0.05, 0.2)), fault_s=source.choice((0.3, 3.0)))
+    return auto if source.random() < CHOOSES else None
 
 
 def _batching(source: random.Random) -> Batching:

@@ -245,4 +245,5 @@ class SimWorker:
             prepared=account.prepared,
             saved_part=account.saved_part,
             save_failed=account.save_failed,
+            save_wanted=account.save_wanted,
         )

@@ -19,7 +19,7 @@ from edl import errors
 from edl.policy.learning import Knee, Warmup
 from edl.torch import elastic as elastic
 from edl.torch import horovod_names, loading
-from edl.torch.loader import ElasticLoader, check
+from edl.torch.loader import ElasticLoader, Runs, check
 from edl.torch.process import framework as _framework
 from edl.torch.process import trainer as _trainer
 from edl.torch.records import Records
@@ -39,6 +39,8 @@ generation = _trainer.generation
 own_samples = _trainer.own_samples
 rehearsing = _trainer.rehearsing
 notify_batch_end = _trainer.notify_batch_end
+checkpoint = _trainer.checkpoint
+resumed = _trainer.resumed
 on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
@@ -96,7 +98,8 @@ def ElasticDataLoader(  # noqa: N802 - stands where a class would
     """
     check(dataset, loading)
     shards = elastic_shard_generator(len(dataset), epochs, shuffle, seed)  # type: ignore[arg-type]
-    return ElasticLoader(dataset, shards, batch_size, loading)
+    runs = Runs(_framework.loading, _trainer, loading.get("generator"))
+    return ElasticLoader(dataset, shards, batch_size, runs, loading)
 
 
 def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: N802, A002 - as one expects them
@@ -135,6 +138,7 @@ __all__ = [
     "RateTuner",
     "Warmup",
     "bites",
+    "checkpoint",
     "elastic_shard_generator",
     "epoch",
     "errors",
@@ -150,6 +154,7 @@ __all__ = [
     "register",
     "rehearsing",
     "report",
+    "resumed",
     "scale_rate",
     "schedule_rate",
     "shutdown",

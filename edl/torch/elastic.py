@@ -6,6 +6,7 @@ left and called anew (`edl.trainer.elastic_run`), nor the samples (`edl.trainer.
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sized
 from typing import Any, Concatenate, ParamSpec, TypeVar
@@ -162,6 +163,10 @@ class ElasticSampler(data.Sampler[int]):
         yield from self._shards.runs(batch_size, place.number)
         place.over = True
 
+    def _newest_step(self) -> int:
+        """Of the batch that `_runs` gave last."""
+        return 0 if self._shards is None else self._shards.newest_step
+
     def _share(self) -> np.ndarray[Any, np.dtype[np.int64]]:
         """To evaluate on."""
         total, size = len(self.dataset), trainer.size()
@@ -193,10 +198,10 @@ class DataLoader(data.DataLoader[Any]):
                 "hvd.elastic.DataLoader(sampler=ElasticSampler(...)): leave shuffle and drop_last away, which are the "
                 "sampler's matter, and give a batch_size"
             )
-        self._runs, self._loads_steps_of = Runs(), batch_size
+        self._runs, self._loads_steps_of = Runs(framework.loading, trainer, loading.get("generator")), batch_size
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
-        super().__init__(dataset, batch_sampler=self._runs, **loading)
+        super().__init__(dataset, batch_sampler=self._runs, **{**loading, "generator": self._runs.generator})
 
     def __len__(self) -> int:
         """Mini-batches of this worker in a whole epoch, at the present size."""
@@ -210,7 +215,7 @@ class DataLoader(data.DataLoader[Any]):
     def _training(self, sampler: ElasticSampler) -> Iterator[Any]:
         _run.end_batch_if_updated("iterating a DataLoader to train")  # of an iteration that was left midway
         for run in sampler._runs(self._loads_steps_of):
-            self._runs.run = run
+            self._runs.begin(run, sampler._newest_step)
             for batch in super().__iter__():
                 step = trainer.step()
                 yield batch
@@ -218,7 +223,9 @@ class DataLoader(data.DataLoader[Any]):
 
     def _evaluating(self, sampler: ElasticSampler) -> Iterator[Any]:
         share = sampler._share()
-        self._runs.run = iter(np.split(share, range(self._loads_steps_of, len(share), self._loads_steps_of)))
+        parts = np.split(share, range(self._loads_steps_of, len(share), self._loads_steps_of))
+        numbers = itertools.count(-1, -1)  # these are of no step
+        self._runs.begin(iter(parts), lambda: next(numbers))
         yield from super().__iter__()
 
 

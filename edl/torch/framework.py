@@ -24,6 +24,7 @@ from edl.protocol.divergence import Fingerprint
 from edl.torch.apart import TorchApart
 from edl.torch.backward import Backward
 from edl.torch.fingerprints import fingerprints
+from edl.torch.loading_seeds import LoadingSeeds
 from edl.torch.optimizer import attach, check_optimizer, names_of
 from edl.torch.reducer import Reducer
 from edl.torch.rest import Rest, statistics
@@ -42,6 +43,7 @@ class TorchFramework:
         prepare_environment()
         self.sort = TorchTensors()
         self.sorts = (self.sort, Arrays())  # of values that have contents
+        self.loading = LoadingSeeds()
         self._share = Weight()
         self._backward = Backward()
         self._rate = 1.0
@@ -111,10 +113,11 @@ class TorchFramework:
         restore(self, description, fill)
 
     def random_states(self) -> dict[str, bytes]:
-        return random_states()
+        return {**random_states(), **self.loading.state()}
 
     def put_random_states(self, states: dict[str, bytes]) -> None:
         put_random_states(states)
+        self.loading.give_back(states)
 
     def bytes_of(self, contents: Any) -> bytes:
         return bytes(bytes_of(_tensor(contents)))

@@ -9,18 +9,20 @@ runs, each as long as nothing need be waited for; in the usual case that is all 
 
 A DataLoader draws a number for its worker processes whenever it is iterated. How many runs there are depends on when
 leases come, and a job that goes on from a checkpoint has one more: so that number is drawn from a generator of its own,
-and the script's random numbers are the same in each case.
+and the script's random numbers are the same in each case. What those processes draw follows from the step alone
+(`edl.torch.loading_seeds`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
+from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
 from edl.trainer.data.shards import ShardGenerator
 
 OURS = {
@@ -33,26 +35,39 @@ OURS = {
 class Runs(Sampler[list[int]]):
     """What the DataLoader takes for its batch sampler: one run at a time."""
 
-    def __init__(self) -> None:
-        self.run: Iterator[Any] = iter(())
+    def __init__(self, seeds: LoadingSeeds, seat: SeatOfSteps, generator: torch.Generator | None) -> None:
+        """`generator`: the script's own for loading, if it has one."""
+        self._seeds, self._seat, self._theirs = seeds, seat, generator
+        self.generator = torch.Generator() if generator is None else generator  # for the DataLoader
+        self._run: Iterator[Any] = iter(())
+        self._step: Callable[[], int] = int
+        self._begun = False
+
+    def begin(self, run: Iterator[Any], step: Callable[[], int]) -> None:
+        """Arrays of ids come next; `step` says of which step the one is that has just come. By then saved random
+        numbers have been given back.
+        """
+        self._run, self._step = run, step
+        drawn = self._seeds.drawn(self._theirs)
+        if self._theirs is None and not self._begun:
+            self.generator.manual_seed(drawn)
+        self._begun = True
 
     def __iter__(self) -> Iterator[list[int]]:
-        return (ids.tolist() for ids in self.run)
+        return (SeededIds(ids.tolist(), self._seeds.of(self._seat, self._step())) for ids in self._run)
 
 
 class ElasticLoader(DataLoader[Any]):
     """One batch a step. An iteration is all `epochs` of `shards`, or the next epoch if it has no number of them."""
 
-    def __init__(self, dataset: Dataset[Any], shards: ShardGenerator, batch_size: int, loading: dict[str, Any]) -> None:
-        self._runs = Runs()
+    def __init__(
+        self, dataset: Dataset[Any], shards: ShardGenerator, batch_size: int, runs: Runs, loading: dict[str, Any]
+    ) -> None:
+        self._runs = runs
         if loading.get("num_workers"):
             loading = {"persistent_workers": True, **loading}
-        self._seeds = None if loading.get("generator") is not None else torch.Generator()
-        if self._seeds is not None:
-            loading = {**loading, "generator": self._seeds}
-        super().__init__(dataset, batch_sampler=self._runs, **loading)
+        super().__init__(dataset, batch_sampler=runs, **{**loading, "generator": runs.generator})
         self._loads_steps_of = batch_size
-        self._is_seeded = False
         self._shards = shards
 
     @property
@@ -65,16 +80,8 @@ class ElasticLoader(DataLoader[Any]):
 
     def _batches(self) -> Iterator[Any]:
         for run in self._shards.runs(self._loads_steps_of):
-            self._seed_once()
-            self._runs.run = run
+            self._runs.begin(run, lambda: self._shards.newest_step)
             yield from super().__iter__()
-
-    def _seed_once(self) -> None:
-        """By the script's random numbers as they are now: saved ones have been given back. None is used up."""
-        if self._seeds is not None and not self._is_seeded:
-            self._is_seeded = True
-            with torch.random.fork_rng(devices=()):
-                self._seeds.manual_seed(int(torch.empty((), dtype=torch.int64).random_().item()))
 
 
 def check(dataset: Dataset[Any], loading: dict[str, Any]) -> None:

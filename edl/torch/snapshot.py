@@ -120,7 +120,7 @@ def random_states() -> dict[str, bytes]:
 
 
 def put_random_states(taken: dict[str, bytes]) -> None:
-    """Raises RuntimeError, TypeError for what is no such state."""
+    """Those of others are left alone. Raises RuntimeError, TypeError for what is no such state."""
     for name, raw in taken.items():
         state = torch.frombuffer(bytearray(raw), dtype=torch.uint8)
         if name == "torch":

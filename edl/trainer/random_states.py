@@ -7,6 +7,7 @@ back (`edl.trainer.copier`, `edl.trainer.resuming`).
 from __future__ import annotations
 
 import random
+import struct
 from typing import Any
 
 import msgspec
@@ -54,7 +55,7 @@ def give_back(framework: Framework, states: dict[str, bytes]) -> None:
         keys = np.frombuffer(numpy.keys, np.uint32)
         np.random.set_state(("MT19937", keys, numpy.place, numpy.has_gauss, numpy.cached_gaussian))  # noqa: NPY002
         framework.put_random_states(theirs)
-    except (KeyError, ValueError, TypeError, RuntimeError, msgspec.MsgspecError) as error:
+    except (KeyError, ValueError, TypeError, RuntimeError, struct.error, msgspec.MsgspecError) as error:
         raise CheckpointError(f"the states of random numbers in it cannot be taken over: {error}") from error
 
 

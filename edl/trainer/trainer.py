@@ -23,6 +23,7 @@ from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import (
     BatchBegins,
     BatchVoid,
+    CheckpointWished,
     DataWanted,
     LeaveWanted,
     RestartsExpected,
@@ -35,6 +36,7 @@ from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
+from edl.protocol.saving import Origin
 from edl.sources.port import Source
 from edl.trainer import fork_stand_in
 from edl.trainer.comparison import Comparison
@@ -228,6 +230,35 @@ class Trainer:
     def rehearsing(self) -> bool:
         """True during a newcomer's throw-away first mini-batch."""
         return self._shell.rehearses
+
+    def checkpoint(self) -> None:
+        """Ask for a checkpoint, of the mini-batch being worked on or of one of the next. Returns at once, and costs
+        nothing by itself: call it on one worker or on all of them. At one step that is one request.
+
+        It needs `--checkpoint`. In a rehearsal it does nothing. Training goes on, as the job is saved after a step that
+        lies ahead and that needs this worker too: so there is no way to wait for it here. Event `checkpoint_durable`
+        tells when it is durable, and `edl checkpoint JOB --wait` waits from outside.
+        """
+        if not self._started().checkpoint:
+            raise UsageError("edl.checkpoint(): this job is not saved; start it with --checkpoint DIR (EDL_CHECKPOINT)")
+        self._shell.hear(CheckpointWished())
+
+    def resumed(self) -> Origin | None:
+        """What this life of the job goes on from; None where it has begun anew, and without `--checkpoint`.
+
+        An object with `path` (of the checkpoint), `step` (the mini-batches that are in it, of all lives before),
+        `epoch` (in which the job goes on, as `edl.epoch()` counts), and `life` (the number of this one, from 1). The
+        same on all workers, whenever they come.
+        """
+        self._started()
+        orders = self._machine.orders
+        return None if orders is None else orders.origin
+
+    @property
+    def steps_before(self) -> int:
+        """Of all lives before this one."""
+        origin = self.resumed()
+        return 0 if origin is None else origin.step
 
     def on_resize(self, callback: Callable[[int, int], object]) -> None:
         """Call `callback(old_size, new_size)` on every worker after each switch."""

@@ -203,7 +203,6 @@ def test_every_public_name_is_told_of(face: str) -> None:
     ours = {
         "GradientTape",
         "KerasCallback",
-        "load_checkpoint",
         "ElasticDataLoader",
         "ElasticDataset",
         "elastic_dataset",

@@ -62,6 +62,9 @@ class Life:
         found: dict[str, Any] = self.edl.wait(there, f"{size} workers", timeout_s=90)
         return found
 
+    def wait_step(self, step: int) -> None:
+        self.edl.wait(lambda: self.status()["step"] >= step or None, f"step {step}", timeout_s=60)
+
     def wait_event(self, kind: str, more_than: int = 0) -> dict[str, Any]:
         """The newest one, once there are more than so many."""
 

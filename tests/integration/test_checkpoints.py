@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import random
 import signal
@@ -28,7 +29,9 @@ def leaving_nothing(edl):
 @pytest.mark.usefixtures("leaving_nothing")
 @pytest.mark.parametrize("ring", ["horovod", "torch"])
 def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
-    """At the same size; at others, each sample is trained once over both lives."""
+    """At the same size, whatever the number of processes that load; at others, each sample is trained once over both
+    lives.
+    """
     script = ("torch_saved.py", "--epochs", "4")
     environ = {"EDL_RING": ring}
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0", environ=environ)
@@ -47,6 +50,8 @@ def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
             *script,
             "--step-time",
             "0",
+            "--loaders",
+            "2",
             checkpoint=folder,
             workers=size,
             audit=True,
@@ -94,6 +99,58 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     assert f"goes on from step {saved['step']}" in then.finish()
     assert set((before + then.trained()).values()) == {1}
     assert then.results() == whole.results()
+
+
+@pytest.mark.parametrize("ends_by", ["kill", pytest.param("preempt", marks=pytest.mark.soak)])
+@pytest.mark.parametrize("per_commit", ["1", pytest.param("5", marks=pytest.mark.soak)])
+def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, ends_by, per_commit):
+    """Its values, sampler, schedule, scaler, and what its loader's process draws; the function begins where it was."""
+    script = ("horovod_saved.py", "--per-commit", per_commit)
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
+    first.wait_event("checkpoint_durable")
+    if ends_by == "kill":
+        time.sleep(random.random())
+        first.kill()
+    else:
+        first.launcher.terminate()
+        first.finish(75)
+    saved = manifest(durable(tmp_path / "ck")[0])
+    before = first.trained(saved["step"])
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    then.finish()
+    assert set((before + then.trained()).values()) == {1}
+    assert len(before + then.trained()) == 4 * 203
+    assert then.results() == whole.results()
+    [[epoch, batch, _, size], *_] = json.loads(next(then.out.glob("calls-*")).read_text())
+    assert (size, 13 * epoch + batch) == (2, saved["step"])
+
+
+def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
+    """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others."""
+    rare = ("--checkpoint-every", "100000steps")
+    script = ("torch_saved.py", "--epochs", "40", "--ask", "20")
+    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=rare)
+    first.wait_event("checkpoint_durable")
+    first.wait_step(80)
+    first.kill()
+    [begun] = first.events("checkpoint_begun")
+    assert begun["why"] == "asked" and 20 <= begun["step"] < 80
+    assert not list((tmp_path / "first").rglob("origin-*"))
+
+    then = Life(edl, tmp_path / "then", *script[:-2], checkpoint=tmp_path / "ck", flags=rare, workers=1)
+    then.wait_size(1)
+    assert then.status()["base"] == begun["step"]
+    then.scale(2)
+    then.wait_size(2)
+    then.finish()
+    told = [json.loads(file.read_text()) for file in then.out.glob("origin-*")]
+    assert len(told) == 2
+    for path, step, life, epoch, (_, first_epoch) in told:
+        assert (path, step, life) == (str(durable(tmp_path / "ck")[0]), begun["step"], 2)
+        assert epoch <= first_epoch
+    assert any(first == [1, epoch] for *_, epoch, first in told)
 
 
 # ------------------------------------------------------------------------------------------------------------ faults

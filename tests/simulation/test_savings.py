@@ -9,9 +9,10 @@ from itertools import pairwise
 import pytest
 from mutants import Calm
 
+from edl.core.checkpoint.interval import KEPT
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.protocol.saving import Checkpointing
+from edl.protocol.saving import Auto, Checkpointing
 from edl.testing import Fault, Moment, Planned, SimJob, scenario
 from edl.testing.lives import lives, newest
 from edl.testing.savings import Savings
@@ -74,6 +75,20 @@ def test_by_steps_it_is_saved_every_so_many(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
+def test_a_job_that_chooses_how_often_follows_its_choice(seed: int) -> None:
+    """Here faults ask for one each 0.2 s, and it must not be sooner than 0.1 s."""
+    auto = Auto(overhead=1.0, least_s=0.1, fault_s=2.0)
+    job = Calm(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:", auto=auto))
+    job.run()
+    begun = list(job.checks.savings.begun_at.values())
+    gaps = [after - before for before, after in pairwise(begun)]
+    assert begun[0] >= 0.1
+    assert len(gaps) >= 3
+    assert all(0.1 <= gap < 0.7 for gap in gaps), gaps
+    assert len(job.durable.save_costs) == min(KEPT, len(begun))
+
+
+@pytest.mark.parametrize("seed", range(5))
 def test_a_job_that_is_not_to_be_saved_is_not(seed: int) -> None:
     job = Calm(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:"))
     job.run()
@@ -126,3 +141,27 @@ def test_a_saving_never_holds_up_the_end_of_a_job(seed: int) -> None:
         job.run()
         assert job.durable.state is JobState.FINISHED, job.story("not finished")
         assert not job.durable.saved
+
+
+@pytest.mark.parametrize("on_all", [False, True])
+@pytest.mark.parametrize("seed", range(5))
+def test_what_scripts_ask_for_is_saved_at_once_and_once(seed: int, on_all: bool) -> None:
+    job = Calm(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
+    job.savings.wishes = {30: on_all, 90: on_all}
+    job.run()
+    steps = sorted(saving.after_step for saving in job.savings.store.manifests.values())
+    assert len(steps) == 2
+    assert 30 <= steps[0] <= 45 and 90 <= steps[1] <= 105, steps  # as soon as the word can reach all
+    assert [one.step for one in job.durable.save_requests] == steps
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_scripts_ask_for_is_answered_whatever_the_leaders_do(seed: int) -> None:
+    job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
+    job.savings.wishes = {step: bool(seed % 2) for step in range(20, 60)}  # at each step
+    moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
+    job.plan([Planned(Fault.CRASH_LEADER, moments[seed % 4], 1), Planned(Fault.RENEW_DAEMON, moments[seed % 4], 2)])
+    job.run()
+    assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
+    assert len(job.durable.save_requests) < 20  # those that wait are served by one
+    assert any(saving.after_step >= 59 for saving in job.savings.store.manifests.values()), job.story("not saved")

@@ -310,6 +310,7 @@ class Player:
             diverged=given.option("diverged", lambda one: _diverged(one, generation, step), last.diverged),
             booted=last.booted or trains or phase is Phase.READY,
             prepares=settings.prepares,
+            save_wanted=given.option("wants", int, last.save_wanted),
             at=given.option("at", float, self.now),
         )
         if epochs := given.option("epochs", int, 0):

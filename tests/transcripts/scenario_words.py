@@ -20,6 +20,7 @@ SILENT: Final = frozenset(
     {
         "version",  # grows with every change
         *("arrivals", "planned", "musters", "rebatches", "awaited", "saves"),  # counts of what is shown itself
+        *("losses", "save_costs", "save_wanted"),  # likewise, and told by events, or with a request
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone
     }
 )

@@ -78,6 +78,34 @@ def test_coordinators_of_all_forms(address):
     assert Settings.from_environment({"EDL_JOB": "x", "EDL_COORDINATOR": address}).coordinator == address
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        (
+            {"checkpoint_every": "often"},
+            "must be a number of seconds, at least 1, or of steps: 30s or 500steps; or auto",
+        ),
+        ({"checkpoint_overhead": "1"}, "must be a percentage from 0.01% to 100%, such as 1%"),
+        ({"checkpoint_overhead": "0%"}, "must be a percentage from 0.01% to 100%, such as 1%"),
+        (
+            {"checkpoint_overhead": "2%", "checkpoint_every": "30s"},
+            "checkpoint_every='30s' says how often in any case; leave one of them away",
+        ),
+    ],
+)
+def test_what_is_wrong_about_the_interval_is_told_in_one_line(given, words):
+    with pytest.raises(ConfigError) as caught:
+        Settings.from_environment({}, job="j", checkpoint="/c", **given)
+    assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_an_overhead_is_handed_down_only_where_the_job_chooses():
+    settings = Settings.from_environment({}, job="j", checkpoint="/c", checkpoint_every="30s")
+    assert Settings.from_environment(settings.to_environment()) == settings
+    with pytest.raises(ConfigError, match="EDL_CHECKPOINT_OVERHEAD=2%: the job has no folder for checkpoints"):
+        Settings.from_environment({"EDL_CHECKPOINT_OVERHEAD": "2%"}, job="j")
+
+
 def test_the_environment_hands_all_settings_down(tmp_path):
     given = {
         "job": "mnist", "coordinator": "zk:1/x", "secret_file": tmp_path / "s", "np": 2, "min_workers": 1,
@@ -88,7 +116,8 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "check_weights": 50, "on_divergence": "heal", "ring": "torch",
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
         "policy_file": tmp_path / "policy.py", "driver_slot": "localhost:1",
-        "checkpoint": "memory://x", "checkpoint_every": "5steps", "keep_checkpoints": 3, "resume": "must",
+        "checkpoint": "memory://x", "checkpoint_every": "auto", "checkpoint_overhead": "2.5%",
+        "keep_checkpoints": 3, "resume": "must",
         "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"

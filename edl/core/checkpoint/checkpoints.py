@@ -27,6 +27,8 @@ import msgspec
 from edl import facts
 from edl.core.checkpoint import requests
 from edl.core.checkpoint.fate import Prospect, why_not
+from edl.core.checkpoint.interval import KEPT, Interval, interval_of
+from edl.core.checkpoint.pace import SavingPace
 from edl.core.checkpoint.timetable import Timetable
 from edl.core.data.leasing import Leasing
 from edl.core.job.deadlines import Deadlines
@@ -35,9 +37,10 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
 from edl.protocol.job import OVER
 from edl.protocol.messages import AskCheckpoint
-from edl.protocol.saving import DurablePart, PartInfo, Saved, Saving, Why, path_of
+from edl.protocol.saving import Cost, DurablePart, PartInfo, Saved, Saving, Why, path_of
 
 PUBLISHINGS: Final = 3  # tries, before the saving is given up
+STRETCH_WORDS: Final = 6  # in each stretch of the pace a word could arrive so many times: time for a few reports
 
 
 class Checkpoints:
@@ -50,6 +53,8 @@ class Checkpoints:
         self._store_s = deadlines.boot_s  # for all parts of a saving
         self._publish_s = deadlines.seat_s  # for one try
         self._timetable = Timetable(lead_times)
+        self._pace = SavingPace(STRETCH_WORDS * lead_times.notice_s)
+        self._lost_s: float | None = None  # to the saving whose parts are all durable
         self._look_at = 0.0  # before that, what is due is not looked at again
         self._known = 0  # number of the newest saving that this leader has looked at
         self._since: float | None = None  # when it was announced; None: by another leader
@@ -76,6 +81,13 @@ class Checkpoints:
             taken = requests.known(working.record, asked.request)
             assert taken is not None
             working.commands.append(requests.answer(taken))
+
+    def heed(self, step: int) -> None:
+        """A script has asked, while it worked on `step`; 0: it has not. Of all workers it is one request."""
+        working, record = self._working, self._working.record
+        if record.job_policy.checkpointing.folder and not requests.covers(record, step):
+            asked = requests.taken(record, f"of the script, at step {step}", step - 1)
+            working.change(save_requests=asked, save_wanted=step, pressing=False)
 
     def hear(self, happened: SavingPublished | PublishingFailed) -> None:
         """What came of publishing. A word that is late, of a saving that was given up, comes to nothing."""
@@ -107,6 +119,12 @@ class Checkpoints:
         saving = self._working.record.saving
         return saving is not None and saving.why is Why.LAST
 
+    @property
+    def interval(self) -> Interval | None:
+        """From one to the next, where the job chooses that by itself."""
+        working = self._working
+        return interval_of(working.record, working.newest()[0], self._leasing.step_time_s())
+
     def is_due(self) -> bool:
         """Time, or a step, may decide something."""
         working, record = self._working, self._working.record
@@ -114,6 +132,7 @@ class Checkpoints:
             return working.now >= self._until
         if not record.job_policy.checkpointing.folder or working.now < self._look_at:
             return False
+        self._pace.look(record.generation, working.newest())
         if self._why() is not None:
             return True
         self._look_at = working.now + self._lead_times.notice_s
@@ -162,6 +181,7 @@ class Checkpoints:
             ledger=working.ledgers.projected(step),
         )
         working.change(saving=saving, saves=number)
+        self._pace.begin(record.generation, working.newest())
         self._look(saving, since=working.now)
         working.tell(facts.CheckpointBegun(number=number, why=why.value, path=saving.path), step)
 
@@ -188,6 +208,7 @@ class Checkpoints:
             self._known, self._since, self._until = saving.number, since, working.now + self._store_s
             self._stored = {}
             self._published, self._waits = 0, False
+            self._lost_s = None
             if saving.complete:  # the leader before may have published it
                 self._until = working.now
         self._stored |= {part.worker: part.info for part in saving.parts}
@@ -222,13 +243,19 @@ class Checkpoints:
         asked = requests.served(working.record.save_requests, saved)
         seconds = None if self._since is None else round(working.now - self._since, 3)
         self._timetable.note_durable(working.now if self._since is None else self._since)
-        working.change(saving=None, saved=saved, save_requests=asked, pressing=False)
+        stall_ms = max((part.info.stall_ms for part in saving.parts), default=0.0)
+        costs = (*working.record.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-KEPT:]
+        working.change(saving=None, saved=saved, save_requests=asked, save_costs=costs, pressing=False)
+        next_one = self.interval
         durable = facts.CheckpointDurable(
             number=saving.number,
             path=saving.path,
             bytes=sum(file.bytes for part in saving.parts for file in part.info.files),
             seconds=seconds,
-            stall_ms=max((part.info.stall_ms for part in saving.parts), default=0.0),
+            stall_ms=stall_ms,
+            lost_ms=None if self._lost_s is None else round(1000 * self._lost_s, 1),
+            next_s=None if next_one is None else round(next_one.seconds, 1),
+            why="" if next_one is None else next_one.why,
         )
         working.tell(durable, saving.after_step)
 
@@ -250,4 +277,5 @@ class Checkpoints:
         self._working.change(saving=saving, pressing=False)
         if saving.complete:
             self._until = self._working.now  # to be published at once
+            self._lost_s = self._pace.end(self._working.record.generation, self._working.newest())
         return saving

@@ -4,6 +4,9 @@ A request is taken once, however often it comes, as the record keeps its id. It 
 a saving that is under way serves it as long as no worker has come to its step. If that comes to nothing, the next one
 does, up to `TRIES` of them; then the request has failed.
 
+A script asks by a step: that the job be saved after this one or a later one. All its workers ask, and each says so
+again to each leader; what is asked for already, or durable, is not asked for again.
+
 Owns: what is on record of requests. Does not own: when a saving is begun (`edl.core.checkpoint.checkpoints`).
 """
 
@@ -41,6 +44,18 @@ def taken(record: Record, request: str, newest_step: int) -> Requests:
     serves = saving is not None and saving.after_step > newest_step
     first = record.saves if serves else record.saves + 1
     return (*record.save_requests, SaveRequest(request, first))[-KEPT:]
+
+
+def covers(record: Record, step: int) -> bool:
+    """What was asked for before, or is durable, is of this step or a later one: no request of a script is needed.
+
+    A saving that is begun from now on is announced for a step that no worker has made.
+    """
+    if step <= record.save_wanted or (record.saved is not None and record.saved.step >= step):
+        return True
+    saving = record.saving
+    of_later = saving is None or saving.after_step >= step
+    return any(_is_pending(one) and (of_later or one.first > record.saves) for one in record.save_requests)
 
 
 def pending(record: Record) -> bool:

@@ -1,6 +1,7 @@
 """When a job is to be saved: by its settings, as asked, at its end; and after a failure, later and later.
 
-Owns: what is due at a moment. Does not own: whether it can be begun then (`edl.core.checkpoint.checkpoints`).
+Owns: what is due at a moment. Does not own: whether it can be begun then (`edl.core.checkpoint.checkpoints`), nor the
+interval that a job chooses by itself (`edl.core.checkpoint.interval`).
 
 By time, one saving follows the other as the settings say, from begin to begin. What the leader before saw is not known
 to another one, but how many steps were made since the newest durable one is, and how long a step takes: so leaders that
@@ -12,6 +13,7 @@ from __future__ import annotations
 from typing import Final
 
 from edl.core.checkpoint import requests
+from edl.core.checkpoint.interval import interval_of
 from edl.core.checkpoint.preempting import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.lead_times import FEWEST_STEPS, LeadTimes
@@ -49,7 +51,9 @@ class Timetable:
             return Why.ASKED if record.preemption is None else _to_go(record)
         if policy.every_steps and since >= policy.every_steps:
             return Why.STEPS
-        return Why.TIME if self._is_time(policy.every_s, since, now) else None
+        interval = interval_of(record, step, step_time_s)
+        every_s = policy.every_s if interval is None else interval.seconds
+        return Why.TIME if self._is_time(every_s, since, now) else None
 
     def _is_time(self, every_s: float, since: int, now: float) -> bool:
         return every_s > 0 and since > 0 and self._begun_at is not None and now - self._begun_at >= every_s

@@ -12,7 +12,7 @@ from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
 
 
 class OtherChanges(TypedDict, total=False):
@@ -54,7 +54,10 @@ class OtherChanges(TypedDict, total=False):
     saving: Saving | None
     saves: int
     saved: Saved | None
+    save_costs: tuple[Cost, ...]
+    losses: int
     save_requests: tuple[SaveRequest, ...]
+    save_wanted: int
     preemption: Preemption | None
     resumed: Resumed | None
 

@@ -16,6 +16,7 @@ from collections import deque
 
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
+from edl.core.checkpoint.interval import Interval
 from edl.core.checkpoint.preempting import Preempting
 from edl.core.data.leasing import Leasing
 from edl.core.data.ledger import Ledger
@@ -251,6 +252,7 @@ class JobMachine:
             return False
         self._tell_voided(worker, observation)
         before = self.record
+        self._checkpoints.heed(observation.save_wanted)
         self._follow(member, observation)
         if last is None or self.record is not before or self._arrivals.matters(worker, observation, last):
             return True
@@ -393,6 +395,7 @@ class JobMachine:
         if not self.record.unended and self._sat(worker):
             self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
         self._checkpoints.keep_part_of(worker)
+        self._working.change(losses=self.record.losses + 1)
         self._working.remove(worker, reason or "no reason was given")
         self._working.last_loss = f"; the last one lost was {worker}: {reason}"
         self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason))
@@ -423,6 +426,11 @@ class JobMachine:
     def ledger(self) -> Ledger | None:
         """The data of the present generation."""
         return self._working.ledgers.ledger
+
+    @property
+    def save_interval(self) -> Interval | None:
+        """From one checkpoint to the next, where the job chooses that by itself."""
+        return self._checkpoints.interval
 
     @property
     def at_rest(self) -> bool:

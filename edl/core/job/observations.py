@@ -70,6 +70,7 @@ def says_more(heard: Observation, last: Observation) -> bool:
         or heard.prepared != last.prepared
         or heard.saved_part != last.saved_part
         or heard.save_failed != last.save_failed
+        or heard.save_wanted != last.save_wanted
     )
 
 

@@ -15,7 +15,7 @@ from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
 from edl.protocol.job import OVER, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Save
+from edl.protocol.saving import Origin, Save
 
 
 class OrderBook:
@@ -60,6 +60,7 @@ class OrderBook:
             local_rank=self._local_rank(worker),
             summons=self._summons(worker),
             save=self._save(worker),
+            origin=self._origin,
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
@@ -140,6 +141,12 @@ class OrderBook:
         """By worker, the number of its part."""
         saving = self.record.saving
         return {worker: rank for rank, worker in enumerate(saving.roster)} if saving is not None else {}
+
+    @cached_property
+    def _origin(self) -> Origin | None:
+        """The same for all, whenever they come."""
+        resumed, life = self.record.resumed, self.record.job_policy.checkpointing.life
+        return None if resumed is None else Origin(resumed.path, resumed.step, life, resumed.epoch)
 
     @cached_property
     def _newcomers(self) -> int:

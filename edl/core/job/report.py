@@ -7,7 +7,7 @@ from collections import Counter
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
-from edl.protocol.job import OVER, JobState, Member, Record, Status, WorkerStatus
+from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Status, WorkerStatus
 
 
 def status_of(
@@ -47,6 +47,21 @@ def status_of(
         batching=str(record.job_policy.batching),
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
+        base=0 if record.resumed is None else record.resumed.step,
+        saving=_saving(machine, record),
+    )
+
+
+def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
+    policy, saved, interval = record.job_policy.checkpointing, record.saved, machine.save_interval
+    if not policy.folder:
+        return None
+    return SavingStatus(
+        every_s=policy.every_s if interval is None else round(interval.seconds, 1),
+        every_steps=policy.every_steps,
+        why="" if interval is None else interval.why,
+        step=0 if saved is None else saved.step,
+        path="" if saved is None else saved.path,
     )
 
 

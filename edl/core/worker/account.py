@@ -36,6 +36,7 @@ class TrainerAccount:
         self.copied = (0, "")  # the newest saving that the trainer is through with; why it has no part, if it has none
         self.saved_part: tuple[int, PartInfo | None] = (0, None)
         self.save_failed = (0, "")
+        self.save_wanted = 0
 
     @property
     def over(self) -> bool:
@@ -69,6 +70,7 @@ class TrainerAccount:
                 | say.Marked()
                 | say.Copied()
                 | say.CopyMissed()
+                | say.CheckpointWanted()
                 | say.Diverged()
                 | say.Figures()
             ):
@@ -92,6 +94,8 @@ class TrainerAccount:
                 self.marked = (rebatch, step)
             case say.Diverged(found):
                 self.diverged = found
+            case say.CheckpointWanted(step):
+                self.save_wanted = step
             case say.Copied(number):
                 self.copied = (number, "")
             case say.CopyMissed(number, reason):

@@ -4,8 +4,9 @@ All members of a ring have the same model after a step, and their copies are one
 worker copies at the end of just that mini-batch, in the ring that the saving was announced to, or not at all. A word
 that comes late costs a checkpoint, never a mini-batch: the leader announces another one.
 
-Owns: which saving this worker is through with, and what its daemon was told of it. Does not own: when a job is saved
-(`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its update.
+Owns: which saving this worker is through with, what its script has asked for, and what its daemon was told. Does not
+own: when a job is saved (`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its
+update.
 """
 
 from __future__ import annotations
@@ -24,11 +25,19 @@ class Copying:
     def __init__(self) -> None:
         self.newest = 0  # the saving that it has begun to copy for, or cannot
         self._said: say.Copied | say.CopyMissed | None = None  # of that one, as its daemon was told
+        self._wanted: say.CheckpointWanted | None = None  # the newest wish of the script
 
     @property
     def story(self) -> list[say.FromTrainer]:
         """What another daemon must know of it."""
-        return [] if self._said is None else [self._said]
+        return [said for said in (self._said, self._wanted) if said is not None]
+
+    def want(self, step: int) -> list[Command]:
+        """The script, which works on `step`, asks that the job be saved: once, however often it says so there."""
+        if self._wanted is not None and self._wanted.step >= step:
+            return []
+        self._wanted = say.CheckpointWanted(step)
+        return [TellDaemon(self._wanted)]
 
     def heed(self, save: Save | None, generation: int, step: int, *, between: bool) -> list[Command]:
         """What a worker does that has applied `step` in the ring of `generation`, and was told of `save`.

@@ -181,6 +181,11 @@ class LeaveWanted:
 
 
 @dataclass(frozen=True, slots=True)
+class CheckpointWished:
+    """The script asks that the job be saved."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScriptFailed:
     """Why the script ends, when it does not end well. The first reason counts."""
 
@@ -198,7 +203,7 @@ FromNextRing = RingPrepared | RingNotPrepared
 FromTraining = BatchBegins | BatchVoid | BatchEnded | StepCovered | RatesHold
 FromComparison = StatesEqual | StatesDiffer | HealingBegins
 FromCopying = CopyTaken | CopyFailed
-FromScript = DataWanted | RestartsExpected | LeaveWanted | ScriptFailed | ScriptEnded
+FromScript = DataWanted | RestartsExpected | LeaveWanted | CheckpointWished | ScriptFailed | ScriptEnded
 Input = FromOrders | FromRing | FromNextRing | FromTraining | FromComparison | FromCopying | FromScript
 
 # ----------------------------------------------------------------------------------------------------------- commands

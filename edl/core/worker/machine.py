@@ -29,6 +29,7 @@ from edl.core.worker.inputs import (
     BatchVoid,
     BootAlone,
     BreakIteration,
+    CheckpointWished,
     Command,
     CopyFailed,
     CopyRest,
@@ -154,7 +155,9 @@ class WorkerMachine:
                 return self._on_beside(happened)
             case StatesEqual() | StatesDiffer() | HealingBegins():
                 return self._on_comparison(happened)
-            case DataWanted() | RestartsExpected() | LeaveWanted() | ScriptFailed() | ScriptEnded():
+            case (
+                DataWanted() | RestartsExpected() | LeaveWanted() | CheckpointWished() | ScriptFailed() | ScriptEnded()
+            ):
                 return self._on_script(happened)
 
     def _on_beside(self, happened: FromNextRing | FromCopying) -> list[Command]:
@@ -571,6 +574,8 @@ class WorkerMachine:
             case LeaveWanted():
                 self._leave_wanted = True
                 return [TellDaemon(say.LeaveAsked())]
+            case CheckpointWished():
+                return self.copying.want(self.count.step + 1) if self.generation else []
             case ScriptFailed(reason):
                 self.failure = self.failure or reason
                 return []

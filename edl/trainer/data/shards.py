@@ -157,6 +157,11 @@ class ShardGenerator:
                 self._held = None
 
     @property
+    def newest_step(self) -> int:
+        """Of the batch that was handed out last; 0: that was a rehearsal's, or there was none."""
+        return 0 if self._pass is None else self._pass.step or 0
+
+    @property
     def epochs_done(self) -> int:
         """Epochs that have come to their end for this script; for a newcomer, those before its time included.
 

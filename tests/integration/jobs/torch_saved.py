@@ -7,10 +7,12 @@ a moving average, and a loader with a process. `--own`: a model without all that
 import argparse
 import json
 import os
+import random
 import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import path
 import task
 import torch
@@ -27,6 +29,9 @@ parser.add_argument("--samples", type=int, default=task.SAMPLES)
 parser.add_argument("--width", type=int, default=8)
 parser.add_argument("--large", type=int, default=0, help="so many numbers more in the model: a copy takes its time")
 parser.add_argument("--own", type=int, default=0, help="so many steps on data of the script's own")
+parser.add_argument("--noise", type=float, default=0.1, help="of the samples, as the loader's process draws it")
+parser.add_argument("--loaders", type=int, default=1, help="processes that load")
+parser.add_argument("--ask", type=int, default=0, help="all workers ask for a checkpoint at this step")
 parser.add_argument("--touch", type=Path, help="as long as that file is there, weights change beside the copy")
 options = parser.parse_args()
 torch.set_num_threads(1)
@@ -41,7 +46,11 @@ class Rows(torch.utils.data.Dataset[Any]):
         return options.samples
 
     def __getitem__(self, number: int) -> tuple[torch.Tensor, torch.Tensor]:
-        return inputs[number % task.SAMPLES], targets[number % task.SAMPLES]
+        return inputs[number % task.SAMPLES] + self.noise(), targets[number % task.SAMPLES]
+
+    def noise(self) -> float:
+        """An augmentation, in the loader's process: from each of the places that such draw from."""
+        return options.noise * (random.random() + float(np.random.rand()) + float(torch.rand(())) - 1.5)  # noqa: NPY002
 
 
 class Net(torch.nn.Sequential):
@@ -83,6 +92,7 @@ def leaves(value: Any) -> Any:
 
 model: Any = Net()
 trained: list[int] = []
+began: list[tuple[int, int]] = []  # step and epoch of each mini-batch
 optimizer: Any = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
 
 
@@ -107,9 +117,13 @@ def by_loader() -> list[Any]:
     average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     extra = edl.register(batches=0, scheduler=scheduler, average=average, scaler=scaler)
-    loader = edl.ElasticDataLoader(Rows(), 8, True, epochs=options.epochs, num_workers=1)
+    loader = edl.ElasticDataLoader(Rows(), 8, True, epochs=options.epochs, num_workers=options.loaders)
     for rows, wanted in loader:
         weights_change()
+        if not edl.rehearsing():
+            began.append((edl.step(), edl.epoch()))
+        if options.ask == edl.step():
+            edl.checkpoint()
         optimizer.zero_grad()
         half = len(rows) // 2
         if half > 1:
@@ -146,5 +160,8 @@ learned = [parameter.detach().numpy() for parameter in model.parameters()]
 learned += tensors(optimizer, *([model] if rank == 0 else []))
 numbers = path.digest([torch.get_rng_state().numpy()])
 (options.out / f"step-{rank}").write_text(str(edl.step()))
+if origin := edl.resumed():
+    told = [origin.path, origin.step, origin.life, origin.epoch, began[0]]
+    (options.out / f"origin-{os.getpid()}.json").write_text(json.dumps(told))
 result = {"rank": rank, "learned": path.digest(learned), "more": more, "random": numbers}
 (options.out / f"result-{os.getpid()}.json").write_text(json.dumps(result))

@@ -307,3 +307,21 @@ def test_a_job_that_trains_on_other_data_than_it_did_fails_with_one_line() -> No
     job = Job(DataSpec(total=1_000_000, epochs=1, batch=20), resumed=saved_data())
     assert job.record.state is JobState.FAILED
     assert job.record.reason == "worker a trains on other data than what was saved in /c/j/0001: batch=20 for 10"
+
+
+def test_what_a_script_asks_for_is_served_by_the_saving_under_way_unless_that_is_of_an_earlier_step() -> None:
+    job = Job(every_steps=10)
+    job.both(step=9)
+    job.both(step=10)
+    saving = job.record.saving
+    assert saving is not None
+    job.both(save_wanted=saving.after_step)
+    assert [one.first for one in job.record.save_requests] == [1]
+    job.both(save_wanted=saving.after_step + 1)
+    assert [one.first for one in job.record.save_requests] == [1, 2]
+
+
+def test_a_job_that_is_not_saved_hears_no_script() -> None:
+    job = Job(folder="")
+    job.both(step=5, save_wanted=6)
+    assert not job.record.save_requests and not job.record.save_wanted

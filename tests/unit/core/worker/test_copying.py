@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from edl.core.worker.account import TrainerAccount
+from edl.core.worker.copying import Copying
 from edl.core.worker.inputs import (
     Agree,
     BatchBegins,
@@ -183,3 +184,14 @@ def test_the_account_has_what_became_of_the_part() -> None:
     assert (account.saved_part, account.save_failed) == ((2, info), (3, "disk full"))
     account.hear(say.CopyMissed(4, "late"))
     assert account.copied == account.save_failed == (4, "late")
+
+
+def test_what_a_script_asks_for_is_told_once_a_step_and_again_to_another_daemon() -> None:
+    copying = Copying()
+    wish = say.CheckpointWanted(7)
+    assert copying.want(7) == [TellDaemon(wish)]
+    assert copying.want(7) == []
+    assert copying.want(6) == []  # a mini-batch that came again
+    assert copying.story == [wish]
+    assert copying.want(8) == [TellDaemon(say.CheckpointWanted(8))]
+    assert copying.story == [say.CheckpointWanted(8)]

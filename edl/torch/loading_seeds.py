@@ -1,0 +1,94 @@
+"""By which random numbers a DataLoader's worker processes load mini-batches: a job that goes on, goes on with the same.
+
+What those processes have drawn is nothing that a checkpoint could have: they are ahead of training, and there may be
+another number of them next time. So each mini-batch comes to them with a seed of its own, which follows from the step,
+over all lives of the job, from the worker's rank, and from one number that is drawn once by the script's random
+numbers, and saved. Python's `random`, the generator that `numpy.random.rand()` and its like share, and torch's begin
+anew with it.
+
+Owns: these seeds. Does not own: which mini-batch is whose (`edl.trainer.data.shards`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import random
+import struct
+from collections.abc import Iterable
+from typing import Any, Final, Protocol
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info
+
+NAME: Final = "torch.loading"  # among the states of random numbers
+
+
+class SeatOfSteps(Protocol):
+    """What is needed of the trainer."""
+
+    def rank(self) -> int:
+        """Of this worker, in the present ring."""
+
+    @property
+    def steps_before(self) -> int:
+        """Of all lives before this one."""
+
+
+class LoadingSeeds:
+    """Of one worker."""
+
+    def __init__(self) -> None:
+        self._drawn: int | None = None
+
+    def drawn(self, generator: torch.Generator | None) -> int:
+        """What all follows from: of the script's generator, if it gave one, else of its random numbers as they are at
+        the first call. None of them is used up.
+        """
+        if self._drawn is None:
+            if generator is not None:
+                self._drawn = generator.initial_seed() % 2**63
+            else:
+                with torch.random.fork_rng(devices=()):
+                    self._drawn = int(torch.empty((), dtype=torch.int64).random_().item())
+        return self._drawn
+
+    def of(self, seat: SeatOfSteps, step: int) -> int:
+        """Of this worker's mini-batch in a step of this life. `drawn` was called before."""
+        assert self._drawn is not None
+        key = struct.pack("<qqq", self._drawn, seat.rank(), seat.steps_before + step)
+        return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "little") >> 1
+
+    def state(self) -> dict[str, bytes]:
+        """For a checkpoint."""
+        return {} if self._drawn is None else {NAME: struct.pack("<q", self._drawn)}
+
+    def give_back(self, states: dict[str, bytes]) -> None:
+        """Raises struct.error for what is none."""
+        if NAME in states:
+            (self._drawn,) = struct.unpack("<q", states[NAME])
+
+
+class SeededIds(list[int]):
+    """Ids of a mini-batch, on their way to a process that loads it: as they arrive there, its random numbers begin."""
+
+    def __init__(self, ids: Iterable[int], seed: int) -> None:
+        super().__init__(ids)
+        self.seed = seed
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _arrived, (list(self), self.seed)
+
+
+def _arrived(ids: list[int], seed: int) -> list[int]:
+    if get_worker_info() is not None:
+        begin_with(seed)
+    return ids
+
+
+def begin_with(seed: int) -> None:
+    """All that draws in this process."""
+    random.seed(seed)
+    # The shared one, which augmentations draw from; with the two numbers alone it would give what `random` gives.
+    np.random.seed([seed & 0xFFFFFFFF, seed >> 32, 1])  # noqa: NPY002
+    torch.manual_seed(seed)
