@@ -49,7 +49,7 @@ from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
 from edl.trainer.rates.rate import AnySchedule, Rule
-from edl.trainer.resuming import Resuming
+from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
 from edl.transport.count import Count
 
@@ -126,7 +126,8 @@ class Trainer:
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
-            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
+            begun = life_begun(settings.life, settings.resume_from)
+            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker, begun)
         link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
         self._count = self._shell.count
         if self._shell.audit.on:
