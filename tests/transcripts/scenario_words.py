@@ -155,9 +155,12 @@ def _saving(name: str, old: Saving | None, new: Saving | None, after: Record) ->
         durable = after.saved is not None and old is not None and after.saved.number == old.number
         return [] if durable or old is None else [f"saving {old.number} is given up"]
     what = f"saving {new.number} of ring {new.generation} after step {new.after_step}: {' '.join(new.roster)}"
+    data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")
+    has = f"saving {new.number} has as data: {data}" if data else ""
     if old is None or old.number != new.number:
-        data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")
-        return [what, f"saving {new.number} has as data: {data}" if data else ""]
+        return [what, has]
+    if old.ledger != new.ledger:
+        return [has]
     if new.complete:
         return [f"saving {new.number}: all parts are durable"]
     return [f"saving {new.number}: parts that are durable: {' '.join(part.worker for part in new.parts)}"]
