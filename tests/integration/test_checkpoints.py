@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -13,6 +14,9 @@ from typing import Any
 import pytest
 from conftest import Edl
 from saved_job import Life, copied, durable, leaves_nothing_shared, manifest
+
+from edl.core.audit.account import account
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 EVERY = ("--checkpoint-every", "15steps")
@@ -94,6 +98,37 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     assert f"goes on from step {saved['step']}" in then.finish()
     assert set((before + then.trained()).values()) == {1}
     assert then.results() == whole.results()
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("torch_saved.py", "--epochs", "12"),
+        ("torch_saved.py", "--own", "150"),
+        *(("tf_saved.py", "--epochs", "12", "--way", way) for way in ("dataset", "fit", "function", "graph")),
+    ],
+    ids=lambda script: "-".join(script[::2]),
+)
+def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
+    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost."""
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    audits = []
+    for number in range(int(os.environ.get("EDL_TEST_PREEMPTIONS", "3"))):
+        life = Life(edl, tmp_path / str(number), *script, "--step-time", "0.1", checkpoint=tmp_path / "ck", audit=True)
+        life.wait_size(2)
+        time.sleep(2 * random.random())
+        life.launcher.send_signal(signal.SIGTERM)
+        assert re.search(r"; step \d+ is saved: ", life.finish(75).splitlines()[-1])
+        audits.append(life.audit)
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    assert "goes on from step " in then.finish()
+    assert then.results() == whole.results()
+    if "--own" not in script:
+        found = account([one for folder in (*audits, then.audit) for one in read(folder)])
+        assert found.clean and all(epoch.over for epoch in found.epochs), found
+        assert len(found.lives) == len(audits) + 1 and len(found.epochs) == 12
 
 
 # ------------------------------------------------------------------------------------------------------------ faults
