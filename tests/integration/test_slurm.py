@@ -148,7 +148,7 @@ def test_a_job_is_preempted_requeued_and_goes_on(edl, tmp_path, slurm):
     edl.wait(lambda: slurm.shown(number, "Restarts") == "1", "requeued", timeout_s=60)
     edl.wait_nothing_left()
     assert "is preempted, and goes on when the same line is typed again" in said()
-    slurm("scontrol", "update", f"JobId={number}", "StartTime=now")  # Slurm would let it wait for two minutes
+    # Slurm lets it wait for two minutes. Started earlier, it is refused: the credential of its first start was revoked.
     edl.wait(lambda: slurm.shown(number, "JobState") == "COMPLETED", "the end", timeout_s=300)
 
     found = account(read(audit))
