@@ -296,7 +296,8 @@ class Supervisor:
             self.phase, self.deadline = Stage.WATCHING, now + self._limits.settle_s
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
         larger = job.state == "starting" and self._hosts and job.target > self._target
-        due = (job.state in RUNNING or larger) and self.phase is Stage.WATCHING
+        grows = job.state in RUNNING and job.state != "preempting"
+        due = (grows or larger) and self.phase is Stage.WATCHING
         return self._replenish(job, now) if due else []
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
