@@ -14,6 +14,7 @@ import msgspec
 
 from edl.protocol.ledger import LedgerSnapshot
 
+PREEMPTED_CODE: Final = 75  # exit code of a job that was asked to go, and can be gone on with (EX_TEMPFAIL)
 SPARE: Final = "copy.spare"  # a trainer's copy that its daemon is through with, in their folder: written again
 
 

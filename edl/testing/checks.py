@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.checkpoint.preempting import is_saved
+from edl.core.checkpoint.requests import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import Command, Input, Reported
 from edl.core.job.machine import JobMachine

@@ -99,7 +99,7 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
 
 
 def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
-    """Its scripts evaluate when it is asked to go, or about then: all of them for long, or one while the others wait."""
+    """Its scripts evaluate when it is asked to go, or about then: all of them, or one while others wait."""
     if source.random() < EVALUATES:
         begins = max(0.0, at + source.uniform(-0.3, 0.2))
         alone = source.random() < 0.3

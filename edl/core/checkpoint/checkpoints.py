@@ -19,7 +19,8 @@ come to, is given up for that.
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
 Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.timetable`),
-when it cannot come about any more (`edl.core.checkpoint.fate`), whether members stand, answers (`edl.core.checkpoint.requests`), nor storage.
+when it cannot come about any more (`edl.core.checkpoint.fate`), whether members stand (`edl.core.checkpoint.standing`),
+answers (`edl.core.checkpoint.requests`), nor storage.
 """
 
 from __future__ import annotations

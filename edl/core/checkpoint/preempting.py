@@ -64,11 +64,11 @@ class Preempting:
             working.end(JobState.PREEMPTED, f"{preemption.reason}; {_left(record, preemption)}")
 
     def _has_nothing_new(self) -> bool:
-        """Since it was saved last, or since it began. Not while a saving may yet come about: its step is a newer one."""
+        """Since it was saved last, or since it began."""
         record = self._working.record
         before = record.saved.step if record.saved is not None else 0
         stands = self._checkpoints.members_stand and self._working.newest()[0] <= before
-        return stands and (record.saving is None or not record.saving.complete)
+        return stands and (record.saving is None or not record.saving.complete)  # that one is of a newer step
 
 
 def _as_before(record: Record) -> str:

@@ -53,7 +53,7 @@ def test_collection_is_afterwards_as_it_was(collects):
     ],
 )
 def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_path, error, said):
-    def fail():
+    def fail(*, beside):
         raise error
 
     heard = []
