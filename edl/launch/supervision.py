@@ -278,6 +278,8 @@ class Supervisor:
         return self._job.pids - self._ours if self._hosts else frozenset()
 
     def _looked(self, now: float) -> list[Command]:
+        if self._going and self.phase not in GOING:
+            return [PreemptJob()] if self._job.state in RUNNING else self._go_unsaved(now)
         doubtful = self.phase is Stage.DOUBTING and self._job.state not in RUNNING
         return self._fail(self._doubt, now) if doubtful else []
 
@@ -329,12 +331,16 @@ class Supervisor:
         return self._fail("interrupted", now)
 
     def _to_go(self, now: float) -> list[Command]:
-        """The second time, or before the job has begun, there is no waiting for it."""
-        if self._job.state in RUNNING and not self._going:
-            self._going = True
-            return [PreemptJob()]
+        """The second time there is no waiting for it. It may have begun without having been seen to."""
+        if self._going:
+            return self._interrupted(now)
+        self._going = True
+        return [PreemptJob()] if self._job.state in RUNNING else [LookAtJob()]
+
+    def _go_unsaved(self, now: float) -> list[Command]:
+        """It has not begun, so there is nothing to wait for."""
         commands = self._interrupted(now)
-        if not self._going and self._job.state not in OVER:
+        if self._job.state not in OVER:
             self.verdict = NOT_BEGUN
         return commands
 

@@ -52,6 +52,7 @@ def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tm
     said = first.finish(75)
     took = time.monotonic() - began
     assert took < patient(10), f"{took:.1f} s"  # the deadline is 25 s
+    assert durable(tmp_path / "ck"), first.events()
     [saved] = durable(tmp_path / "ck")
     step = manifest(saved)["step"]
     assert f"step {step} is saved" in said

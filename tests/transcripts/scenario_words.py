@@ -246,6 +246,7 @@ _GONE: Final = {
     "call": "the call is over",
     "verdict": "stay",
     "save": "nothing to copy any more",
+    "hold": "no step to wait after any more",
 }
 
 
@@ -268,6 +269,9 @@ def _topics(orders: Orders) -> Told:
         topics["call"] = _call(orders.summons)
     if orders.save is not None:
         topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {orders.save.after_step}"
+        topics["save"] += ", where it stands" if orders.save.stands else ""
+    if orders.hold is not None:
+        topics["hold"] = f"wait after step {orders.hold.after_step} of ring {orders.hold.generation}"
     if orders.assignment is not None:
         topics["seat"] = _seat(orders)
         topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"

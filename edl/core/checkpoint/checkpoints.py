@@ -203,7 +203,8 @@ class Checkpoints:
 
     def _step(self, why: Why, *, stands: bool) -> int | None:
         if stands:
-            return self._working.newest()[0]
+            newest, saved = self._working.newest()[0], self._working.record.saved
+            return newest if newest > (saved.step if saved is not None else 0) else None
         ledger, step = self._working.ledgers.ledger, self._leasing.switch_step()
         if step is None or ledger is None or why is not Why.LAST:
             return step

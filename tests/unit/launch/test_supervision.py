@@ -507,9 +507,14 @@ def test_a_second_time_it_is_interrupted():
 
 def test_a_job_that_has_not_begun_has_nothing_to_save():
     supervisor = two_workers()
-    assert play(supervisor, AskedToGo()) == [EndWorkers()]
+    assert play(supervisor, AskedToGo(), Looked()) == [LookAtJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
     assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train")
+
+
+def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
+    supervisor = two_workers()
+    assert play(supervisor, AskedToGo(), RUNNING, Looked()) == [LookAtJob(), PreemptJob()]
 
 
 def test_all_its_workers_may_be_gone_before_the_job_says_so():
