@@ -403,7 +403,7 @@ class Supervisor:
         return [*stop, EndWorkers()]
 
     def _leave(self, now: float) -> list[Command]:
-        """The job is preempted, and its workers end by themselves. Those that know of no job yet are asked to, later."""
+        """The job is preempted, and its workers end by themselves. Later, all that are left are asked to."""
         self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason)
         if not self._pids:
             return self._end()

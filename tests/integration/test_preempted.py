@@ -70,7 +70,7 @@ def test_weights_of_an_evaluation_are_not_saved_as_the_models(edl, tmp_path):
     life = Life(edl, tmp_path / "a", *TORCH, "--evaluate", str(flag), "--swap", checkpoint=folder, flags=SELDOM)
     evaluates(life, flag)
     with client.Job("ck") as job:
-        job.preempt(deadline_s=4)
+        job.preempt(deadline=4)
     life.finish(75)
     assert not durable(folder)
     reasons = {event["reason"] for event in life.events("checkpoint_failed")}
