@@ -9,7 +9,7 @@ import msgspec
 from edl.protocol.data import Lease, Totals
 from edl.protocol.divergence import Checking
 from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Save
+from edl.protocol.saving import Hold, Save
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -73,3 +73,5 @@ class Orders(msgspec.Struct, frozen=True):
     local_rank: int = 0  # for life: a worker that boots alone chooses its device by it
     summons: Summons | None = None
     save: Save | None = None  # what it is to copy, as its part of a checkpoint
+    hold: Hold | None = None  # where it waits for what becomes of that
+    resumable: bool = False  # with STOP: the job was asked to go, and can be gone on with

@@ -85,6 +85,7 @@ class Trainer:
         self._resuming = Resuming(framework, self._extras)
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
+        self._saved = False  # the job is
         self._left = False
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -122,6 +123,7 @@ class Trainer:
                 f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
             )
         self._settings = settings
+        self._saved = bool(settings.checkpoint)
         self._thread = threading.get_ident()
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
@@ -136,7 +138,7 @@ class Trainer:
             )
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
-        leave_on_sigterm(self._ask_to_leave)
+        leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
         if settings.resume_from:
             self._resuming.begin_with(settings.resume_from)
@@ -474,6 +476,8 @@ class Trainer:
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
+        if self._saved:
+            self._shell.copier.witness = self._framework.witness()
         if samples is None and self._count.advance():
             return True
         return self._end_unusual_batch(samples)
@@ -488,6 +492,8 @@ class Trainer:
         committed = self._end_batch(samples)
         if self._machine.check_is_due:
             self._compare()
+        if self._saved:
+            self._shell.copier.witness = self._framework.witness()  # another's state may have come
         return committed
 
     def _compare(self) -> None:

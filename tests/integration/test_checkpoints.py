@@ -120,6 +120,7 @@ def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
     audits = []
     for number in range(int(os.environ.get("EDL_TEST_PREEMPTIONS", "3"))):
         life = Life(edl, tmp_path / str(number), *script, "--step-time", "0.3", checkpoint=tmp_path / "ck", audit=True)
+        life.wait_size(2)
         edl.wait(lambda life=life: life.status()["step"] > 1, "a job that trains", timeout_s=90)
         time.sleep(random.random())
         life.launcher.send_signal(signal.SIGTERM)

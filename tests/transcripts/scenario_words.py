@@ -249,7 +249,19 @@ _GONE: Final = {
     "call": "the call is over",
     "verdict": "stay",
     "save": "nothing to copy any more",
+    "hold": "no step to wait after any more",
 }
+
+
+def _of_saving(orders: Orders) -> Told:
+    topics: Told = {}
+    if orders.save is not None:
+        stands = ", where it stands" if orders.save.stands else ""
+        step = orders.save.after_step
+        topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {step}{stands}"
+    if orders.hold is not None:
+        topics["hold"] = f"wait after step {orders.hold.after_step} of ring {orders.hold.generation}"
+    return topics
 
 
 def _topics(orders: Orders) -> Told:
@@ -269,8 +281,7 @@ def _topics(orders: Orders) -> Told:
         topics["boot"] = "boot alone"
     if orders.summons is not None:
         topics["call"] = _call(orders.summons)
-    if orders.save is not None:
-        topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {orders.save.after_step}"
+    topics |= _of_saving(orders)
     if orders.assignment is not None:
         topics["seat"] = _seat(orders)
         topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"

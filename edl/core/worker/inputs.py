@@ -65,10 +65,14 @@ class RingPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RingNotPrepared:
-    """It did not come to stand; the one that this worker sits in goes on. On that thread, too."""
+    """It did not come to stand; the one that this worker sits in goes on. On that thread, too.
+
+    `able`: another one may.
+    """
 
     generation: int
     reason: str
+    able: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -310,9 +314,13 @@ class TakeCopy:
 
     What a forward pass or a script may change before that (statistics, hyper-parameters, what is registered, random
     states) is copied now. The next command may be to leave this ring.
+
+    `beside`: on whichever thread, while the script is at work on the next mini-batch, or on something of its own. It is
+    copied if no update of it has begun; until it is, none begins. Comes back at once; `CopyFailed` if one has.
     """
 
     save: Save
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -370,9 +378,10 @@ class TrainStandIns:
 
 @dataclass(frozen=True, slots=True)
 class EndScript:
-    """End the script. With a reason it does not end well."""
+    """End the script. With a reason it does not end well. `resumable`: the job can be gone on with."""
 
     reason: str
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)
