@@ -175,9 +175,10 @@ def preempt(index: int, folder: Path, options: argparse.Namespace) -> dict[str, 
     last = said.strip().splitlines()[-1] if said.strip() else ""
     best = newest(JobFolder(files_at(str(folder / "ck")), NAME))
     path = "" if best.checkpoint is None else best.checkpoint.path
-    write_s = writing_s(Path(path), folder) if path and path in last else 0.0
+    is_saved = bool(path) and f" is saved: {path}" in last
+    write_s = writing_s(Path(path), folder) if is_saved else 0.0
     steps = life.steps()
-    saved = "saved" if path and path in last else "nothing" if not steps else "unsaved"
+    saved = "saved" if is_saved else "nothing" if not steps else "unsaved"
     return {
         "index": index,
         "phase": phase,
