@@ -11,14 +11,14 @@ from typing import Any
 import msgspec
 
 from edl.cli import show
-from edl.core.audit.account import Account, EpochAccount, Offender, Portion, account
+from edl.core.audit.account import Account, EpochAccount, LifeAccount, Offender, Portion, Weighed, account
 from edl.trainer.data.audit import read
 
 UNCLEAN = 1
 
 
 def verify(arguments: argparse.Namespace) -> int:
-    found = account(read(Path(arguments.folder)))
+    found = account([audit for folder in arguments.folders for audit in read(Path(folder))])
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(as_json(found)) + b"\n")
     else:
@@ -32,10 +32,17 @@ def as_json(found: Account) -> dict[str, Any]:
 
 def show_account(found: Account) -> None:
     job = f"job {found.job}: " if found.job else ""
+    many = len(found.lives) > 1
     show.say(
-        f"{job}{found.steps} steps, {_counted(found.workers, 'worker')} and "
-        f"{_counted(found.generations, 'generation')} in all"
+        f"{job}{_counted(found.steps, 'step')}, {f'{len(found.lives)} lives, ' if many else ''}"
+        f"{_counted(found.workers, 'worker')} and {_counted(found.generations, 'generation')} in all"
     )
+    if many:
+        show.table(("life", "workers", "goes on from", "steps", "kept"), [_life_row(life) for life in found.lives])
+        show.say(
+            "trained again, as later lives went on from before: "
+            f"{_counted(found.void_steps, 'step')}, {_counted(found.again, 'sample')}"
+        )
     if found.updates is not None:
         show.say(_updates(found.steps, found.updates, found.weightless))
     rows = [_row(epoch) for epoch in found.epochs]
@@ -43,15 +50,24 @@ def show_account(found: Account) -> None:
     for epoch in found.epochs:
         _show_offenders(epoch)
     for taken in found.first_wrong:
-        show.say(f"{taken.worker} was given other samples in step {taken.step} than those of its positions")
+        show.say(f"{taken.worker} was given other samples in {_step(taken)} than those of its positions")
     for one in found.first_misweighed:
-        show.say(f"{one.worker} went into step {one.step} with weight {one.weight:g}, and {one.right:g} is right")
+        show.say(f"{one.worker} went into {_step(one)} with weight {one.weight:g}, and {one.right:g} is right")
     if len(found.epochs) < found.epochs_wanted:
         show.say(f"{len(found.epochs)} of {found.epochs_wanted} epochs have begun")
     lost, repeated = (sum(getattr(epoch, what) for epoch in found.epochs) for what in ("lost", "repeated"))
     wrong = f", {_counted(found.wrong, 'wrong batch', 'es')}" if found.wrong else ""
     wrong += f", {_counted(found.misweighed, 'wrong weight')}" if found.misweighed else ""
     show.say(f"{lost} lost, {repeated} repeated{wrong}", "" if found.clean else "red")
+
+
+def _life_row(life: LifeAccount) -> tuple[str, ...]:
+    if life.begins_anew:
+        begun = "-"
+    else:
+        begun = f"step {life.parent_step} of life {life.parent}"
+        begun += f", {life.base} in all" if life.base not in (None, life.parent_step) else ""
+    return (str(life.life), str(life.workers), begun, str(life.steps), str(life.kept))
 
 
 def _updates(steps: int, updates: int, weightless: int) -> str:
@@ -82,7 +98,11 @@ def _kinds(epoch: EpochAccount) -> tuple[tuple[str, int, Sequence[Offender]], ..
 
 
 def _list(steps: Sequence[Portion]) -> str:
-    return ", ".join(f"{taken.worker} in step {taken.step}" for taken in steps)
+    return ", ".join(f"{taken.worker} in {_step(taken)}" for taken in steps)
+
+
+def _step(at: Portion | Weighed) -> str:
+    return f"step {at.step}" if at.life == 1 else f"step {at.step} of life {at.life}"
 
 
 def _counted(number: int, noun: str, plural: str = "s") -> str:

@@ -93,6 +93,7 @@ examples:
   edl run --audit audit python train.py
   edl data verify audit           per epoch: how many samples were trained, lost, repeated, and the first of those
   edl data verify audit --json | jq .clean
+  edl data verify audit-1 audit-2 all lives of a job that was resumed, where each had a folder of its own
 
 Exit code: 0 when nothing is lost or repeated, 1 when something is, 2 when DIR holds no audit that can be read.
 """
@@ -287,7 +288,12 @@ def _add_data(found: argparse._SubParsersAction[Parser]) -> None:
     group = _parser(found, "data", "check what became of a job's samples", DATA_EXAMPLES)
     commands = group.add_subparsers(metavar="COMMAND", required=True)
     parser = _command(commands, "verify", _later("data", "verify"), VERIFY_SUMMARY, VERIFY_EXAMPLES)
-    parser.add_argument("folder", metavar="DIR", help="the folder that EDL_AUDIT or --audit named")
+    parser.add_argument(
+        "folders",
+        metavar="DIR",
+        nargs="+",
+        help="the folder that EDL_AUDIT or --audit named; several, where lives of the job had one each",
+    )
     _add_switch(parser, "--json", "one JSON object")
 
 

@@ -21,7 +21,7 @@ from edl.host.processes import raise_open_files
 from edl.launch.local import Launch, Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
-from edl.trainer.data.audit import PATTERN, prepare, taken
+from edl.trainer.data.audit import check_free, prepare
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -29,8 +29,6 @@ def run(arguments: argparse.Namespace) -> int:
     command = checked_command(arguments.line)
     policy = try_policy(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
-    if settings.audit is not None:
-        _prepare_audit(settings.audit, alone=settings.coordinator is None)
     raise_open_files()
     settings = _begun(msgspec.structs.replace(settings, batch_policy=table))
     outcome = asyncio.run(_launch(settings, command, policy.source if policy is not None and policy.file else None))
@@ -47,8 +45,10 @@ async def _launch(settings: Settings, command: Sequence[str], policy: bytes | No
 def _begun(settings: Settings) -> Settings:
     """With the job's name, and the checkpoint that it goes on from. Raises UsageError, CheckpointError."""
     if not settings.checkpoint:
+        _prepare_audit(settings, None)
         return msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
     job = settings.job or only_job(settings.checkpoint) or new_name(settings.home)
+    _prepare_audit(settings, job)
     beginning = begin(settings.checkpoint, job, settings.resume)
     for one in beginning.passed_over:
         sys.stderr.write(f"edl: {one.reason}; the one before it is taken\n")
@@ -60,11 +60,13 @@ def _begun(settings: Settings) -> Settings:
     return msgspec.structs.replace(settings, job=job, life=beginning.number, resume_from=path)
 
 
-def _prepare_audit(folder: Path, *, alone: bool) -> None:
-    """`alone`: this machine's workers are all of the job, so that nothing that is there already belongs to it."""
-    prepare(folder)
-    if alone and (others := sorted(folder.glob(PATTERN))):
-        raise ConfigError(f"EDL_AUDIT={folder}: {taken(others[0])}")
+def _prepare_audit(settings: Settings, lives_of: str | None) -> None:
+    """`lives_of`: the job of which earlier lives may be in that folder. Raises ConfigError."""
+    if settings.audit is None:
+        return
+    prepare(settings.audit)
+    if settings.coordinator is None:  # else workers of other machines may be there already
+        check_free(settings.audit, lives_of)
 
 
 def checked_command(line: Sequence[str]) -> tuple[str, ...]:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from edl.protocol.saving import PREEMPTED_CODE
+
 TERMINATED = 143  # as of a process that SIGTERM has ended: the job was not finished by it
 UNKNOWN_S = 30.0  # how long a job that cannot be asked is waited for
 GRACE_S = 3.0  # how long after a word to end the job's end is waited for; the driver kills after 5 s
@@ -30,6 +32,8 @@ class JobAtEnd:
     reason: str = ""
     done: bool = False  # the trainer told it of a good end
     spent: bool = False  # all is trained that was to be: a trainer that is started now comes too late
+    going: bool = False  # it was asked to go: no trainer is started any more
+    resumable: bool = False  # it is gone, and can be gone on with
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +138,9 @@ class Post:
 
     def _on_job(self, job: JobAtEnd, now: float) -> list[Command]:
         ended = self._ended or 0
+        if job.over and job.resumable:
+            self.status = PREEMPTED_CODE
+            return [Say(f"the job is preempted: {job.reason}")]
         if job.over and not job.finished:
             self.status = _code(ended) or 1
             return [Say(f"the job failed: {job.reason}")]
@@ -141,7 +148,7 @@ class Post:
             self.status = _code(ended) if job.over and job.done else 0
         elif self._told_to_end is not None:  # the trainer ended well, and its slot gets no other
             self.status = TERMINATED if self._waited_in_vain(now) else None
-        elif ended and (job.done or job.spent):
+        elif ended and (job.done or job.spent or job.going):
             pass  # no other trainer can make up for its end: the job's tells whether it matters
         elif ended and self._restarts > 0:
             self._restarts -= 1

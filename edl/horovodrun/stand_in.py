@@ -223,7 +223,15 @@ class StandIn:
     def _seen(self, status: Status) -> JobAtEnd:
         state, ours = status.state.value, (socket.gethostname(), self._trainer)
         done = any((one.host, one.pid) == ours and one.state is WorkerState.DONE for one in status.workers)
-        return JobAtEnd(state in OVER, state == "finished", status.reason, done, status.spent)
+        return JobAtEnd(
+            state in OVER,
+            state == "finished",
+            status.reason,
+            done,
+            status.spent,
+            going=state == "preempting",
+            resumable=state == "preempted",
+        )
 
     def _spawn(self, action: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(action)

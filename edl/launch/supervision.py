@@ -8,9 +8,11 @@ is in the ring (the job's leader decides that).
        |                                                         |
        |--all exited----> SETTLING --the job's last word-----> ENDED
        |
-       '--interrupt, failed, preempted--> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
-                                            ^
-                 DOUBTING --the job does not--'
+       |--preempted----> LEAVING --its grace is over--v
+       |                                             |
+       '--interrupt, failed-----------------------> ENDING --grace is over--> KILLING --all gone, or no hope--> ENDED
+                                                     ^
+                          DOUBTING --the job does not--'
 """
 
 from __future__ import annotations
@@ -21,9 +23,10 @@ from enum import Enum
 import msgspec
 
 from edl.errors import InvalidTransition
+from edl.protocol.saving import PREEMPTED_CODE
 
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
-PREEMPTED = 75  # the exit code of a job that can be gone on with (EX_TEMPFAIL)
+GO_GRACE_S = 2.0  # for the workers of a job that is preempted to end by themselves, before TERM
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
 
@@ -132,7 +135,7 @@ class LaunchVerdict(msgspec.Struct, frozen=True):
     note: str = ""  # worth a line although nothing failed
 
 
-NOT_BEGUN = LaunchVerdict(PREEMPTED, "preempted", "it had not begun to train")
+NOT_BEGUN = LaunchVerdict(PREEMPTED_CODE, "preempted", "it had not begun to train")
 
 
 class Stage(Enum):
@@ -141,11 +144,13 @@ class Stage(Enum):
     WATCHING = "all workers run, or have finished"
     DOUBTING = "a worker crashed; the leader may go on without it"
     SETTLING = "all workers exited; the job's last word is awaited"
+    LEAVING = "the job is preempted, and its workers end by themselves"
     ENDING = "workers were asked to end"
     KILLING = "workers were killed"
     ENDED = "nothing is left to do"
 
 
+GOING = frozenset({Stage.LEAVING, Stage.ENDING, Stage.KILLING})
 RUNNING = frozenset({"running", "scaling", "preempting"})
 OVER = frozenset({"finished", "failed", "preempted"})
 
@@ -224,7 +229,7 @@ class Supervisor:
         if exit_.slot not in self._pids:
             raise InvalidTransition(self.phase, exit_, self._history)
         pid = self._pids.pop(exit_.slot)
-        if self.phase in {Stage.ENDING, Stage.KILLING}:
+        if self.phase in GOING:
             return [] if self._pids else self._end()
         if exit_.code == 0 or self._came_too_late(pid):
             if self._only_latecomers():
@@ -273,13 +278,15 @@ class Supervisor:
         return self._job.pids - self._ours if self._hosts else frozenset()
 
     def _looked(self, now: float) -> list[Command]:
+        if self._going and self.phase not in GOING:
+            return [PreemptJob()] if self._job.state in RUNNING else self._go_unsaved(now)
         doubtful = self.phase is Stage.DOUBTING and self._job.state not in RUNNING
         return self._fail(self._doubt, now) if doubtful else []
 
     def _seen(self, job: JobSeen, now: float) -> list[Command]:
         before, self._job = self._job, job
         self._arrived |= job.pids
-        if self.phase in {Stage.ENDING, Stage.KILLING}:
+        if self.phase in GOING:
             return []
         if job.state == "failed":
             return self._fail(job.reason or self._doubt or "its leader gave no reason", now)
@@ -296,7 +303,8 @@ class Supervisor:
             self.phase, self.deadline = Stage.WATCHING, now + self._limits.settle_s
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
         larger = job.state == "starting" and self._hosts and job.target > self._target
-        due = (job.state in RUNNING or larger) and self.phase is Stage.WATCHING
+        grows = job.state in RUNNING and job.state != "preempting"
+        due = (grows or larger) and self.phase is Stage.WATCHING
         return self._replenish(job, now) if due else []
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
@@ -318,17 +326,21 @@ class Supervisor:
         return self._end(self._last_word()) if self.phase is Stage.SETTLING else []
 
     def _interrupted(self, now: float) -> list[Command]:
-        if self.phase in {Stage.ENDING, Stage.KILLING}:
+        if self.phase in GOING:
             return self._kill(now)
         return self._fail("interrupted", now)
 
     def _to_go(self, now: float) -> list[Command]:
-        """The second time, or before the job has begun, there is no waiting for it."""
-        if self._job.state in RUNNING and not self._going:
-            self._going = True
-            return [PreemptJob()]
+        """The second time there is no waiting for it. It may have begun without having been seen to."""
+        if self._going:
+            return self._interrupted(now)
+        self._going = True
+        return [PreemptJob()] if self._job.state in RUNNING else [LookAtJob()]
+
+    def _go_unsaved(self, now: float) -> list[Command]:
+        """It has not begun, so there is nothing to wait for."""
         commands = self._interrupted(now)
-        if not self._going and self._job.state not in OVER:
+        if self._job.state not in OVER:
             self.verdict = NOT_BEGUN
         return commands
 
@@ -342,6 +354,13 @@ class Supervisor:
             return self._fail(f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished", now)
         if self.phase is Stage.DOUBTING:
             return self._fail(self._doubt, now)
+        return self._overdue(now)
+
+    def _overdue(self, now: float) -> list[Command]:
+        """Workers that were to end have not."""
+        if self.phase is Stage.LEAVING:
+            self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
+            return [EndWorkers()]
         if self.phase is Stage.ENDING:
             return self._kill(now)
         return self._end(self._last_word() if self.phase is Stage.SETTLING else None)
@@ -358,7 +377,7 @@ class Supervisor:
         if job.state == "finished":
             return self._finished()
         if job.state == "preempted":
-            return LaunchVerdict(PREEMPTED, "preempted", job.reason)
+            return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason)
         if self._doubt:
             return LaunchVerdict(1, "failed", self._doubt)
         if job.state == "starting":
@@ -384,12 +403,12 @@ class Supervisor:
         return [*stop, EndWorkers()]
 
     def _leave(self, now: float) -> list[Command]:
-        """The job is preempted, and its workers end by themselves, or are asked to."""
-        self.verdict = LaunchVerdict(PREEMPTED, "preempted", self._job.reason)
+        """The job is preempted, and its workers end by themselves. Later, all that are left are asked to."""
+        self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason)
         if not self._pids:
             return self._end()
-        self.phase, self.deadline = Stage.ENDING, now + self._limits.settle_s
-        return [EndWorkers()]
+        self.phase, self.deadline = Stage.LEAVING, now + GO_GRACE_S
+        return []
 
     def _kill(self, now: float) -> list[Command]:
         self.phase, self.deadline = Stage.KILLING, now + KILL_GRACE_S

@@ -9,7 +9,7 @@ import msgspec
 from edl.protocol.data import Lease, Totals
 from edl.protocol.divergence import Checking
 from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Origin, Save
+from edl.protocol.saving import Hold, Origin, Save
 
 
 class Assignment(msgspec.Struct, frozen=True):
@@ -74,3 +74,5 @@ class Orders(msgspec.Struct, frozen=True):
     summons: Summons | None = None
     save: Save | None = None  # what it is to copy, as its part of a checkpoint
     origin: Origin | None = None  # of this life; None: it has begun anew
+    hold: Hold | None = None  # where it waits for what becomes of that
+    resumable: bool = False  # with STOP: the job was asked to go, and can be gone on with

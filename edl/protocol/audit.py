@@ -12,7 +12,20 @@ import msgspec
 
 from edl.protocol.data import DataSpec, Range
 
-VERSION: Final = 1
+VERSION: Final = 2
+READABLE: Final = (1, VERSION)  # the first knew no lives
+
+
+class LifeBegun(msgspec.Struct, frozen=True, array_like=True):
+    """Which life of the job, and what it began with."""
+
+    life: int = 1
+    parent: int = 0  # the life that had made the checkpoint it went on from; 0: it began anew
+    step: int = 0  # that checkpoint's, of that life
+    job: str = ""  # that had made it
+
+
+FIRST_LIFE: Final = LifeBegun()
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -21,6 +34,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
     version: int
     job: str  # empty for a script without a job
     worker: str
+    life: LifeBegun = FIRST_LIFE
 
 
 class DataOpened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):

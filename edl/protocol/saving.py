@@ -14,6 +14,7 @@ import msgspec
 
 from edl.protocol.ledger import LedgerSnapshot
 
+PREEMPTED_CODE: Final = 75  # exit code of a job that was asked to go, and can be gone on with (EX_TEMPFAIL)
 SPARE: Final = "copy.spare"  # a trainer's copy that its daemon is through with, in their folder: written again
 
 
@@ -82,6 +83,7 @@ class Saving(msgspec.Struct, frozen=True):
     parts: tuple[
         DurablePart, ...
     ] = ()  # all of them, by rank, once it is to be published; before, those no worker repeats
+    stands: bool = False  # the members make no steps: each that is at `after_step` copies where it stands
 
     @property
     def complete(self) -> bool:
@@ -134,6 +136,14 @@ class Save(msgspec.Struct, frozen=True):
     part: int  # its rank
     parts: int
     path: str
+    stands: bool = False  # also if it works on the mini-batch after that step, and has not begun its update
+
+
+class Hold(msgspec.Struct, frozen=True):
+    """Members of that ring begin no mini-batch beyond that step: the job is to go with what is copied after it."""
+
+    generation: int
+    after_step: int
 
 
 class Resumed(msgspec.Struct, frozen=True):

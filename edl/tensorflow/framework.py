@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import math
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future
@@ -35,6 +36,8 @@ from edl.tensorflow.state import (
     Variables,
     broadcast_arrays,
     broadcast_bytes,
+    contents,
+    read,
     synchronize,
 )
 from edl.tensorflow.tensors import TensorFlowTensors, batch_norm_of, metrics_of, statistics_of
@@ -98,6 +101,7 @@ class TensorFlowFramework:
         self._more_variables: list[Any] = []
         self._kept: Callable[[], None] | None = None
         self._session: SessionVariables | None = None  # whose variables make up the model
+        self._witnessed: list[Any] = []
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
         self._tape_reducer: Reducer | None = None
 
@@ -186,11 +190,27 @@ class TensorFlowFramework:
     def name(self) -> str:
         return "tensorflow"
 
-    def snapshot(self) -> TensorFlowSnapshot:
+    def snapshot(self, *, beside: bool = False) -> TensorFlowSnapshot:
+        if beside and not tf.executing_eagerly():
+            raise UsageError("what a session of TensorFlow 1 has can be copied at the end of a mini-batch alone")
         variables = self._variables()
         graph = not tf.executing_eagerly()
         of_models = len(variables.describe()) if graph else len({one.ref() for _, one in self._of_models()})
-        return TensorFlowSnapshot(variables, of_models)
+        return TensorFlowSnapshot(variables, of_models, beside=beside)
+
+    def witness(self) -> list[Any]:
+        """The smallest variable that is trained, and the counts of updates; not their contents, which takes longer."""
+        if not self._witnessed and tf.executing_eagerly():
+            trained = (one for model in self._models for one in model.trainable_variables)
+            smallest = min(trained, key=lambda one: math.prod(one.shape), default=None)
+            counted = (one.iterations for one in self._optimizers if keras_optimizer.is_keras(one))
+            self._witnessed = [_named(one)[1] for one in (smallest, *counted) if one is not None]
+        return read(self._witnessed)
+
+    def is_as(self, witness: list[Any]) -> bool:
+        return [value.tobytes() for value in contents(self.witness())] == [
+            value.tobytes() for value in contents(witness)
+        ]
 
     def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
         restore(self._variables(), description, fill)

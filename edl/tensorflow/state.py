@@ -89,13 +89,20 @@ class EagerVariables:
         return put_back
 
     def values(self) -> list[np.ndarray[Any, Any]]:
-        # What `read_value` comes down to: it shares the variable's memory, until that is updated into other memory.
-        tensors = (tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype) for _, one in self._variables)
-        return [np.asarray(tensor._numpy()) for tensor in tensors]
+        return contents(read([variable for _, variable in self._variables]))
 
     def put(self, values: Sequence[np.ndarray[Any, Any]]) -> None:
         for (_, variable), value in zip(self._variables, values, strict=True):
             variable.assign(value)
+
+
+def read(variables: Sequence[Any]) -> list[Any]:
+    """What `read_value` comes down to: it shares a variable's memory, until that is updated into other memory."""
+    return [tf.raw_ops.ReadVariableOp(resource=one.handle, dtype=one.dtype) for one in variables]
+
+
+def contents(tensors: Sequence[Any]) -> list[np.ndarray[Any, Any]]:
+    return [np.asarray(tensor._numpy()) for tensor in tensors]
 
 
 class SessionVariables:

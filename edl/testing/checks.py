@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import TYPE_CHECKING, NoReturn
 
-from edl.core.checkpoint.preempting import is_saved
+from edl.core.checkpoint.requests import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import Command, Input, Reported
 from edl.core.job.machine import JobMachine
@@ -207,6 +207,7 @@ class Checks:
 
     def _respects_limits(self, record: Record, roster: tuple[str, ...]) -> None:
         minimum, maximum = record.limits.minimum, record.limits.maximum
+        minimum = 1 if record.preemption is not None else minimum  # those that are left save it
         if len(roster) < minimum or (maximum and len(roster) > maximum):
             self.violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from functools import partial
 from typing import Any, Final
 
 from edl.core.data.inheriting import rebased
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Checkpointing, Resumed, Saving
 from edl.testing.faults import draw, draw_saved
+from edl.testing.rings import STEP_TIMEOUT_S
 from edl.testing.savings import SimStore
 from edl.testing.scenario import chooses
 from edl.testing.simulation import Inheritance, SimJob
@@ -20,6 +22,7 @@ from edl.testing.simulation import Inheritance, SimJob
 CALM: Final = 0.3  # of the lives: nothing goes wrong until their end
 OWN_DATA: Final = 0.1
 ASKED: Final = 0.4  # of the lives: they are asked to go, and do not die
+EVALUATES: Final = 0.5  # of these: their scripts are at something of their own then
 
 
 def newest(store: SimStore) -> Saving | None:
@@ -86,6 +89,7 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
         _plan(job, source, steps)
         dies_at = source.random() * (0.1 + 0.012 * steps)
         if asked.random() < ASKED:  # in place of dying
+            _keep_busy(job, asked, dies_at)
             job.after(dies_at, job.ask_to_go, asked.choice((0.0, 0.1, 5.0, 5.0)))
             job.run()
         else:
@@ -95,6 +99,15 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
     _plan(job, source, steps)
     job.run()
     yield job
+
+
+def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
+    """Its scripts evaluate when it is asked to go, or about then: all of them, or one while others wait."""
+    if source.random() < EVALUATES:
+        begins = max(0.0, at + source.uniform(-0.3, 0.2))
+        alone = source.random() < 0.3
+        for_s = 0.5 * STEP_TIMEOUT_S if alone else source.choice((0.1, 0.5, 8.0))
+        job.after(begins, partial(job.evaluate, for_s, alone=alone))
 
 
 def _spec(source: random.Random, workers: int, steps: int) -> DataSpec:

@@ -340,14 +340,22 @@ class Rings:
             ring.armed = True
             self.job.after(within_s * (0.6 + 0.8 * self.job.random.random()), self._step, ring)
 
+    def arm_at(self, ring: SimRing, at: float) -> None:
+        """Or before, if something happens to it."""
+        self.job.after(at - self.job.now, self.arm, ring)
+
     def _step(self, ring: SimRing) -> None:
         ring.armed = False
         here = [w for w in ring.members if w.alive and w.sits and w.generation == ring.generation]
         able = [w for w in here if w.doing is TrainerState.TRAINING and not w.stalled]
         whole = len(here) == len(ring.members)
-        supplied = []
+        supplied, busy = [], [worker for worker in able if worker.busy_until > self.job.now]
+        if busy:
+            self.arm_at(ring, max(worker.busy_until for worker in busy))
         for worker in able:
-            if self._is_at_end(worker):
+            if worker in busy:
+                pass
+            elif self._is_at_end(worker):
                 self.job.end_script(worker)
             elif self._has_batch(worker):
                 supplied.append(worker)
@@ -360,7 +368,7 @@ class Rings:
                 self.job.broken(worker, "connection reset by peer")
         elif len(supplied) == len(ring.members):
             self._train(ring)
-        elif supplied and any(worker.stalled for worker in here):
+        elif supplied and (busy or any(worker.stalled for worker in here)):
             for worker in supplied:
                 self.job.after(STEP_TIMEOUT_S, self._give_up, ring, worker, worker.step)
 

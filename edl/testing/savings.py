@@ -28,6 +28,7 @@ STORE_S: Final = 0.02  # usually at most, for a part
 LATE_S: Final = 0.4  # a part that is late
 PUBLISH_S: Final = 0.01
 COPY_FAILS: Final = 0.01  # so many copies do
+UPDATES: Final = 0.1  # so many of those that work on the next mini-batch are at its update
 STORE_FAILS: Final = 0.03
 STORE_LATE: Final = 0.05
 PUBLISH_FAILS: Final = 0.1
@@ -68,8 +69,11 @@ class Savings:
 
     # ----------------------------------------------------------------------------------------------- a trainer's hands
 
-    def copy(self, worker: SimWorker, save: Save) -> None:
-        """It copies what it has, beside its next mini-batch."""
+    def copy(self, worker: SimWorker, save: Save, *, beside: bool = False) -> None:
+        """It copies what it has, beside its next mini-batch. `beside`: it works on that, and may be at its update."""
+        if beside and self._chance(UPDATES):
+            self.job.tell(worker, CopyFailed(save.number, "its update had begun"))
+            return
         copy = Copy(save, worker.id, worker.generation, worker.step, worker.model)
         self.job.checks.savings.copies(copy)
         self.job.happens(Moment.COPYING, worker)

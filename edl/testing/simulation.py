@@ -82,6 +82,7 @@ DEADLINES = Deadlines(
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 REACH_S = 2.4  # within so long a size that was asked for is reached
+GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
 OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.AWAY)
 AWAY_S = 2 * SESSION_S  # at most
 
@@ -487,6 +488,13 @@ class SimJob:
         self._call(AskCheckpoint(request))
         self.after(SESSION_S, self.ask_checkpoint, request)
 
+    def evaluate(self, for_s: float, *, alone: bool = False) -> None:
+        """The scripts of all members of the ring do something of their own between two mini-batches, or that of one."""
+        here = [worker for worker in self.workers.values() if worker.doing is TrainerState.TRAINING]
+        for worker in here[:1] if alone else here:
+            worker.busy_until = self.now + for_s
+        self.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
+
     def ask_to_go(self, deadline_s: float) -> None:
         """`edl preempt`: asked again until the job is over."""
         if self.durable.state in OVER:
@@ -589,6 +597,8 @@ class SimJob:
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
         self.tell(worker, OrdersHeard(orders))
+        if orders.resumable:
+            self.after(GRACE_S, self._interrupt, worker)
         self.next_rings.heard(worker, orders)
         if before is not None:  # another thread has looked at these earlier, and comes later
             self.tell(worker, OrdersHeard(before))
@@ -598,6 +608,11 @@ class SimJob:
             self.look(worker)
         elif worker.is_hungry():
             self.tell(worker, StillWaiting(orders))
+
+    def _interrupt(self, worker: SimWorker) -> None:
+        """Its script is at something of its own, and its job is gone."""
+        if worker.alive and not worker.stalled and worker.doing is TrainerState.TRAINING:
+            self.end_script(worker)
 
     # ------------------------------------------------------------------------------------------------ a trainer's shell
 
@@ -634,8 +649,8 @@ class SimJob:
         match command:
             case RecordRing():
                 self.checks.sat(worker)
-            case TakeCopy(save):
-                self.savings.copy(worker, save)
+            case TakeCopy(save, beside):
+                self.savings.copy(worker, save, beside=beside)
             case SetWeight():
                 worker.weight = command.weight
 

@@ -50,6 +50,7 @@ class SimWorker:
         "ahead",
         "alive",
         "attention",
+        "busy_until",
         "count",
         "cut_off",
         "daemon",
@@ -81,6 +82,7 @@ class SimWorker:
         self.alive = True  # the trainer's process
         self.stalled = False  # it hangs
         self.cut_off = False  # no ring forms with it
+        self.busy_until = 0.0  # its script is at something of its own between two mini-batches
         self.count = Steps()
         self.leases = SimLeases()
         self.machine = WorkerMachine(self.leases, self.count)
@@ -200,8 +202,8 @@ class SimWorker:
 
     @property
     def is_odd(self) -> bool:
-        """It hangs, or hears nothing for longer than others wait."""
-        return self.stalled or self.deaf_until > 0
+        """It hangs, or hears nothing or is at something else for longer than others wait."""
+        return self.stalled or self.deaf_until > 0 or self.busy_until > 0
 
     def identity(self) -> Identity:
         return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)

@@ -51,6 +51,7 @@ class TorchFramework:
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
         self._kept: list[Rest] = []
+        self._witnessed: torch.Tensor | None = None
         self._apart = TorchApart(self, _tensor)
 
     @functools.cached_property
@@ -106,8 +107,20 @@ class TorchFramework:
     def name(self) -> str:
         return "torch"
 
-    def snapshot(self) -> TorchSnapshot:
+    def snapshot(self, *, beside: bool = False) -> TorchSnapshot:  # noqa: ARG002 - updates ask before they begin
         return TorchSnapshot(self)
+
+    def witness(self) -> torch.Tensor | None:
+        """The smallest of the parameters that are trained, as all of them change in an update."""
+        if self._witnessed is None:
+            found = (one for optimizer in self._optimizers for one in parameters_of(optimizer))
+            trained = (one for one in found if one.requires_grad and one.numel())
+            self._witnessed = min(trained, key=torch.Tensor.numel, default=None)
+        return None if self._witnessed is None else self._witnessed.detach().clone()
+
+    def is_as(self, witness: torch.Tensor | None) -> bool:
+        now = self.witness()
+        return now is None or (witness is not None and bytes_of(now) == bytes_of(witness))
 
     def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
         restore(self, description, fill)

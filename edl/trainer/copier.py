@@ -5,7 +5,11 @@ Owns: what is copied when, and the files in which its daemon finds it. Does not 
 (`edl.daemon.storing`).
 
 What a script may see or change before an update is copied at once. The rest lies still until the update, which waits
-for the copy. Files that the daemon is through with are written again: memory that was touched before is filled faster.
+for the copy. Where a job stands that is to go, another thread copies all of it, while the script is at something of its
+own; the next update waits for that, too. What the forward pass of the next mini-batch may have begun to change is
+copied as it is then.
+
+Files that the daemon is through with are written again: memory that was touched before is filled faster.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from edl.core.worker.inputs import CopyFailed, CopyTaken
-from edl.errors import said_of
+from edl.errors import CheckpointError, said_of
 from edl.protocol.saving import SPARE, Save
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
@@ -38,6 +42,9 @@ logger = logging.getLogger("edl")
 TOGETHER = 1 << 20  # bytes that are written by one call, as are
 MOST_TOGETHER = 512  # pieces: each call gives way to the training thread, which is slow to give way in turn
 CHANGED = "the script changed the model outside of an update while it was copied"
+BEGUN = "its next update had begun"
+OTHERS = "the script has other weights in the model than those that it trains, or has changed them since the update"
+NONE = -1  # no step
 
 
 class Reader(Protocol):
@@ -56,6 +63,10 @@ class Copier:
         self._extras = extras
         self._hear = hear
         self._copying: _Copying | None = None
+        self._beside: Future[None] | None = None
+        self._taking = threading.Lock()  # what is copied beside the script, or is waited for
+        self._updates = NONE  # the step that an update is being made after, or was: asked in each step
+        self.witness: object = None  # of the newest step
         self._thread = ThreadPoolExecutor(1, "edl-copy")  # one that stays: starting another waits until it runs
 
     def take(self, save: Save, folder: Path) -> None:
@@ -75,19 +86,59 @@ class Copier:
         self.idle = False
         copying.start(self._thread)
 
+    def take_beside(self, save: Save, folder: Path, stands: Callable[[], bool]) -> None:
+        """Any thread; comes back at once. `stands`: the script is still between those two updates, by its machine."""
+        with self._taking:
+            self.idle = False
+            self._beside = self._thread.submit(self._take_beside, save, folder, stands)
+
+    def _take_beside(self, save: Save, folder: Path, stands: Callable[[], bool]) -> None:
+        try:
+            if not stands() or self._updates == save.after_step:
+                raise CheckpointError(BEGUN)
+            copying = self._begun(save, folder, beside=True)
+            copying.more = self._is_as_it_was
+            if not self._is_as_it_was():
+                raise CheckpointError(OTHERS)
+        except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
+            said = said_of(error)
+            logger.warning("this worker has no part in checkpoint %d: %s", save.number, said)
+            self._hear(CopyFailed(save.number, said))
+        else:
+            copying.run()
+
+    def _is_as_it_was(self) -> bool:
+        return self._framework.is_as(self.witness)
+
+    def before_update(self, step: int) -> None:
+        """The next thing that happens to what is copied is the update that follows `step`."""
+        self._updates = step
+        while not self.idle:
+            self._updates = NONE  # what is to be copied may be, as this thread waits
+            self.finish()
+            self._updates = step
+
+    def note_void(self) -> None:
+        """The update was not made."""
+        self._updates = NONE
+
     def finish(self) -> None:
         """Before anything changes what is copied. Harmless if nothing is."""
-        copying, self._copying = self._copying, None
-        self.idle = True
+        with self._taking:
+            copying, self._copying = self._copying, None
+            beside, self._beside = self._beside, None
+            self.idle = True
+        if beside is not None:
+            wait([beside])
         if copying is not None:
             copying.finish()
 
-    def _begun(self, save: Save, folder: Path) -> _Copying:
+    def _begun(self, save: Save, folder: Path, *, beside: bool = False) -> _Copying:
         from edl.checkpoints.handover import Own, PartCopy, StateHead, cut
         from edl.checkpoints.manifest import StoredTensor
         from edl.checkpoints.names import registered_tensor
 
-        snapshot = self._framework.snapshot()
+        snapshot = self._framework.snapshot(beside=beside)
         registered = self._extras._stored(self._framework)
         early = [StoredTensor(*one.form, "model" if one.of_model else "optimizer") for one in snapshot.early]
         more = [StoredTensor(registered_tensor(one.path), *one.form, "registered") for one in registered.contents]
@@ -123,6 +174,7 @@ class _Copying:
         hear: Callable[[CopyTaken | CopyFailed], object],
     ) -> None:
         self.stall_s = 0.0
+        self.more: Callable[[], bool] = lambda: True  # is so of what is whole
         self._save = save
         self._folder = folder
         self._pieces = pieces
@@ -135,7 +187,7 @@ class _Copying:
         self._done = False
 
     def start(self, thread: ThreadPoolExecutor) -> None:
-        self._running = thread.submit(self._run)
+        self._running = thread.submit(self.run)
 
     def finish(self) -> None:
         """The training thread is about to change what is copied."""
@@ -149,10 +201,11 @@ class _Copying:
         self.stall_s += time.perf_counter() - began
         self._tell()
 
-    def _run(self) -> None:
+    def run(self) -> None:
+        """On the thread that copies."""
         try:
             self._write()
-            if not self._whole():
+            if not (self._whole() and self.more()):
                 self._failure = CHANGED
         except Exception as error:  # noqa: BLE001 - training goes on whatever it is, and the job hears of it
             self._failure = said_of(error)

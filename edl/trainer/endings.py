@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
+
+from edl.protocol.saving import PREEMPTED_CODE
+
+GRACE_S = 1.0  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
+LAST_S = 4.0  # for one that was interrupted to end
+TICK_S = 0.05
 
 
 class Leaving(SystemExit):
@@ -59,13 +67,59 @@ def note_failures(note: Callable[[str], None]) -> None:
     sys.excepthook = noting
 
 
-def leave_on_sigterm(leave: Callable[[], object]) -> None:
+class Interruption:
+    """Of a script whose job is gone, to be gone on with, and that does not hear of it: it evaluates, say, or waits.
+
+    The script ends as if it had called `sys.exit(75)` where it is: what it does in `finally` is done. One that does not
+    come to that either, as a library keeps its thread, is ended with its process.
+    """
+
+    def __init__(self, ends: Callable[[], bool]) -> None:
+        """`ends`: the script has heard of it."""
+        self._ends = ends
+        self._begun = threading.Event()
+        self._raised = False
+
+    def begin(self, reason: str) -> None:
+        """Any thread; comes back at once. Harmless twice."""
+        if not self._begun.is_set():
+            self._begun.set()
+            threading.Thread(target=self._run, args=(reason,), daemon=True, name="edl-interruption").start()
+
+    def _run(self, reason: str) -> None:
+        if self._waits(GRACE_S):
+            sys.stderr.write(f"edl: {reason}\n")
+            os.kill(os.getpid(), signal.SIGTERM)  # a signal ends a sleep, and a wait for another process
+            if self._waits(LAST_S):
+                sys.stderr.flush()
+                sys.stdout.flush()
+                os._exit(PREEMPTED_CODE)
+
+    def _waits(self, for_s: float) -> bool:
+        until = time.monotonic() + for_s
+        while not self._ends() and time.monotonic() < until:
+            time.sleep(TICK_S)
+        return not self._ends()
+
+    def take_signal(self) -> bool:
+        """SIGTERM has come, in the main thread. False: it means something else. Raises SystemExit, once."""
+        if not self._begun.is_set():
+            return False
+        if not self._ends() and not self._raised:
+            self._raised = True
+            sys.exit(PREEMPTED_CODE)
+        return True
+
+
+def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) -> None:
     """Make the first SIGTERM a graceful leave, unless the script minds the signal itself."""
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
 
     def handle(_number: int, _frame: object) -> None:
+        if interruption.take_signal():
+            return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not graceful
         # On a thread: the one that was interrupted may hold the very lock that `leave` needs.
         threading.Thread(target=leave, daemon=True, name="edl-leave").start()

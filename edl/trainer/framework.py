@@ -92,8 +92,18 @@ class Framework(Protocol):
     def name(self) -> str:
         """As checkpoints have it."""
 
-    def snapshot(self) -> Snapshot:
-        """Raises UsageError where the model is not built yet."""
+    def snapshot(self, *, beside: bool = False) -> Snapshot:
+        """Raises UsageError where the model is not built yet.
+
+        `beside`: on any thread, while the script is at something that is no update, and none can begin that edl is
+        asked about. What begins all the same is noticed by `whole`. Raises UsageError where this cannot be had.
+        """
+
+    def witness(self) -> Any:
+        """Taken after each step: a little of all that an update changes. It costs microseconds."""
+
+    def is_as(self, witness: Any) -> bool:
+        """The model may be that of the step after which this was taken: nothing of it has changed. Any thread."""
 
     def restore(self, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
         """Make model and optimizers what another process has described. `fill` puts the bytes of a tensor into a

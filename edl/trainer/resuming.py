@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
+from edl.checkpoints.names import parse_name
 from edl.errors import CheckpointError
+from edl.protocol.audit import LifeBegun
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -80,6 +82,13 @@ class Resuming:
         except msgspec.MsgspecError as error:
             raise CheckpointError(f"{found.path}: what worker {rank} had for itself cannot be read: {error}") from None
         random_states.give_back(self._framework, own.random)
+
+
+def life_begun(life: int, path: str) -> LifeBegun:
+    """For the audit: with the checkpoint of that path; empty: the job begins anew."""
+    *_, job, name = ["", *path.rstrip("/").split("/")]
+    found = parse_name(name)
+    return LifeBegun(life) if found is None else LifeBegun(life, found.life, found.step, job)
 
 
 def _opened(path: str) -> Checkpoint:

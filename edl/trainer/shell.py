@@ -58,17 +58,18 @@ from edl.core.worker.inputs import (
 )
 from edl.core.worker.inputs import BatchVoid as Void
 from edl.core.worker.machine import WorkerMachine
-from edl.core.worker.states import TrainerState
+from edl.core.worker.states import ENDING, TrainerState
 from edl.errors import JobFailed, RingBroken
 from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
+from edl.protocol.saving import PREEMPTED_CODE, Save
 from edl.trainer.beside import Beside
 from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.endings import Leaving
+from edl.trainer.endings import Interruption, Leaving
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.kept import Kept
@@ -102,6 +103,7 @@ class WorkerShell:
         self._preparer = Preparer(framework, self.hear)
         self.beside = Beside(framework, extras)
         self.copier = Copier(framework, extras, self.hear)
+        self.interruption = Interruption(lambda: self.machine.state in ENDING)
         self._link: DaemonLink | None = None
         self._orders: Orders | None = None  # the newest that the training thread has looked at
         self._turn = threading.Lock()  # whose input the machine takes
@@ -143,6 +145,8 @@ class WorkerShell:
     def take_news(self, orders: Orders) -> None:
         """On the link's thread: what cannot wait for the end of a mini-batch."""
         self.hear(OrdersHeard(orders))
+        if orders.resumable:
+            self.interruption.begin(orders.reason)
 
     def take_first(self) -> None:
         """Into the first ring of the job, or into a ring of one to boot in."""
@@ -158,6 +162,7 @@ class WorkerShell:
     def end_uncommitted_batch(self) -> None:
         """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
         self._moments = [time.monotonic()]
+        self.copier.note_void()
         self.hear(BatchEnded())
 
     def while_waiting(self) -> None:
@@ -257,10 +262,19 @@ class WorkerShell:
                 self._preparer.release(generation)
             case SendState(newcomers):
                 self.beside.send(newcomers)
-            case TakeCopy(save):
-                self.copier.take(save, self.link.folder)
+            case TakeCopy(save, beside):
+                if beside:
+                    self.copier.take_beside(save, self.link.folder, lambda: self._stands(save))
+                else:
+                    self.copier.take(save, self.link.folder)
             case TrainStandIns():
                 self.rehearses = self.stand_ins_due = True
+
+    def _stands(self, save: Save) -> bool:
+        """Any thread."""
+        machine = self.machine
+        where = (machine.generation, machine.step)
+        return where == (save.generation, save.after_step) and machine.state is TrainerState.TRAINING
 
     def _await_orders(self) -> Orders | None:
         orders = self._orders = self.link.wait_news(self._orders)
@@ -331,8 +345,7 @@ class WorkerShell:
         nothing: then it is void.
         """
         beside = self.beside
-        if not self.copier.idle:
-            self.copier.finish()
+        self.copier.before_update(self.machine.step)
         if beside.idle or self.machine.void is not None:
             return
         if not beside.awaits:
@@ -398,8 +411,10 @@ class WorkerShell:
         match command:
             case EndScript(""):
                 raise Leaving
-            case EndScript(reason):
-                sys.exit(f"edl: {reason}")
+            case EndScript(reason, resumable):
+                if resumable:
+                    sys.stderr.write(f"edl: {reason}\n")
+                sys.exit(PREEMPTED_CODE if resumable else f"edl: {reason}")
             case Fail(reason):
                 raise JobFailed(reason)
             case BreakIteration():

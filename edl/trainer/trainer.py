@@ -51,7 +51,7 @@ from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
 from edl.trainer.rates.rate import AnySchedule, Rule
-from edl.trainer.resuming import Resuming
+from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
 from edl.transport.count import Count
 
@@ -87,6 +87,7 @@ class Trainer:
         self._resuming = Resuming(framework, self._extras)
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
+        self._saved = False  # the job is
         self._left = False
 
     # ------------------------------------------------------------------------------------------- begin and end
@@ -124,11 +125,13 @@ class Trainer:
                 f"EDL_RING={settings.ring}: here gradients are averaged by Horovod alone; leave --ring away"
             )
         self._settings = settings
+        self._saved = bool(settings.checkpoint)
         self._thread = threading.get_ident()
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
-            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker)
+            begun = life_begun(settings.life, settings.resume_from)
+            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker, begun)
         link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
         self._count = self._shell.count
         if self._shell.audit.on:
@@ -137,7 +140,7 @@ class Trainer:
             )
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
-        leave_on_sigterm(self._ask_to_leave)
+        leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
         if settings.resume_from:
             self._resuming.begin_with(settings.resume_from)
@@ -504,6 +507,8 @@ class Trainer:
         Here, and only here, rings change. A worker told to leave comes out by `edl.Leaving`. `samples` is how many
         this worker trained, for scripts that cut batches of their own; it is checked against what edl gave it.
         """
+        if self._saved:
+            self._shell.copier.witness = self._framework.witness()
         if samples is None and self._count.advance():
             return True
         return self._end_unusual_batch(samples)
@@ -518,6 +523,8 @@ class Trainer:
         committed = self._end_batch(samples)
         if self._machine.check_is_due:
             self._compare()
+        if self._saved:
+            self._shell.copier.witness = self._framework.witness()  # another's state may have come
         return committed
 
     def _compare(self) -> None:

@@ -47,7 +47,7 @@ class Life:
         """While it lives; what is said of the life before it counts for nothing."""
         found: dict[str, Any] = self.edl.status("ck")
         assert self.launcher.poll() is None, self.launcher.communicate()
-        if found["state"] in {"failed", "finished"}:
+        if found["state"] in {"failed", "finished", "preempted"}:
             self.edl._look_away("ck")
         return found
 

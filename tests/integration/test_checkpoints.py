@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import time
@@ -14,6 +15,9 @@ from typing import Any
 import pytest
 from conftest import Edl
 from saved_job import Life, copied, durable, leaves_nothing_shared, manifest
+
+from edl.core.audit.account import account
+from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
 EVERY = ("--checkpoint-every", "15steps")
@@ -151,6 +155,41 @@ def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_
         assert (path, step, life) == (str(durable(tmp_path / "ck")[0]), begun["step"], 2)
         assert epoch <= first_epoch
     assert any(first == [1, epoch] for *_, epoch, first in told)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("torch_saved.py", "--epochs", "4"),
+        ("torch_saved.py", "--own", "150"),
+        *(("tf_saved.py", "--epochs", "4", "--way", way) for way in ("dataset", "fit", "function", "graph")),
+    ],
+    ids=lambda script: "-".join(script[::2]),
+)
+def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
+    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost.
+
+    All steps are leased at once: where rounds of leases end otherwise, a step has other samples (docs/checkpoints.md).
+    """
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    audits = []
+    for number in range(int(os.environ.get("EDL_TEST_PREEMPTIONS", "3"))):
+        life = Life(edl, tmp_path / str(number), *script, "--step-time", "0.3", checkpoint=tmp_path / "ck", audit=True)
+        life.wait_size(2)
+        edl.wait(lambda life=life: life.status()["step"] > 1, "a job that trains", timeout_s=90)
+        time.sleep(random.random())
+        life.launcher.send_signal(signal.SIGTERM)
+        assert re.search(r"; step \d+ is saved: ", life.finish(75).splitlines()[-1])
+        audits.append(life.audit)
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    assert "goes on from step " in then.finish()
+    assert then.results() == whole.results()
+    if "--own" not in script:
+        found = account([one for folder in (*audits, then.audit) for one in read(folder)])
+        assert found.clean and all(epoch.over for epoch in found.epochs), found
+        assert len(found.lives) == len(audits) + 1 and len(found.epochs) == 4
 
 
 # ------------------------------------------------------------------------------------------------------------ faults

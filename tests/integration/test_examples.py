@@ -20,8 +20,9 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
 OF_HOROVOD = {"horovod_pytorch.py", "horovod_tensorflow2.py"}  # moved to edl: tests/integration/test_migrating.py
 SCHEDULER = "scheduler.py"
+PREEMPTED = "torch_preempted.py"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-TRAINING = [name for name in EXAMPLES if name != SCHEDULER and name not in OF_HOROVOD]
+TRAINING = [name for name in EXAMPLES if name not in {SCHEDULER, PREEMPTED, *OF_HOROVOD}]
 BOOTED = {"keras_digits.py"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100
@@ -47,10 +48,10 @@ def shell(edl, line: str, warm: Path | None = None):
     return edl.start_command(["bash", "-c", line], **(edl.warm.typed(warm) if warm else path), **QUIET)
 
 
-def done(process) -> str:
+def done(process, code: int = 0) -> str:
     out, err = process.communicate(timeout=patient(END_S))
-    assert process.returncode == 0, out + err
-    return out
+    assert process.returncode == code, out + err
+    return out if code == 0 else err
 
 
 def found_by(out: str, word: str) -> list[float]:
@@ -104,6 +105,26 @@ def test_the_scheduler_grows_and_shrinks_a_job_by_the_lines_of_its_docstring(edl
     grown, shrunk = [event for event in events if event["kind"] == "scaled"]
     assert grown["asked_ms"] > grown["switching_ms"] > 0 < grown["pause_ms"]
     assert (shrunk["from"], shrunk["to"], shrunk["forced"]) == (3, 2, False)
+
+
+def test_a_job_is_preempted_and_goes_on_by_the_lines_of_the_docstring(edl, tmp_path):
+    lines = [line.replace("out/", f"{tmp_path}/") for line in docstring_lines(PREEMPTED)]
+    first, preempt, again, verify = lines
+    assert again == first
+    script = ROOT / "examples" / PREEMPTED
+    job = shell(edl, first, script)
+    wait_training(edl, first)
+    done(shell(edl, preempt))
+    assert "outlive is preempted, and goes on when the same line is typed again" in done(job, 75)
+    job = shell(edl, again, script)
+    out, err = job.communicate(timeout=patient(END_S))
+    assert job.returncode == 0, out + err
+    (step,) = re.findall(r"edl: job outlive goes on from step (\d+)", err)
+    (accuracy, steps) = re.findall(r"accuracy ([\d.]+) after (\d+) steps", out)[0]
+    assert float(accuracy) > 0.85 and int(steps) > int(step) > 10
+    said = done(shell(edl, verify))
+    assert said.startswith(f"job outlive: {steps} steps, 2 lives, 4 workers"), said
+    assert said.splitlines()[-1] == "0 lost, 0 repeated"
 
 
 @pytest.mark.parametrize("name", EXAMPLES)

@@ -248,6 +248,35 @@ def test_scripts_that_brought_their_own_data_cannot_ask_for_some_now() -> None:
         versions.open("v0", SPEC, (), 0)
 
 
+def test_a_job_that_was_saved_before_its_first_step_begins_its_data_then() -> None:
+    versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1"))
+    versions.open("v0", SPEC, roster(2), 0)
+    versions.reach(1)
+    assert versions.ledger is not None
+    assert samples(versions.ledger, "w0", 1) == samples(granted(Ledger(SPEC, roster(2)), 1), "w0", 1)
+
+
+@given(st.integers(1, 3), st.integers(0, 2))
+def test_a_life_that_is_saved_before_its_scripts_ask_for_data_hands_on_what_it_began_with(size: int, own: int) -> None:
+    """`own`: steps that its scripts made without."""
+    ledger = granted(Ledger(SPEC, roster(2)), 4)
+    ledger.commit(3)
+    versions = LedgerVersions(None, Batching(), {}, Resumed(3, 1, "/c/j/1", rebased(ledger.snapshot())))
+    handed_on = versions.projected(own)
+    assert handed_on is not None
+    saved = rebased(handed_on)
+    then = LedgerVersions(None, Batching(), {}, Resumed(3 + own, 2, "/c/j/2", saved))
+    for one in (versions, then):
+        one.open("v0", SPEC, roster(size, "v"), 0)
+        one.reach(4)
+    assert then.snapshot() == versions.snapshot()
+
+
+def granted(ledger: Ledger, step: int) -> Ledger:
+    ledger.grant(step)
+    return ledger
+
+
 def test_what_is_not_leased_yet_cannot_be_announced() -> None:
     ledger = Ledger(SPEC, roster(2))
     ledger.grant(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from functools import partial
 from itertools import pairwise
 
 import pytest
@@ -63,6 +64,56 @@ def test_where_nothing_goes_wrong_each_saving_is_durable_and_the_next_comes_in_t
     assert job.durable.saved is not None
     assert job.durable.saved.step == job.checks.steps  # the last one, of the last step
     assert job.durable.state is JobState.FINISHED
+
+
+GOES_S = 1.0  # to see that workers stand, to try it again where one is at its update, and to write
+
+
+def gone(job: SimJob) -> int:
+    """The step that it is saved after."""
+    assert job.durable.state is JobState.PREEMPTED, job.story("not preempted")
+    assert job.durable.saved is not None, job.story("not saved")
+    return job.durable.saved.step
+
+
+@pytest.mark.parametrize("alone", [False, True])
+@pytest.mark.parametrize("seed", range(12))
+def test_a_job_that_is_to_go_is_saved_where_its_scripts_stand(seed: int, alone: bool) -> None:
+    """For longer than its deadline; an evaluation of one worker is over before the others give up waiting for it."""
+    job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
+    job.savings.fails = False
+    job.after(0.5, partial(job.evaluate, 0.25 if alone else 8.0, alone=alone))
+    job.after(0.5 + 0.01 * seed, job.ask_to_go, 5.0)
+    job.run()
+    beyond = job.checks.steps - gone(job)  # a mini-batch that was begun already may come to its end
+    assert 0 <= beyond <= alone, job.story("steps were trained that are not saved")
+    assert job.now < 0.7 + GOES_S + 0.1 * seed, job.story("late")
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+@pytest.mark.parametrize("seed", range(12))
+def test_no_step_is_trained_beyond_that_which_is_saved(seed: int, workers: int) -> None:
+    job = Calm(DATA, seed=seed, workers=workers, checkpointing=Checkpointing("memory:"))
+    job.after(0.4 + 0.03 * seed, job.ask_to_go, 5.0)
+    job.run()
+    assert gone(job) == job.checks.steps, job.story("steps were trained that are not saved")
+
+
+@pytest.mark.parametrize(
+    "fault", [Fault.KILL, Fault.VANISH, Fault.CRASH_LEADER, Fault.CHANGE_LEADER, Fault.RENEW_DAEMON]
+)
+@pytest.mark.parametrize("moment", [Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING])
+def test_whatever_strikes_while_workers_wait_to_go_it_is_saved_within_its_deadline(
+    fault: Fault, moment: Moment
+) -> None:
+    """It needs as many workers as it has, and no others come."""
+    for seed in range(3):
+        job = SimJob(DATA, seed=seed, workers=3, minimum=3, checkpointing=Checkpointing("memory:"))
+        job.plan([Planned(fault, moment, 1)])
+        job.after(0.5, job.ask_to_go, 5.0)
+        job.run()
+        gone(job)
+        assert job.now < 0.5 + 5.0, job.story("only the deadline ended it")
 
 
 @pytest.mark.parametrize("seed", range(5))

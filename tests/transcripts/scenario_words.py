@@ -156,9 +156,12 @@ def _saving(name: str, old: Saving | None, new: Saving | None, after: Record) ->
         durable = after.saved is not None and old is not None and after.saved.number == old.number
         return [] if durable or old is None else [f"saving {old.number} is given up"]
     what = f"saving {new.number} of ring {new.generation} after step {new.after_step}: {' '.join(new.roster)}"
+    data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")
+    has = f"saving {new.number} has as data: {data}" if data else ""
     if old is None or old.number != new.number:
-        data = "" if new.ledger is None else ledger_lines(new.ledger)[0].removeprefix("data: step ")
-        return [what, f"saving {new.number} has as data: {data}" if data else ""]
+        return [what, has]
+    if old.ledger != new.ledger:
+        return [has]
     if new.complete:
         return [f"saving {new.number}: all parts are durable"]
     return [f"saving {new.number}: parts that are durable: {' '.join(part.worker for part in new.parts)}"]
@@ -247,7 +250,19 @@ _GONE: Final = {
     "call": "the call is over",
     "verdict": "stay",
     "save": "nothing to copy any more",
+    "hold": "no step to wait after any more",
 }
+
+
+def _of_saving(orders: Orders) -> Told:
+    topics: Told = {}
+    if orders.save is not None:
+        stands = ", where it stands" if orders.save.stands else ""
+        step = orders.save.after_step
+        topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {step}{stands}"
+    if orders.hold is not None:
+        topics["hold"] = f"wait after step {orders.hold.after_step} of ring {orders.hold.generation}"
+    return topics
 
 
 def _topics(orders: Orders) -> Told:
@@ -267,8 +282,7 @@ def _topics(orders: Orders) -> Told:
         topics["boot"] = "boot alone"
     if orders.summons is not None:
         topics["call"] = _call(orders.summons)
-    if orders.save is not None:
-        topics["save"] = f"copy part {orders.save.part} of {orders.save.parts} after step {orders.save.after_step}"
+    topics |= _of_saving(orders)
     if orders.assignment is not None:
         topics["seat"] = _seat(orders)
         topics["peers"] = f"find the others at {', '.join(peer.address for peer in orders.assignment.peers)}"

@@ -1,8 +1,8 @@
 """What became of every sample of a job, by what its workers wrote down: trained once, lost, or repeated (I6).
 
-Owns: the account. Does not own: which steps count (`edl.core.audit.lineage`), the lines (`edl.protocol.audit`) and the
-files (`edl.trainer.data.audit`). Nothing here asks the ledger: an audit that believed the bookkeeping would only find
-what that knows of itself.
+Owns: the account. Does not own: which steps count (`edl.core.audit.lineage`, `edl.core.audit.lives`), the lines
+(`edl.protocol.audit`) and the files (`edl.trainer.data.audit`). Nothing here asks the ledger: an audit that believed
+the bookkeeping would only find what that knows of itself.
 
 Samples are lost once their epoch is over; before that they are still to be trained. When it is over, a job that goes on
 cannot know for certain: what a worker loses with the last steps of an epoch is trained along with the next one. So an
@@ -20,7 +20,8 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.core.audit.lineage import Span, WorkerAudit, lineage
+from edl.core.audit.lineage import WorkerAudit
+from edl.core.audit.lives import AuditedLife, lives
 from edl.core.data.permutation import samples_at
 from edl.errors import UsageError
 from edl.protocol.audit import BatchGiven, Committed, DataEnded, DataOpened
@@ -33,8 +34,9 @@ NEAR = 1e-6  # weights are rounded on their way through a framework
 class Portion(msgspec.Struct, frozen=True):
     """A worker was given something in a step."""
 
-    step: int
+    step: int  # of that life
     worker: str
+    life: int = 1
 
 
 class Offender(msgspec.Struct, frozen=True):
@@ -64,6 +66,24 @@ class Weighed(msgspec.Struct, frozen=True):
     worker: str
     weight: float
     right: float
+    life: int = 1
+
+
+class LifeAccount(msgspec.Struct, frozen=True):
+    """One life of the job."""
+
+    life: int
+    parent: int  # the life that it went on from; 0: it began anew
+    parent_step: int  # after that step of it
+    base: int | None  # after that step of all lives together; None: no later life has gone on from this one
+    steps: int  # that it made
+    kept: int  # of them: those up to the step that the next one went on from
+    workers: int
+    generations: int  # that trained anything
+
+    @property
+    def begins_anew(self) -> bool:
+        return not self.parent
 
 
 class Account(msgspec.Struct, frozen=True):
@@ -72,7 +92,10 @@ class Account(msgspec.Struct, frozen=True):
     job: str
     workers: int
     generations: int  # that trained anything
-    steps: int
+    steps: int  # that count, of all lives
+    lives: tuple[LifeAccount, ...]
+    void_steps: int  # of lives that a later one went on from an earlier step of
+    again: int  # samples of those steps: to be trained again
     epochs: tuple[EpochAccount, ...]
     epochs_wanted: int
     wrong: int  # steps of workers whose samples were not those of their positions
@@ -94,6 +117,7 @@ class _Hand(msgspec.Struct, frozen=True):
     taken: Portion
     line: BatchGiven
     counts: bool
+    void: bool  # it would count, if a later life had not gone on from an earlier step
 
     def has(self, epoch: int, position: int) -> bool:
         return any(piece.epoch == epoch and piece.start <= position < piece.stop for piece in self.line.ranges)
@@ -102,6 +126,7 @@ class _Hand(msgspec.Struct, frozen=True):
 class _Weighing(msgspec.Struct, frozen=True):
     """What a step was made of."""
 
+    life: int
     step: int
     samples: dict[str, int]  # of each member
     weights: dict[str, float]  # of those who lived to tell, and could
@@ -117,24 +142,30 @@ class _Weighing(msgspec.Struct, frozen=True):
         for worker, weight in self.weights.items() if self.updated else ():
             right = self.samples[worker] / total if total else 0.0
             if abs(weight - right) > NEAR:
-                yield Weighed(self.step, worker, weight, right)
+                yield Weighed(self.step, worker, weight, right, self.life)
 
 
 def account(audits: Sequence[WorkerAudit]) -> Account:
     """Raises UsageError for audits that do not belong together, or are not complete."""
-    job, spec, spans = _job_of(audits), _spec_of(audits), lineage(audits)
-    hands = sorted(_hands(audits, spans), key=_place)
+    job, found = _job_of(audits), lives(audits)
+    counting = [life for life in found if life.counts]
+    spec = _spec_of(counting)
+    hands_of = {life.number: sorted(_hands(life), key=_place) for life in found}
+    hands = [hand for life in counting for hand in hands_of[life.number]]
     by_epoch = _by_epoch(spec, hands)
     wrong = [hand.taken for hand in hands if hand.counts and _check(spec, hand.line.ranges) != hand.line.check]
-    over = _epochs_over(audits, spans, hands)
+    over = _epochs_over(counting[-1], hands)
     begun = max(over, max(by_epoch, default=-1) + 1)
-    weighings = tuple(_weighings(audits, spans, hands))
+    weighings = tuple(one for life in counting for one in _weighings(life, hands_of[life.number]))
     misweighed = [one for weighing in weighings for one in weighing.misweighed()]
     return Account(
         job=job,
         workers=len(audits),
-        generations=len(spans),
-        steps=spans[-1].until_step if spans else 0,
+        generations=sum(len(life.spans) for life in found),
+        steps=sum(life.kept for life in found),
+        lives=tuple(map(_life, found)),
+        void_steps=sum(life.steps - life.kept for life in found),
+        again=sum(len(piece) for ones in hands_of.values() for hand in ones if hand.void for piece in hand.line.ranges),
         epochs=tuple(_epoch(spec, number, number < over, by_epoch[number]) for number in range(begun)),
         epochs_wanted=spec.epochs,
         wrong=len(wrong),
@@ -153,7 +184,23 @@ def _job_of(audits: Sequence[WorkerAudit]) -> str:
     return first
 
 
-def _spec_of(audits: Sequence[WorkerAudit]) -> DataSpec:
+def _life(one: AuditedLife) -> LifeAccount:
+    begun = one.begun
+    return LifeAccount(
+        life=begun.life,
+        parent=begun.parent,
+        parent_step=begun.step,
+        base=one.base,
+        steps=one.steps,
+        kept=one.kept,
+        workers=len(one.audits),
+        generations=len(one.spans),
+    )
+
+
+def _spec_of(lives: Iterable[AuditedLife]) -> DataSpec:
+    """Of those that count: one that began anew may have done so on other data."""
+    audits = [audit for life in lives for audit in life.audits]
     specs = [line.spec for audit in audits for line in audit.lines if isinstance(line, DataOpened)]
     if not specs:
         raise UsageError("there is nothing to verify: no worker has asked for data")
@@ -162,33 +209,36 @@ def _spec_of(audits: Sequence[WorkerAudit]) -> DataSpec:
     return max(specs, key=lambda spec: spec.epochs)
 
 
-def _hands(audits: Sequence[WorkerAudit], spans: Sequence[Span]) -> Iterator[_Hand]:
-    counted = {
+def _hands(life: AuditedLife) -> Iterator[_Hand]:
+    made = {
         (worker, step)
-        for span in spans
+        for span in life.spans
         for step in range(span.after_step + 1, span.until_step + 1)
         for worker in span.members
     }
-    for audit in audits:
+    for audit in life.audits:
         newest = {line.step: line for line in audit.lines if isinstance(line, BatchGiven)}
         for step, line in newest.items():
-            yield _Hand(Portion(step, audit.worker), line, (audit.worker, step) in counted)
+            trained, kept = (audit.worker, step) in made, step <= life.kept
+            yield _Hand(Portion(step, audit.worker, life.number), line, trained and kept, trained and not kept)
 
 
-def _weighings(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Iterable[_Hand]) -> Iterator[_Weighing]:
-    """Of all steps that count."""
+def _weighings(life: AuditedLife, hands: Iterable[_Hand]) -> Iterator[_Weighing]:
+    """Of all its steps that count."""
     samples = {(hand.taken.worker, hand.taken.step): sum(map(len, hand.line.ranges)) for hand in hands if hand.counts}
     weights = {
         (audit.worker, line.generation, line.step): line.weight
-        for audit in audits
+        for audit in life.audits
         for line in audit.lines
         if isinstance(line, Committed) and line.weight is not None
     }
-    for span in spans:
-        for step in range(span.after_step + 1, span.until_step + 1):
+    for span in life.spans:
+        for step in range(span.after_step + 1, min(span.until_step, life.kept) + 1):
             told = {worker: weights.get((worker, span.generation, step)) for worker in span.members}
             known = {worker: weight for worker, weight in told.items() if weight is not None}
-            yield _Weighing(step, {worker: samples.get((worker, step), 0) for worker in span.members}, known)
+            yield _Weighing(
+                life.number, step, {worker: samples.get((worker, step), 0) for worker in span.members}, known
+            )
 
 
 def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_Hand]]:
@@ -204,10 +254,10 @@ def _by_epoch(spec: DataSpec, hands: Iterable[_Hand]) -> defaultdict[int, list[_
     return found
 
 
-def _epochs_over(audits: Sequence[WorkerAudit], spans: Sequence[Span], hands: Sequence[_Hand]) -> int:
-    """Epochs before this one are."""
-    step = spans[-1].until_step if spans else 0
-    told = (line for audit in audits for line in audit.lines if isinstance(line, DataEnded) and line.step == step)
+def _epochs_over(newest: AuditedLife, hands: Sequence[_Hand]) -> int:
+    """Epochs before this one are. It is the newest life whose scripts can have been told so."""
+    lines = (line for audit in newest.audits for line in audit.lines)
+    told = (line for line in lines if isinstance(line, DataEnded) and line.step == newest.steps)
     newest_pass = max((hand.line.epoch for hand in hands if hand.counts), default=0)
     return max(newest_pass - 1, 0, *(line.epochs for line in told))
 

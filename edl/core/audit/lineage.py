@@ -1,6 +1,7 @@
-"""Which steps a job has kept, and which workers took part in each: read from what all its workers wrote down.
+"""Which steps a life of a job has kept, and which workers took part in each: read from what they all wrote down.
 
-Owns: the rule by which a step counts (I5). Does not own: which samples it trained (`edl.core.audit.account`).
+Owns: the rule by which a step counts (I5). Does not own: which of them a later life went on from
+(`edl.core.audit.lives`), nor which samples they trained (`edl.core.audit.account`).
 
 A worker alone cannot know whether a step of its own counts. It may have applied one that its colleagues take for void,
 and be killed with it; and it may be killed before it has written that it applied one that they keep. So:
@@ -20,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edl.errors import UsageError
-from edl.protocol.audit import Committed, Line, Sat
+from edl.protocol.audit import FIRST_LIFE, Committed, LifeBegun, Line, Sat
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,6 +31,7 @@ class WorkerAudit:
     worker: str
     job: str
     lines: tuple[Line, ...]
+    begun: LifeBegun = FIRST_LIFE
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +54,7 @@ class _Generation:
 
 
 def lineage(audits: Sequence[WorkerAudit]) -> tuple[Span, ...]:
-    """In order, without gaps, and each step once. Raises UsageError where the audits contradict each other."""
+    """Of one life: in order, without gaps, and each step once. Raises UsageError where they contradict each other."""
     later: int | None = None  # the earliest beginning of all later generations
     spans = []
     for one in reversed(_generations(audits)):

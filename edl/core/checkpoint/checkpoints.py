@@ -12,10 +12,15 @@ What is on record is decided: that one is announced, that all its parts are dura
 and what became of requests. Which parts are durable meanwhile is only seen, and told to a new leader again; but for
 those of workers whose end is taken, who say it no more: these are put on record with that.
 
+A job that is to go is saved as soon as it can be: of a step ahead while its members train, which they do not train
+beyond; where they stand (`standing.py`), of the step at which they do. What was announced for a later one, and is not
+come to, is given up for that.
+
 At the end of a job a saving is given up; only a last one that was asked for is waited for, within bounds (I12).
 
 Owns: the saving on record, its times, and its events. Does not own: when one is due (`edl.core.checkpoint.timetable`),
-when it cannot come about any more (`edl.core.checkpoint.fate`), answers (`edl.core.checkpoint.requests`), nor storage.
+when it cannot come about any more (`edl.core.checkpoint.fate`), whether members stand (`edl.core.checkpoint.standing`),
+answers (`edl.core.checkpoint.requests`), nor storage.
 """
 
 from __future__ import annotations
@@ -29,6 +34,7 @@ from edl.core.checkpoint import requests
 from edl.core.checkpoint.fate import Prospect, why_not
 from edl.core.checkpoint.interval import KEPT, Interval, interval_of
 from edl.core.checkpoint.pace import SavingPace
+from edl.core.checkpoint.standing import stand
 from edl.core.checkpoint.timetable import Timetable
 from edl.core.data.leasing import Leasing
 from edl.core.job.deadlines import Deadlines
@@ -129,7 +135,7 @@ class Checkpoints:
         """Time, or a step, may decide something."""
         working, record = self._working, self._working.record
         if record.saving is not None:
-            return working.now >= self._until
+            return working.now >= self._until or self._is_out_of_reach(record.saving)
         if not record.job_policy.checkpointing.folder or working.now < self._look_at:
             return False
         self._pace.look(record.generation, working.newest())
@@ -166,7 +172,8 @@ class Checkpoints:
         why = self._why()
         if why is None:
             return
-        step = self._step(why) if self._can_begin() else None
+        stands = why is Why.PREEMPT and self.members_stand
+        step = self._step(why, stands=stands) if self._can_begin(stands=stands) else None
         if step is None:
             self._look_at = working.now + self._lead_times.notice_s
             return
@@ -179,25 +186,56 @@ class Checkpoints:
             roster=record.roster,
             path=path_of(record.job_policy.checkpointing, record.job, number, step),
             ledger=working.ledgers.projected(step),
+            stands=stands,
         )
         working.change(saving=saving, saves=number)
         self._pace.begin(record.generation, working.newest())
         self._look(saving, since=working.now)
         working.tell(facts.CheckpointBegun(number=number, why=why.value, path=saving.path), step)
 
-    def _can_begin(self) -> bool:
-        """No other ring is planned, no lease about to be cut anew, and all members train, with a state of their own."""
-        record, seen = self._working.record, self._working.seen
-        if record.plan is not None or record.rebatch is not None or not record.generation:
+    @property
+    def members_stand(self) -> bool:
+        """Of a job that is to go."""
+        working, (_, at) = self._working, self._working.newest()
+        preemption, roster = working.record.preemption, working.record.roster
+        if preemption is None or not all(map(working.seen.get, roster)):  # another leader has yet to hear of them
+            return False
+        return stand(
+            working.now - at,
+            step_time_s=self._leasing.step_time_s(),
+            deadline_s=preemption.deadline_s,
+            members=len(roster),
+            lead_times=self._lead_times,
+        )
+
+    def _can_begin(self, *, stands: bool) -> bool:
+        """No other ring is planned, no lease about to be cut anew, and all members train, with a state of their own.
+
+        Where they stand, a switch may be about to come, and what is cut anew is leased for later steps.
+        """
+        record, seen, plan = self._working.record, self._working.seen, self._working.record.plan
+        if not record.generation or (plan is not None and not (stands and plan.after_step is not None)):
+            return False
+        if record.rebatch is not None and not stands:
             return False
         members = self._working.members
         return all(worker in members and seen.trains(worker, record.generation) for worker in record.roster)
 
-    def _step(self, why: Why) -> int | None:
+    def _step(self, why: Why, *, stands: bool) -> int | None:
+        if stands:
+            newest, saved = self._working.newest()[0], self._working.record.saved
+            return newest if newest > (saved.step if saved is not None else 0) else None
         ledger, step = self._working.ledgers.ledger, self._leasing.switch_step()
         if step is None or ledger is None or why is not Why.LAST:
             return step
         return ledger.covered_step
+
+    def _is_out_of_reach(self, saving: Saving) -> bool:
+        """The job is to go, and no member comes to that step."""
+        working = self._working
+        if working.record.preemption is None or saving.complete or saving.generation != working.record.generation:
+            return False
+        return working.newest()[0] < saving.after_step and self.members_stand
 
     # ------------------------------------------------------------------------------------------------ and comes about
 
@@ -224,6 +262,9 @@ class Checkpoints:
             reason = f"its parts were not durable within {self._store_s:g} s"
         if reason:
             self._give_up(reason)
+        elif self._is_out_of_reach(saving):
+            self._give_up(f"the job is to go, and its workers stand after step {working.newest()[0]}", again=True)
+            self._begin_if_due()
 
     def _publish(self, saving: Saving) -> None:
         working = self._working
@@ -259,11 +300,12 @@ class Checkpoints:
         )
         working.tell(durable, saving.after_step)
 
-    def _give_up(self, reason: str) -> None:
-        """Training goes on, and it is tried again."""
+    def _give_up(self, reason: str, *, again: bool = False) -> None:
+        """Training goes on, and it is tried again: at once, where another way is open."""
         working, saving = self._working, self._working.record.saving
         assert saving is not None
-        self._timetable.note_failed(working.now)
+        if not again:
+            self._timetable.note_failed(working.now, hurries=working.record.preemption is not None)
         working.give_up_saving(reason)
         asked = requests.disappointed(working.record.save_requests, saving, reason)
         if asked != working.record.save_requests:

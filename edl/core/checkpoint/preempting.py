@@ -1,7 +1,8 @@
 """A job that is to go: it is saved once more, and then it is over, to be gone on with later.
 
-Training goes on until that checkpoint is durable, and what was trained beyond its step is trained again by the next
-life. Where the deadline comes first, the job goes all the same, and what was durable before has to do.
+Its workers stop after the step that is saved, and wait there until that is durable. Where the deadline comes first, the
+job goes all the same, and what was durable before has to do. A job that has trained nothing that is not durable, and
+does not train on by itself, has nothing to be saved.
 
 Owns: the request on record, its deadline, and the job's end by it. Does not own: the checkpoint
 (`edl.core.checkpoint.checkpoints`), nor what workers do at the end of a job.
@@ -10,6 +11,8 @@ Owns: the request on record, its deadline, and the job's end by it. Does not own
 from __future__ import annotations
 
 from edl import facts
+from edl.core.checkpoint.checkpoints import Checkpoints
+from edl.core.checkpoint.requests import is_saved
 from edl.core.job.inputs import Refuse
 from edl.core.job.working_state import WorkingState
 from edl.protocol.job import OVER, JobState, Record
@@ -20,8 +23,9 @@ from edl.protocol.saving import Preemption
 class Preempting:
     """Of one leader. The deadline begins anew with each (I12)."""
 
-    def __init__(self, working: WorkingState) -> None:
+    def __init__(self, working: WorkingState, checkpoints: Checkpoints) -> None:
         self._working = working
+        self._checkpoints = checkpoints
         self._until: float | None = None
 
     def ask(self, asked: AskPreempt) -> None:
@@ -40,7 +44,7 @@ class Preempting:
 
     def is_due(self) -> bool:
         """Time alone may decide something."""
-        return self._until is not None and self._working.now >= self._until
+        return self._until is not None and (self._working.now >= self._until or self._has_nothing_new())
 
     def follow(self) -> None:
         """End the job when it is saved, has nothing to save, or is out of time."""
@@ -54,16 +58,24 @@ class Preempting:
             saved = record.saved
             assert saved is not None
             working.end(JobState.PREEMPTED, f"{preemption.reason}; step {saved.step} is saved: {saved.path}")
-        elif not record.generation:
-            working.end(JobState.PREEMPTED, f"{preemption.reason}; it had not begun to train")
+        elif not record.generation or self._has_nothing_new():
+            working.end(JobState.PREEMPTED, f"{preemption.reason}; {_as_before(record)}")
         elif working.now >= self._until:
             working.end(JobState.PREEMPTED, f"{preemption.reason}; {_left(record, preemption)}")
 
+    def _has_nothing_new(self) -> bool:
+        """Since it was saved last, or since it began."""
+        record = self._working.record
+        before = record.saved.step if record.saved is not None else 0
+        stands = self._checkpoints.members_stand and self._working.newest()[0] <= before
+        return stands and (record.saving is None or not record.saving.complete)  # that one is of a newer step
 
-def is_saved(record: Record) -> bool:
-    """A checkpoint that was begun after the job was asked to go is durable."""
-    preemption, saved = record.preemption, record.saved
-    return preemption is not None and saved is not None and saved.number > preemption.saves
+
+def _as_before(record: Record) -> str:
+    if record.saved is not None:
+        return f"step {record.saved.step} is saved, and it made none since: {record.saved.path}"
+    begun = "it had trained nothing" if record.generation else "it had not begun to train"
+    return begun if record.resumed is None else f"{begun} since it was resumed from {record.resumed.path}"
 
 
 def _left(record: Record, preemption: Preemption) -> str:

@@ -83,5 +83,11 @@ def disappointed(requests: Requests, saving: Saving, reason: str) -> Requests:
     )
 
 
+def is_saved(record: Record) -> bool:
+    """A checkpoint that was begun after the job was asked to go is durable."""
+    preemption, saved = record.preemption, record.saved
+    return preemption is not None and saved is not None and saved.number > preemption.saves
+
+
 def _is_pending(one: SaveRequest) -> bool:
     return not one.path and not one.failure

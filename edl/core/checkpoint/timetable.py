@@ -14,7 +14,6 @@ from typing import Final
 
 from edl.core.checkpoint import requests
 from edl.core.checkpoint.interval import interval_of
-from edl.core.checkpoint.preempting import is_saved
 from edl.core.data.ledger import Ledger
 from edl.core.job.lead_times import FEWEST_STEPS, LeadTimes
 from edl.protocol.job import Record
@@ -61,14 +60,16 @@ class Timetable:
     def note_durable(self, begun_at: float) -> None:
         self._begun_at, self._failed, self._again_at = begun_at, 0, 0.0
 
-    def note_failed(self, now: float) -> None:
-        """The next one is tried later, and the one after that later yet, within bounds (I12)."""
-        self._again_at = now + self._lead_times.torn_s * 2 ** min(self._failed, DOUBLINGS)
+    def note_failed(self, now: float, *, hurries: bool = False) -> None:
+        """The next one is tried later, and the one after that later yet, within bounds (I12). `hurries`: the job is to
+        go, which has bounds of its own.
+        """
+        self._again_at = now + self._lead_times.torn_s * 2 ** (0 if hurries else min(self._failed, DOUBLINGS))
         self._failed += 1
 
 
 def _to_go(record: Record) -> Why | None:
-    return None if is_saved(record) else Why.PREEMPT
+    return None if requests.is_saved(record) else Why.PREEMPT
 
 
 def is_last(

@@ -51,8 +51,11 @@ class Leasing:
         """`worker` says what it trains on."""
         working = self._working
         try:
-            if working.ledgers.open(worker, spec, working.record.roster, working.newest()[0]):
+            newest = working.newest()[0]
+            if working.ledgers.open(worker, spec, working.record.roster, newest):
+                working.ledgers.reach(self._to_be_saved())
                 working.keep_ledger()
+                self._project_anew(newest)
         except UsageError as error:
             working.end(JobState.FAILED, str(error))
 
@@ -249,7 +252,9 @@ class Leasing:
         return 0 if saving is None or saving.generation != record.generation else saving.after_step
 
     def _project_anew(self, read: int) -> None:
-        """What is leased beyond the step `read` is other than it was, when a checkpoint was announced for after it."""
+        """What is leased beyond the step `read` is other than it was known to be, when a checkpoint was announced for
+        after it.
+        """
         working, saving = self._working, self._working.record.saving
         if saving is not None and read < self._to_be_saved() <= working.ledgers.covered_step:
             ledger = working.ledgers.projected(saving.after_step)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from edl.core.data.batching import batch_of_all, even_shares, weighted_shares
-from edl.core.data.inheriting import inherited, is_inherited, projected
+from edl.core.data.inheriting import inherited, is_inherited, projected, rebased
 from edl.core.data.ledger import Ledger
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
@@ -72,9 +72,10 @@ class LedgerVersions:
 
     def _first(self, worker: str, spec: DataSpec, roster: Sequence[str], step: int) -> Ledger:
         """The ledger begins: with all samples, or with those that the life before has left."""
-        if self.resumed is None:
+        before = self.resumed
+        if before is None or (before.ledger is None and not before.step):
             return Ledger(spec, roster, step, self._batches(spec, roster))
-        ledger = inherited(self.resumed, worker, spec, step)
+        ledger = inherited(before, worker, spec, step)
         if roster:
             self._enter(ledger, roster, step)
         return ledger
@@ -85,8 +86,14 @@ class LedgerVersions:
         ledger.enter(roster, step, self._batches(ledger.spec, roster), spare=spare)
 
     def projected(self, step: int) -> LedgerSnapshot | None:
-        """The data as it will be after `step`, up to which it is leased."""
-        return None if self.ledger is None else projected(self.ledger, step)
+        """The data as it will be after `step`, up to which it is leased.
+
+        As long as no script has asked for it, it is as the life before has left it.
+        """
+        if self.ledger is not None:
+            return projected(self.ledger, step)
+        before = None if self.resumed is None else self.resumed.ledger
+        return None if before is None else rebased(before, step)
 
     def can_spare(self) -> bool:
         """Newcomers may have no samples in their first step: batches are as many samples of each worker, not of all

@@ -33,6 +33,11 @@ class LeadTimes:
         return 3 * self.notice_s
 
     @property
+    def stand_s(self) -> float:
+        """Members of whom no step is heard for so long make none, however short their steps are."""
+        return 5 * self.notice_s
+
+    @property
     def muster_s(self) -> float:
         """Within so long the daemons of a next ring find each other, beside training; after that some are left out."""
         return self.hold_s + 3 * self.notice_s

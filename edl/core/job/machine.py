@@ -104,7 +104,7 @@ class JobMachine:
         self._fitness = Fitness(self._working, lead_times, deadlines)
         self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
-        self._preempting = Preempting(self._working)
+        self._preempting = Preempting(self._working, self._checkpoints)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)

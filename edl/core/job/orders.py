@@ -12,10 +12,10 @@ from edl.core.job.hosts import Ranks, ranks_of
 from edl.core.switch.exchange import errands
 from edl.core.switch.planning import outlived
 from edl.protocol.assignment import Assignment, Orders, Share, Summons, Verdict
-from edl.protocol.job import OVER, Plan, Record, WorkerState
+from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import Peer, Place
-from edl.protocol.saving import Origin, Save
+from edl.protocol.saving import Hold, Origin, Save, Why
 
 
 class OrderBook:
@@ -61,6 +61,8 @@ class OrderBook:
             summons=self._summons(worker),
             save=self._save(worker),
             origin=self._origin,
+            hold=self._hold,
+            resumable=record.state is JobState.PREEMPTED,
         )
 
     def _verdict(self, worker: str) -> tuple[Verdict, str, int]:
@@ -134,7 +136,15 @@ class OrderBook:
         if saving is None or part is None or saving.complete:
             return None
         parts = len(saving.roster)
-        return Save(saving.number, saving.generation, saving.after_step, part, parts, saving.path)
+        return Save(saving.number, saving.generation, saving.after_step, part, parts, saving.path, saving.stands)
+
+    @cached_property
+    def _hold(self) -> Hold | None:
+        """Of a job that is to go: what is trained beyond the step that it is saved after would be trained again."""
+        record = self.record
+        if record.saving is None or record.saving.why is not Why.PREEMPT or record.state in OVER:
+            return None
+        return Hold(record.saving.generation, record.saving.after_step)
 
     @cached_property
     def _parts(self) -> dict[str, int]:

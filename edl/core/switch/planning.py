@@ -33,6 +33,11 @@ class Situation:
     unmet: frozenset[str] = frozenset()  # newcomers that the others do not reach
     leaves_as: Mapping[str, str] = field(default_factory=dict)  # why each leaver was told to leave, if known
 
+    @property
+    def minimum(self) -> int:
+        """A job that is to go waits for no others: those that are left save it."""
+        return 1 if self.record.preemption is not None else self.record.limits.minimum
+
 
 @dataclass(frozen=True, slots=True)
 class Follow:
@@ -89,8 +94,8 @@ def decide(now: Situation) -> Decision:
         return WaitAnew() if plan is not None else None
     broken = forced and kept_step(now) is None
     roster = wanted_roster(now, forced, leavers_too=broken)
-    if not forced and (roster == record.roster or _is_ending(now)):
-        return None
+    if not forced and (roster == record.roster or _is_ending(now) or record.preemption is not None):
+        return None  # a job that is to go changes only what is broken
     return _first(now, roster) if record.generation == 0 else _following(now, roster, forced)
 
 
@@ -99,8 +104,8 @@ def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decisio
     record = now.record
     if not any(worker in record.roster or is_ahead(now, worker) for worker in roster):
         return GiveUp(_why_none_has_the_state(now))
-    if len(roster) < record.limits.minimum:
-        return TooFew(f"{len(roster)} workers are left and the job needs {record.limits.minimum}")
+    if len(roster) < now.minimum:
+        return TooFew(f"{len(roster)} workers are left and the job needs {now.minimum}")
     if instead := _instead(now, roster):
         return instead
     roster = wanted_roster(now, forced, leavers_too=forced)
@@ -167,7 +172,7 @@ def _without_the_unproven(now: Situation, staying: set[str], forced: bool) -> se
     if trials.judged == newest and record.roster:
         doubted = staying.difference(record.roster)
     sure = staying - {worker for worker in doubted if not now.seen.has_leases(worker)}
-    if (needed := record.limits.minimum - len(sure)) > 0:
+    if (needed := now.minimum - len(sure)) > 0:
         struck = suspects(trials, record.roster)
         least = sorted(staying - sure, key=lambda worker: (struck.get(worker, 0), now.members[worker].number))
         return sure.union(least[:needed])
@@ -251,7 +256,7 @@ def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
     if plan is None or after_step is None:
         return None
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
-    if len(known) < now.record.limits.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
+    if len(known) < now.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
         return None  # too few; or others need the model of these, which would go before that
     return Follow(known, forced=False, after_step=after_step, why=why(now, known))
 

@@ -4,6 +4,10 @@ All members of a ring have the same model after a step, and their copies are one
 worker copies at the end of just that mini-batch, in the ring that the saving was announced to, or not at all. A word
 that comes late costs a checkpoint, never a mini-batch: the leader announces another one.
 
+Where a job is to go and its members make no steps (an evaluation, a pipeline that waits, a long step), a saving is of
+the step at which they *stand*. What each has is still that of this step until its next update begins, so it is copied
+then and there.
+
 Owns: which saving this worker is through with, what its script has asked for, and what its daemon was told. Does not
 own: when a job is saved (`edl.core.checkpoint`), nor copying: a shell does that beside the next mini-batch, before its
 update.
@@ -39,10 +43,12 @@ class Copying:
         self._wanted = say.CheckpointWanted(step)
         return [TellDaemon(self._wanted)]
 
-    def heed(self, save: Save | None, generation: int, step: int, *, between: bool) -> list[Command]:
+    def heed(
+        self, save: Save | None, generation: int, step: int, *, between: bool, works: bool = False
+    ) -> list[Command]:
         """What a worker does that has applied `step` in the ring of `generation`, and was told of `save`.
 
-        `between`: it is at the end of that mini-batch, and has begun no other.
+        `between`: it is at the end of that mini-batch, and has begun no other. `works`: it has.
         """
         if save is None or save.number <= self.newest or generation < save.generation:
             return []
@@ -50,10 +56,12 @@ class Copying:
             return self._miss(save.number, ELSEWHERE)
         if step > save.after_step:
             return self._miss(save.number, LATE)
-        if step < save.after_step or not between:
+        if step < save.after_step or not (between or works):
             return []
+        if works and not save.stands:
+            return self._miss(save.number, LATE)
         self.newest, self._said = save.number, None
-        return [TakeCopy(save)]
+        return [TakeCopy(save, beside=works)]
 
     def take(self, happened: CopyTaken | CopyFailed) -> list[Command]:
         """What came of it. Of one that another has followed, nothing is told."""

@@ -319,9 +319,13 @@ class TakeCopy:
 
     What a forward pass or a script may change before that (statistics, hyper-parameters, what is registered, random
     states) is copied now. The next command may be to leave this ring.
+
+    `beside`: on whichever thread, while the script is at work on the next mini-batch, or on something of its own. It is
+    copied if no update of it has begun; until it is, none begins. Comes back at once; `CopyFailed` if one has.
     """
 
     save: Save
+    beside: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -379,9 +383,10 @@ class TrainStandIns:
 
 @dataclass(frozen=True, slots=True)
 class EndScript:
-    """End the script. With a reason it does not end well."""
+    """End the script. With a reason it does not end well. `resumable`: the job can be gone on with."""
 
     reason: str
+    resumable: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -76,7 +76,18 @@ from edl.core.worker.inputs import (
     TrainStandIns,
 )
 from edl.core.worker.lease_buffer import LeaseBuffer
-from edl.core.worker.moves import Enter, Leave, Location, Move, Stop, are_newer, given_up, next_move, replaced
+from edl.core.worker.moves import (
+    Enter,
+    Leave,
+    Location,
+    Move,
+    Stop,
+    are_newer,
+    given_up,
+    holds_at,
+    next_move,
+    replaced,
+)
 from edl.core.worker.next_ring import NextRing
 from edl.core.worker.states import ALONE, ENDING, READY, SITTING, StateChange, TrainerState, following
 from edl.core.worker.supply import Supply
@@ -282,7 +293,9 @@ class WorkerMachine:
         if orders.verdict is Verdict.STOP or not self.generation:
             return []
         between = looks and self.state is TrainerState.BETWEEN
-        return self.copying.heed(orders.save, self.generation, self.count.step, between=between)
+        has_its_state = self.void is None and not self.awaits_state and not self.models_may_differ
+        works = self.state is TrainerState.TRAINING and has_its_state
+        return self.copying.heed(orders.save, self.generation, self.count.step, between=between, works=works)
 
     def _abort(self, orders: Orders) -> list[Command]:
         """A member is gone, or hangs: do not wait for it in a collective."""
@@ -302,18 +315,22 @@ class WorkerMachine:
             return self._enter(move.assignment)
         if self.state is TrainerState.COMING and orders is not None and orders.boot_alone:
             return self._boot(orders.local_rank)
-        if self.state in READY or self.leases.holds_at(self.count.step):
+        if self.state in READY or self.leases.holds_at(self.count.step) or self._is_held():
             return [AwaitOrders()]
         self._move(StateChange.GOES_ON)
         return []
+
+    def _is_held(self) -> bool:
+        """The job is to go with what was copied after this step."""
+        return self.orders is not None and holds_at(self.generation, self.count.step, self.orders)
 
     def _obey(self, move: Leave | Stop) -> list[Command]:
         """Leave the job, or stop with it. A pipeline that waits for samples would hold up what the script closes."""
         self.leases.close()
         self._move(StateChange.OBEYS)
-        reason = move.reason if isinstance(move, Stop) else ""
+        reason, resumable = (move.reason, move.resumable) if isinstance(move, Stop) else ("", False)
         self.failure = reason or self.failure
-        return [*self.next_ring.release(), LeaveRing(), EndScript(reason)]
+        return [*self.next_ring.release(), LeaveRing(), EndScript(reason, resumable)]
 
     def _boot(self, local_rank: int) -> list[Command]:
         """The first ring, if this trainer was needed for one that failed, does without it."""

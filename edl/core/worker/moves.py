@@ -43,9 +43,10 @@ class Leave:
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """The job is over."""
+    """The job is over. `resumable`: it was asked to go, and can be gone on with."""
 
     reason: str
+    resumable: bool = False
 
 
 Move = Stay | Wait | Enter | Leave | Stop
@@ -54,7 +55,7 @@ Move = Stay | Wait | Enter | Leave | Stop
 def next_move(where: Location, orders: Orders) -> Move:
     """What `orders` mean to a trainer that is there."""
     if orders.verdict is Verdict.STOP:
-        return Stop(orders.reason)
+        return Stop(orders.reason, orders.resumable)
     if orders.verdict is Verdict.LEAVE and (where.waiting or where.step >= orders.leave_after_step):
         return Leave()
     assignment = orders.assignment
@@ -88,7 +89,17 @@ def attention_step(generation: int, orders: Orders, copied: int = 0) -> int:
 
     `copied`: the newest saving that it is through with.
     """
-    return min(_move_step(generation, orders), _copy_step(generation, orders, copied))
+    return min(_move_step(generation, orders), _copy_step(generation, orders, copied), _hold_step(generation, orders))
+
+
+def holds_at(generation: int, step: int, orders: Orders) -> bool:
+    """It waits there until it is known what becomes of the checkpoint that the job goes with."""
+    return step >= _hold_step(generation, orders)
+
+
+def _hold_step(generation: int, orders: Orders) -> int:
+    hold = orders.hold
+    return hold.after_step if hold is not None and hold.generation == generation else NEVER
 
 
 def _copy_step(generation: int, orders: Orders, copied: int) -> int:

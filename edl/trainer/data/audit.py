@@ -11,13 +11,15 @@ from __future__ import annotations
 
 import os
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from edl.core.audit.lineage import WorkerAudit
 from edl.errors import ConfigError, UsageError
 from edl.protocol.audit import (
+    FIRST_LIFE,
+    READABLE,
     VERSION,
     BatchGiven,
     Began,
@@ -25,6 +27,7 @@ from edl.protocol.audit import (
     Damaged,
     DataEnded,
     DataOpened,
+    LifeBegun,
     Line,
     Sat,
     decoded,
@@ -67,17 +70,17 @@ class AuditFile(Audit):
 
     on = True
 
-    def __init__(self, folder: Path, job: str, worker: str) -> None:
+    def __init__(self, folder: Path, job: str, worker: str, life: LifeBegun = FIRST_LIFE) -> None:
         prepare(folder)
         self._path = folder / PATTERN.replace("*", worker)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
         try:
             self._file = os.open(self._path, flags, 0o600)
         except FileExistsError:
-            raise ConfigError(f"EDL_AUDIT={folder}: {taken(self._path)}") from None
+            raise ConfigError(f"EDL_AUDIT={folder}: {_taken(self._path)}") from None
         except OSError as error:
             raise ConfigError(f"EDL_AUDIT={folder}: no file can be made in it: {error.strerror}") from None
-        self._write(Began(VERSION, job, worker))
+        self._write(Began(VERSION, job, worker, life))
 
     def opened(self, spec: DataSpec) -> None:
         self._write(DataOpened(spec))
@@ -131,7 +134,24 @@ def prepare(folder: Path) -> None:
         raise ConfigError(f"EDL_AUDIT={folder}: cannot be made a folder: {error.strerror}") from None
 
 
-def taken(path: Path) -> str:
+def check_free(folder: Path, job: str | None) -> None:
+    """There are no audits in it but of earlier lives of `job`; None: the run has none. Raises ConfigError."""
+    for path in sorted(folder.glob(PATTERN)):
+        if _job_of(path) not in (None, job):
+            raise ConfigError(f"EDL_AUDIT={folder}: {_taken(path)}")
+
+
+def _job_of(path: Path) -> str | None:
+    """None: its worker died before its first line was written."""
+    try:
+        with path.open("rb") as file:
+            began = _began(path, decoded(file.readline()))
+    except (OSError, Damaged, UsageError):  # no audit of ours: it is none of this job's either
+        return ""
+    return None if began is None else began.job
+
+
+def _taken(path: Path) -> str:
     """Why nothing is recorded beside `path`."""
     return f"has the audit of another run in it ({path.name}): name a new or empty folder"
 
@@ -154,9 +174,14 @@ def _read_file(path: Path) -> WorkerAudit | None:
         raise UsageError(f"{path} cannot be read: {error.strerror}") from None
     except Damaged as error:
         raise UsageError(f"{path} is damaged {error}") from None
+    first = _began(path, lines)
+    return None if first is None else WorkerAudit(first.worker, first.job, lines[1:], first.life)
+
+
+def _began(path: Path, lines: Sequence[Line]) -> Began | None:
     if not lines:
         return None
     first = lines[0]
-    if not isinstance(first, Began) or first.version != VERSION:
+    if not isinstance(first, Began) or first.version not in READABLE:
         raise UsageError(f"{path} is no audit of this version of edl: verify it with the version that wrote it")
-    return WorkerAudit(first.worker, first.job, lines[1:])
+    return first

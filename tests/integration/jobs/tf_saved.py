@@ -18,6 +18,7 @@ parser.add_argument("--way", required=True)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--batch", type=int, default=task.BATCH)
+parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
 options = parser.parse_args()
 if options.way == "graph":
     tf.compat.v1.disable_eager_execution()
@@ -39,6 +40,14 @@ def end_batch() -> None:
     time.sleep(options.step_time)
     extra.batches += 1
     edl.notify_batch_end()
+
+
+def evaluate(model: keras.Model) -> None:
+    """For as long as a test wants it; it draws no random numbers."""
+    while options.evaluate is not None and options.evaluate.exists():
+        (options.out / f"evaluates-{edl.rank()}").touch()
+        model(inputs, training=False)
+        time.sleep(0.01)
 
 
 def small_model() -> keras.Model:
@@ -71,6 +80,7 @@ def function() -> list[Any]:
         with edl.voidable():
             train(tf.constant(ids))
         end_batch()
+        evaluate(model)
     return values(model.trainable_variables, optimizer.variables)
 
 
@@ -86,6 +96,7 @@ def dataset() -> list[Any]:
         weights = model.trainable_variables
         optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
         end_batch()
+        evaluate(model)
     return values(model.trainable_variables, optimizer.variables)
 
 

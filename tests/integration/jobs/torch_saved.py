@@ -33,6 +33,8 @@ parser.add_argument("--noise", type=float, default=0.1, help="of the samples, as
 parser.add_argument("--loaders", type=int, default=1, help="processes that load")
 parser.add_argument("--ask", type=int, default=0, help="all workers ask for a checkpoint at this step")
 parser.add_argument("--touch", type=Path, help="as long as that file is there, weights change beside the copy")
+parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
+parser.add_argument("--swap", action="store_true", help="by other weights, as with a moving average of them")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -73,6 +75,24 @@ def weights_change() -> None:
             model[0].weight.add_(0.0)
 
 
+def evaluate() -> None:
+    """For as long as a test wants it; it draws no random numbers."""
+    if options.evaluate is None or not options.evaluate.exists():
+        return
+    kept = [one.detach().clone() for one in model.parameters()]
+    for one in model.parameters() if options.swap else ():
+        one.data.mul_(0.5)
+    model.eval()
+    while options.evaluate.exists():
+        (options.out / f"evaluates-{edl.rank()}").touch()
+        with torch.no_grad():
+            model(inputs)
+        time.sleep(0.01)
+    model.train()
+    for one, before in zip(model.parameters(), kept, strict=True):
+        one.data.copy_(before)
+
+
 def tensors(*holders: Any) -> Any:
     """All that their state dicts hold, in order."""
     for holder in holders:
@@ -109,6 +129,7 @@ def own_data() -> list[Any]:
         time.sleep(options.step_time)
         extra.batches += 1
         edl.notify_batch_end()
+        evaluate()
     return [extra.batches]
 
 
@@ -141,6 +162,7 @@ def by_loader() -> list[Any]:
         time.sleep(options.step_time)
         extra.batches += 1
         edl.notify_batch_end()
+        evaluate()
     # Statistics of batch norm are each worker's own while a ring stands, and those of rank 0 are saved.
     averaged = [one.detach().numpy() for one in average.parameters()]
     return [extra.batches, path.digest([*averaged, *tensors(scheduler, scaler)])]

@@ -94,7 +94,7 @@ STATUS = Status(
         ("scale nosuch", "missing: N; see 'edl scale --help'"),
         ("data", "missing: COMMAND; see 'edl data --help'"),
         ("data verify", "missing: DIR; see 'edl data verify --help'"),
-        ("data verify x y", "unknown flag or argument y; see 'edl data verify --help'"),
+        ("data verify x y", "x is no folder: name the one that EDL_AUDIT or --audit named"),
         ("frobnicate", "COMMAND: invalid choice: 'frobnicate'"),
         ("", "missing: COMMAND; see 'edl --help'"),
     ],

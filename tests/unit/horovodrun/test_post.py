@@ -155,3 +155,12 @@ def test_a_look_that_comes_too_late_means_nothing():
     play(post, TrainerEnded(-9), RUNS)
     assert play(post, RUNS, FINISHED, JobUnknown()) == []
     assert post.status is None
+
+
+def test_a_job_that_is_preempted_has_an_exit_status_of_its_own_and_no_worker_is_started_for_it():
+    post = Post(restarts=3)
+    going = replace(RUNS, going=True)
+    gone = JobAtEnd(over=True, finished=False, reason="step 9 is saved", resumable=True)
+    assert play(post, TrainerEnded(1), going, going) == []
+    assert play(post, gone) == [Say("the job is preempted: step 9 is saved")]
+    assert post.status == 75

@@ -473,9 +473,29 @@ def test_a_job_that_is_to_go_is_saved_first_and_exits_with_a_code_of_its_own():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, AskedToGo()) == [PreemptJob()]
     gone = JobSeen("preempted", "asked to; step 9 is saved")
-    assert play(supervisor, WorkerExited(0, 1), gone) == [EndWorkers()]
-    play(supervisor, WorkerExited(1, 1))
+    assert play(supervisor, WorkerExited(0, 75), gone) == []
+    play(supervisor, WorkerExited(1, 75))
     assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
+
+
+def test_workers_of_a_job_that_is_gone_are_asked_to_end_and_killed_where_they_do_not():
+    supervisor = two_workers()
+    gone = JobSeen("preempted", "asked to; step 9 is saved")
+    assert play(supervisor, RUNNING, AskedToGo(), gone) == [PreemptJob()]
+    found = []
+    for _ in range(2):
+        assert supervisor.deadline is not None
+        found += supervisor.handle(DeadlineReached(), supervisor.deadline)
+    assert found == [EndWorkers(), KillWorkers()]
+    play(supervisor, WorkerExited(0, -9), WorkerExited(1, -9))
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
+
+
+def test_no_worker_is_started_for_a_job_that_is_to_go():
+    supervisor = Supervisor({0: 100, 1: 200}, LIMITS, hosts=True, restarts=3)
+    going = JobSeen("preempting", ranks={200: 1}, size=1, target=2, members=1, pids=frozenset({200}))
+    assert play(supervisor, RUNNING, WorkerExited(0, -9), going) == []
+    assert supervisor.phase is Stage.WATCHING
 
 
 def test_a_second_time_it_is_interrupted():
@@ -487,9 +507,14 @@ def test_a_second_time_it_is_interrupted():
 
 def test_a_job_that_has_not_begun_has_nothing_to_save():
     supervisor = two_workers()
-    assert play(supervisor, AskedToGo()) == [EndWorkers()]
+    assert play(supervisor, AskedToGo(), Looked()) == [LookAtJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
     assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train")
+
+
+def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
+    supervisor = two_workers()
+    assert play(supervisor, AskedToGo(), RUNNING, Looked()) == [LookAtJob(), PreemptJob()]
 
 
 def test_all_its_workers_may_be_gone_before_the_job_says_so():

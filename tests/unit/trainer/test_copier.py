@@ -6,15 +6,18 @@ from __future__ import annotations
 
 import gc
 import os
+import queue
+import threading
 from types import SimpleNamespace
 
 import pytest
 
-from edl.core.worker.inputs import CopyFailed
+from edl.core.worker.inputs import CopyFailed, CopyTaken
 from edl.errors import UsageError
 from edl.protocol.saving import Save
 from edl.trainer import copier
 from edl.trainer.extras import Extras
+from edl.trainer.framework import StatePiece
 
 
 def test_pieces_of_all_sizes_lie_one_behind_the_other(tmp_path, monkeypatch):
@@ -53,7 +56,7 @@ def test_collection_is_afterwards_as_it_was(collects):
     ],
 )
 def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_path, error, said):
-    def fail():
+    def fail(*, beside):
         raise error
 
     heard = []
@@ -62,3 +65,86 @@ def test_whatever_cannot_be_copied_costs_the_checkpoint_and_not_the_script(tmp_p
     assert heard == [CopyFailed(3, said)]
     assert one.idle
     one.finish()
+
+
+STANDS = Save(3, 1, 20, 0, 1, "/c/j/0001-000003-000000000020", stands=True)
+
+
+class Weights:
+    """A framework with one tensor, which an update replaces."""
+
+    name = "torch"
+
+    def __init__(self):
+        self.weight, self.reads = b"step 20!", threading.Event()
+        self.may_read = threading.Event()
+        self.may_read.set()
+
+    def snapshot(self, *, beside):
+        piece = StatePiece(("weight", "uint8", (8,), 8), self._read, of_model=True)
+        return SimpleNamespace(early=[], late=[piece], description=b"", whole=lambda: True)
+
+    def _read(self):
+        self.reads.set()
+        assert self.may_read.wait(10)
+        return memoryview(self.weight)
+
+    def witness(self):
+        return self.weight
+
+    def is_as(self, witness):
+        return self.weight == witness
+
+    def random_states(self):
+        return {}
+
+
+@pytest.fixture
+def standing():
+    """A copier whose script is at something of its own after step 20, its framework, and what came of copies."""
+    framework, heard = Weights(), queue.Queue()
+    one = copier.Copier(framework, Extras(), heard.put)
+    one.witness = framework.witness()
+    return one, framework, heard
+
+
+def test_beside_a_script_that_stands_it_copies_at_once(standing, tmp_path):
+    one, _, heard = standing
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert (tmp_path / taken.files[1]).read_bytes() == b"step 20!"
+
+
+def test_no_update_begins_while_it_copies(standing, tmp_path):
+    one, framework, heard = standing
+    framework.may_read.clear()
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    assert framework.reads.wait(10)
+    threading.Timer(0.1, framework.may_read.set).start()
+    one.before_update(20)
+    framework.weight = b"step 21!"
+    taken = heard.get(timeout=10)
+    assert isinstance(taken, CopyTaken)
+    assert (tmp_path / taken.files[1]).read_bytes() == b"step 20!"
+
+
+@pytest.mark.parametrize("why", [copier.BEGUN, copier.OTHERS])
+def test_what_is_not_of_that_step_is_not_copied(standing, tmp_path, why):
+    one, framework, heard = standing
+    if why == copier.BEGUN:
+        one.before_update(20)
+    else:
+        framework.weight = b"average!"
+    one.take_beside(STANDS, tmp_path, lambda: True)
+    assert heard.get(timeout=10) == CopyFailed(3, why)
+    if why == copier.BEGUN:
+        one.note_void()
+        one.take_beside(STANDS, tmp_path, lambda: True)
+        assert isinstance(heard.get(timeout=10), CopyTaken)
+
+
+def test_a_script_that_has_gone_on_has_no_part_to_give(standing, tmp_path):
+    one, _, heard = standing
+    one.take_beside(STANDS, tmp_path, lambda: False)
+    assert heard.get(timeout=10) == CopyFailed(3, copier.BEGUN)

@@ -408,7 +408,7 @@ def test_verify_names_who_was_lost_and_repeated(tmp_path: Path, capsys: pytest.C
     found = json.loads(capsys.readouterr().out)
     assert (found["clean"], found["wrong"]) == (False, 1)
     assert found["epochs"][0]["first_repeated"] == [
-        {"sample": sample(1), "steps": [{"step": 1, "worker": "a"}, {"step": 2, "worker": "b"}]}
+        {"sample": sample(1), "steps": [{"step": 1, "worker": "a", "life": 1}, {"step": 2, "worker": "b", "life": 1}]}
     ]
 
 

@@ -13,6 +13,7 @@ from edl.core.worker.account import TrainerAccount
 from edl.core.worker.copying import Copying
 from edl.core.worker.inputs import (
     Agree,
+    AwaitOrders,
     BatchBegins,
     BatchEnded,
     BatchVoid,
@@ -21,6 +22,7 @@ from edl.core.worker.inputs import (
     CopyRest,
     CopyState,
     CopyTaken,
+    EndScript,
     NumberHeard,
     OrdersHeard,
     OrdersRead,
@@ -32,11 +34,13 @@ from edl.core.worker.inputs import (
 from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.moves import NEVER, attention_step
+from edl.core.worker.states import TrainerState
 from edl.protocol import link as say
 from edl.protocol.assignment import Assignment, Orders, Verdict
 from edl.protocol.ring import Place
-from edl.protocol.saving import PartInfo, Save
+from edl.protocol.saving import Hold, PartInfo, Save
 
+STANDS = Save(1, 1, 3, part=0, parts=2, path="/d/j/0001-000001-000000000003", stands=True)
 SAVE = Save(number=1, generation=1, after_step=3, part=0, parts=2, path="/d/j/0001-000001-000000000003")
 
 
@@ -68,6 +72,9 @@ class Worker:
 
     def hears(self, **changes: Any) -> list[Command]:
         return self.machine.handle(OrdersHeard(self.orders(**changes)))
+
+    def looks(self, **changes: Any) -> list[Command]:
+        return self.machine.handle(OrdersRead(self.orders(**changes)))
 
     def ends_batch(self) -> list[Command]:
         """As the trainer does it: it looks at its orders where the daemon asks for attention."""
@@ -114,16 +121,82 @@ def test_a_word_that_comes_in_the_next_mini_batch_is_late() -> None:
     worker = Worker()
     for _ in range(3):
         worker.ends_batch()
-    assert not worker.hears(save=SAVE)  # it computes the next step: what it has may have changed by then
-    assert said(worker.ends_batch()) == [say.CopyMissed(1, "the word came after its step")]
+    commands = worker.hears(save=SAVE)  # what is not learned may have changed by then
+    assert said(commands) == [say.CopyMissed(1, "the word came after its step")]
+    assert not copies(worker.ends_batch())
+
+
+def test_where_its_job_stands_it_copies_beside_the_mini_batch_that_it_works_on() -> None:
+    worker = Worker()
+    for _ in range(3):
+        worker.ends_batch()
+    commands = worker.hears(save=STANDS)
+    assert commands == [TakeCopy(STANDS, beside=True)]
+    assert not worker.hears()  # once
+    assert said(worker.machine.handle(CopyFailed(1, "its update had begun"))) == [
+        say.CopyMissed(1, "its update had begun")
+    ]
+
+
+def test_where_it_comes_to_that_step_it_copies_there() -> None:
+    worker = Worker()
+    worker.ends_batch()
+    assert not worker.hears(save=STANDS)
+    worker.ends_batch()
+    assert copies(worker.ends_batch()) == [STANDS]
+
+
+def test_it_does_not_copy_what_a_void_mini_batch_has_begun_to_change() -> None:
+    worker = Worker()
+    for _ in range(3):
+        worker.ends_batch()
+    worker.machine.handle(BatchVoid("connection reset by peer"))
+    assert not worker.hears(save=STANDS)
+
+
+def test_in_a_job_that_is_to_go_it_waits_after_the_step_that_is_copied() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE, hold=Hold(1, 3))
+    worker.ends_batch(), worker.ends_batch()
+    assert worker.ends_batch() == [TakeCopy(SAVE), AwaitOrders()]
+    assert worker.looks(save=None) == [AwaitOrders()]  # all parts are durable, and the manifest is not
+    assert worker.looks(verdict=Verdict.STOP, reason="step 3 is saved", resumable=True)[-1] == EndScript(
+        "step 3 is saved", resumable=True
+    )
+
+
+def test_it_goes_on_once_that_comes_to_nothing() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE, hold=Hold(1, 3))
+    for _ in range(3):
+        worker.ends_batch()
+    assert worker.machine.state is TrainerState.BETWEEN
+    assert not worker.looks(save=None, hold=None)
+    assert worker.machine.state is TrainerState.TRAINING
+
+
+def test_it_waits_for_no_ring_but_its_own() -> None:
+    worker = Worker()
+    worker.hears(save=SAVE, hold=Hold(1, 3))
+    for _ in range(3):
+        worker.ends_batch()
+    commands = worker.enters(2, after_step=None)
+    assert AwaitOrders() not in commands
+    assert worker.machine.state is TrainerState.TRAINING
+    assert attention_step(2, worker.newest, copied=1) == NEVER
+
+
+def test_attention_is_asked_for_where_it_is_to_wait() -> None:
+    orders = Orders(1, 1, Verdict.STAY, "", 0, 0, 0, False, None, (), hold=Hold(1, 3))
+    assert [attention_step(ring, orders, copied=1) for ring in (1, 2)] == [3, NEVER]
 
 
 def test_what_a_void_mini_batch_may_have_changed_is_not_copied() -> None:
     worker = Worker()
     for _ in range(3):
         worker.ends_batch()
-    worker.hears(save=SAVE)
     worker.machine.handle(BatchVoid("connection reset by peer"))
+    worker.hears(save=SAVE)
     worker.machine.handle(BatchEnded())
     assert not copies(worker.machine.handle(OrdersRead(worker.newest)))
     worker.enters(2, after_step=None)

@@ -1,0 +1,78 @@
+"""Jobs that are asked to go while they are at something else than mini-batches, and that go on bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from pace import patient
+from saved_job import Life, durable, manifest
+
+from edl import client
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+SELDOM = ("--checkpoint-every", "1000000steps")
+TORCH = ("torch_saved.py", "--epochs", "4")
+
+
+def gone(life: Life) -> str:
+    """Why, as the leader said it."""
+    [event] = life.events("job_preempted")
+    return str(event["reason"])
+
+
+def evaluates(life: Life, flag: Path, step: int = 8) -> None:
+    """All workers are at an evaluation that begins after that step, or later."""
+    life.edl.wait(lambda: life.status()["step"] >= step, "some steps", timeout_s=60)
+    flag.touch()
+    life.edl.wait(lambda: len(list(life.out.glob("evaluates-*"))) == 2, "all evaluate", timeout_s=60)
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        TORCH,
+        ("tf_saved.py", "--way", "dataset"),
+        pytest.param(("tf_saved.py", "--way", "function"), marks=pytest.mark.soak),
+    ],
+    ids=lambda script: script[-1],
+)
+def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tmp_path, script):
+    whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
+    whole.finish()
+    flag = tmp_path / "evaluate"
+    first = Life(
+        edl, tmp_path / "first", *script, "--evaluate", str(flag), checkpoint=tmp_path / "ck", flags=SELDOM, audit=True
+    )
+    evaluates(first, flag)
+    began = time.monotonic()
+    first.launcher.send_signal(signal.SIGTERM)
+    said = first.finish(75)
+    took = time.monotonic() - began
+    assert took < patient(10), f"{took:.1f} s"  # the deadline is 25 s
+    assert durable(tmp_path / "ck"), first.events()
+    [saved] = durable(tmp_path / "ck")
+    step = manifest(saved)["step"]
+    assert f"step {step} is saved" in said
+    before = first.trained()
+    assert before == first.trained(step)  # nothing was trained beyond it
+    then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", audit=True)
+    assert f"goes on from step {step}" in then.finish()
+    assert set((before + then.trained()).values()) == {1}
+    assert then.results() == whole.results()
+
+
+def test_weights_of_an_evaluation_are_not_saved_as_the_models(edl, tmp_path):
+    """It evaluates by other weights than it trains: nothing is saved rather than these, and that is said."""
+    flag, folder = tmp_path / "evaluate", tmp_path / "ck"
+    life = Life(edl, tmp_path / "a", *TORCH, "--evaluate", str(flag), "--swap", checkpoint=folder, flags=SELDOM)
+    evaluates(life, flag)
+    with client.Job("ck") as job:
+        job.preempt(deadline=4)
+    life.finish(75)
+    assert not durable(folder)
+    reasons = {event["reason"] for event in life.events("checkpoint_failed")}
+    assert any("the script has other weights in the model than those that it trains" in one for one in reasons), reasons
+    assert gone(life).endswith("it could not be saved within 4 s: nothing of it is saved")
