@@ -9,6 +9,7 @@ import os
 import queue
 import threading
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -102,7 +103,8 @@ class Weights:
 @pytest.fixture
 def standing():
     """A copier whose script is at something of its own after step 20, its framework, and what came of copies."""
-    framework, heard = Weights(), queue.Queue()
+    framework: Any = Weights()
+    heard: Any = queue.Queue()
     one = copier.Copier(framework, Extras(), heard.put)
     one.witness = framework.witness()
     return one, framework, heard
