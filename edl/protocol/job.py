@@ -15,6 +15,7 @@ from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.moving import Migrated, Migration, MigrationStatus
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import Preemption, Resumed, Saved, SaveRequest, Saving
 
@@ -209,6 +210,9 @@ class Record(msgspec.Struct, frozen=True):
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
     preemption: Preemption | None = None
     resumed: Resumed | None = None  # what this life of the job has begun with
+    migration: Migration | None = None
+    migrations: int = 0  # ever begun
+    migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -251,6 +255,7 @@ class Status(msgspec.Struct, frozen=True):
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
+    migration: MigrationStatus | None = None
 
     @property
     def spent(self) -> bool:

@@ -7,6 +7,7 @@ from collections import Counter
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
+from edl.core.resize import migration
 from edl.protocol.job import OVER, JobState, Member, Record, Status, WorkerStatus
 
 
@@ -47,6 +48,7 @@ def status_of(
         batching=str(record.job_policy.batching),
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
+        migration=migration.shown(record),
     )
 
 
