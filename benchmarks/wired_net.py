@@ -26,7 +26,7 @@ def why_no_wires() -> str:
     try:
         ip("netns", "add", name)
         ip("-n", name, "link", "add", "br0", "type", "bridge")
-        ip("-n", name, "link", "add", "a", "type", "veth", "peer", "name", "b")
+        ip("-n", name, "link", "add", "wire0", "type", "veth", "peer", "name", "wire1")
     except subprocess.CalledProcessError as error:
         return f"the kernel has no veth or bridge ({error.stderr.strip()})"
     finally:

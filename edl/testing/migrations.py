@@ -35,12 +35,12 @@ class Migrations:
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
-    def begin(self, *, slots: int, starts: bool) -> None:
+    def begin(self, *, slots: int, starts: bool, within_s: float = 0.0) -> None:
         """`edl migrate` is typed. `starts`: an `edl run` waits on the other host."""
         if self._job.durable.state in OVER:
             return
         number = next(self._numbers)
-        asked = AskMigrate(f"m{number}", self.home, (Room(f"host{number}", slots),))
+        asked = AskMigrate(f"m{number}", self.home, (Room(f"host{number}", slots),), within_s)
         self._job.note(
             f"the job is to go from {self.home} to host{number}:{slots}{'' if starts else ', where none starts'}"
         )
@@ -85,6 +85,8 @@ class Migrations:
 
     def durable(self, before: Record, record: Record) -> None:
         """`record` was written over `before`."""
+        if before.migration is not None and record.migration is None and record.migrated == before.migrated:
+            self._job.checks.violated("migrations", "one is over, and those who ask for it are not told")
         for one in record.migrated:
             if one not in before.migrated and not one.failure:
                 self._is_left(before, record)

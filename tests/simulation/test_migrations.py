@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 from mutants import Calm
 
@@ -39,9 +41,9 @@ def test_where_no_worker_ever_comes_the_job_stays_and_says_so(seed: int) -> None
 @pytest.mark.parametrize("moment", [Moment.BOOTING, Moment.READY, Moment.SWITCHING, Moment.LEAVING, Moment.DECIDING])
 def test_after_a_fault_at_any_moment_the_host_is_left_all_the_same(fault: Fault, moment: Moment) -> None:
     for seed in range(3):
-        job = SimJob(DATA, seed=seed, workers=3, prepares=1.0, sends=1.0, spread=seed == 1)
-        job.after(0.3, lambda job=job: job.migrations.begin(slots=8, starts=True))
-        job.after(0.31, lambda job=job: job.plan([Planned(fault, moment, 1 + seed % 2)]))
+        job = SimJob(DATA, seed=seed, workers=4, prepares=1.0, sends=1.0, spread=seed == 1)
+        job.after(0.3, partial(job.migrations.begin, slots=8, starts=True, within_s=3.0))
+        job.after(0.31, partial(job.plan, [Planned(fault, moment, 1 + seed % 2)]))
         job.run()
         assert job.durable.state is JobState.FINISHED, job.story("not finished")
         assert [one.failure for one in job.durable.migrated] == [""], job.story("not moved")

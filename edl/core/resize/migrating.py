@@ -66,7 +66,7 @@ class Migrating:
         if moving is None or self._since is None:
             return False
         if self._ready_since is not None:
-            return self._working.now >= self._ready_since + self._boot_s
+            return self._working.now >= self._ready_since + max(self._boot_s, self._bound(moving))
         return self._working.now >= self._since + self._bound(moving)
 
     def follow(self) -> None:
@@ -118,7 +118,7 @@ class Migrating:
         if not migration.all_ready(record):
             ready = sum(one.state not in scaling.BOOTING for one in here)
             return f"{ready} of {needed} workers on {hosts} were ready within {bound_s:g} s, {stays}"
-        return f"the workers on {moving.host} were not out of the ring within {self._boot_s:g} s"
+        return f"the workers on {moving.host} were not out of the ring within {max(self._boot_s, bound_s):g} s"
 
     def _bound(self, moving: Migration) -> float:
         return moving.within_s or self._boot_s

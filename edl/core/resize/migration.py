@@ -2,8 +2,8 @@
 
 The newcomers wait, ready, until as many are as the job needs to have its size without the host; those that it lacks
 before, as a worker was lost, enter at once. Then one plan has them
-in the ring, and all of the host out of it. Where the whole ring is on that host, one member of it stays for one more
-ring, of the same size, as the model comes from a member; it leaves with the next one.
+in the ring, and all of the host out of it. Where the whole ring is on that host, half of it goes along into one more
+ring, of the same size, as the model comes from members; these leave with the next one.
 """
 
 from __future__ import annotations
@@ -78,6 +78,13 @@ def outgoing(record: Record, able: Container[str]) -> frozenset[str]:
         return frozenset()
     ready = sum(one.identity.id in able for one in arrived(record))
     return frozenset(leavers(record)) if ready >= needed(record) else frozenset()
+
+
+def spare(record: Record, able: Container[str]) -> frozenset[str]:
+    """Newcomers beyond those that are needed, as fewer are than when they were started."""
+    here = [one.identity.id for one in arrived(record) if one.identity.id in able]
+    order = sorted(here, key=lambda worker: worker not in record.roster)
+    return frozenset(order[needed(record) :])
 
 
 def held_back(record: Record) -> frozenset[str]:

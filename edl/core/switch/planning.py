@@ -158,11 +158,12 @@ def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
         held = able & migration.held_back(record)
         missing = max(0, record.target - len(able - held))
         return able - set(sorted(held, key=lambda worker: now.members[worker].number)[missing:])
-    rest = able - outgoing
+    rest = able - outgoing - migration.spare(record, able)
     if rest.intersection(record.roster).difference(_leavers(now)):
         return rest
-    first = [worker for worker in record.roster if worker in outgoing and worker in able][:1]
-    return rest.union(first)  # none of the others has the model: it goes along, and leaves with the next one
+    # None of the others has the model. Members that have it are half of the next ring, and leave with the one after.
+    old = [worker for worker in record.roster if worker in outgoing and worker in able]
+    return rest.union(old[: max(1, record.target // 2)])
 
 
 def _outgoing(now: Situation, able: set[str], forced: bool) -> frozenset[str]:

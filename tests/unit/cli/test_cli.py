@@ -65,7 +65,7 @@ STATUS = Status(
     ("arguments", "line"),
     [
         ("run", "COMMAND is missing, such as `python train.py`; see 'edl run --help'"),
-        ("run -np 0 true", "-np 0: must be a whole number of at least 1"),
+        ("run -np 0 true", "-np 0 waits for a job that trains elsewhere: name it by --job, and its --coordinator"),
         ("run -np -1 true", "-np -1: must be a whole number of at least 1"),
         ("run -np two true", "-np two: must be a whole number of at least 1"),
         ("run -np", "-np/--num-proc: expected one argument; see 'edl run --help'"),
