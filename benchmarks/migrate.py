@@ -22,6 +22,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import signal
 import statistics
 import sys
 import tempfile
@@ -106,6 +107,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=3, help="jobs for each size (default: 3)")
     parser.add_argument("--json", action="store_true", help="print figures for programs")
     options = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that no host stays behind
     if reason := why_no_wires():
         parser.error(f"there can be no hosts here: {reason}")
     found: dict[int, list[dict[str, Any]]] = {}

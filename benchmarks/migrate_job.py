@@ -6,6 +6,7 @@ is moved.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import subprocess
@@ -51,7 +52,10 @@ class MovedJob:
         return self
 
     def __exit__(self, *_: object) -> None:
+        asyncio.run(self._server.stop())
         self._network.close()
+        for launch in self.launches.values():
+            launch.wait()
 
     def run(self, host: str, workers: int) -> None:
         """`edl run` there."""

@@ -29,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = Settings.from_given(given, environ)
     if waits and (settings.coordinator is None or settings.job is None):
         raise UsageError(
-            "-np 0 waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
+            f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
     command = checked_command(arguments.line)
     policy = try_policy(settings)
@@ -40,7 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     settings = msgspec.structs.replace(settings, batch_policy=table)
     settings = settings if waits else _begun(settings)
     source = policy.source if policy is not None and policy.file else None
-    outcome = asyncio.run(_launch(settings, command, source, waits=waits))
+    outcome = asyncio.run(_launch(settings, command, source, waits=bool(waits)))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
@@ -52,15 +52,17 @@ async def _launch(settings: Settings, command: Sequence[str], policy: bytes | No
 
 def _waiting(
     given: Mapping[str, Given], environ: Mapping[str, str]
-) -> tuple[Mapping[str, Given], Mapping[str, str], bool]:
-    """What is left without `-np 0`, and whether that was said: it is no size of a job."""
+) -> tuple[Mapping[str, Given], Mapping[str, str], str]:
+    """What is left without `-np 0`, and how that was said, if it was: it is no size of a job."""
     names = next(setting.variables for setting in TABLE if setting.field == "np")
-    zeros = {name for name in names if environ.get(name) == "0"}
-    said = given["np"].text == "0" if "np" in given else bool(zeros)
+    zeros = [name for name in names if environ.get(name) == "0"]
+    said = given["np"].quote if "np" in given and given["np"].text == "0" else ""
+    if "np" not in given and zeros:
+        said = f"{zeros[0]}=0"
     if not said:
-        return given, environ, False
+        return given, environ, ""
     kept = {field: one for field, one in given.items() if field != "np"}
-    return kept, {name: value for name, value in environ.items() if name not in zeros}, True
+    return kept, {name: value for name, value in environ.items() if name not in zeros}, said
 
 
 def _begun(settings: Settings) -> Settings:
