@@ -116,7 +116,9 @@ class Migrations:
         others = [one for one in record.members if not migration.is_at(one.identity, moving.host)]
         old = [one for one in others if one.identity.id in record.roster and one.identity.id not in moving.newcomers]
         could = len(old) + sum(room.slots for room in moving.to)  # a larger size may have been asked for since
-        if here and len(plan.roster) < min(record.target, len(record.roster), could):
+        outside = {*record.roster, *moving.newcomers}
+        coming = sum(one.identity.id not in outside and one.state not in GOING for one in others)
+        if here and len(plan.roster) < min(record.target - coming, len(record.roster), could):
             self._job.checks.violated("migrations", f"{told} leave a job of {record.target}, and {plan.roster} go on")
         states = {one.identity.id: one.state for one in record.members}
         staying = [worker for worker in plan.roster if states.get(worker) is not WorkerState.LEAVING]

@@ -80,11 +80,18 @@ def outgoing(record: Record, able: Container[str]) -> frozenset[str]:
     return frozenset(leavers(record)) if ready >= needed(record) else frozenset()
 
 
+def lost(record: Record) -> int:
+    """How many workers the job lacks that no other one is on its way for: newcomers may enter for these at once."""
+    entered = sum(one.identity.id in record.roster for one in arrived(record))
+    return max(0, record.target - len(staying(record)) - entered)
+
+
 def spare(record: Record, able: Container[str]) -> frozenset[str]:
-    """Newcomers beyond those that are needed, as fewer are than when they were started."""
+    """Newcomers beyond those that are needed, as fewer are than when they were started. Not those of a ring."""
+    planned = record.plan.roster if record.plan is not None else ()
     here = [one.identity.id for one in arrived(record) if one.identity.id in able]
     order = sorted(here, key=lambda worker: worker not in record.roster)
-    return frozenset(order[needed(record) :])
+    return frozenset(order[needed(record) :]).difference(record.roster, planned)
 
 
 def held_back(record: Record) -> frozenset[str]:

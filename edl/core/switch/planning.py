@@ -154,11 +154,12 @@ def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
 def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
     """Those of `able` that the next ring is to have, where a host is left (`edl.core.resize.migration`)."""
     record, outgoing = now.record, _outgoing(now, able, forced)
+    able = able - migration.spare(record, able)
     if not outgoing:
         held = able & migration.held_back(record)
-        missing = max(0, record.target - len(able - held))
+        missing = migration.lost(record)
         return able - set(sorted(held, key=lambda worker: now.members[worker].number)[missing:])
-    rest = able - outgoing - migration.spare(record, able)
+    rest = able - outgoing
     if rest.intersection(record.roster).difference(_leavers(now)):
         return rest
     # None of the others has the model. Members that have it are half of the next ring, and leave with the one after.
