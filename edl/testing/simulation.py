@@ -145,7 +145,7 @@ class SimJob:
         self.events = 0
         self.transcript: list[str] = []
         self.rings = Rings(self)
-        self.next_rings = NextRings(self)
+        self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
         self.migrations = Migrations(self, BOOT_S, spread=spread)
         self.checks = Checks(self)
