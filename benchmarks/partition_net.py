@@ -70,7 +70,7 @@ class Host:
 
     def pids(self) -> list[int]:
         """Of all that runs there."""
-        return [int(pid) for pid in _ip("netns", "pids", self.namespace).split()]
+        return [int(pid) for pid in ip("netns", "pids", self.namespace).split()]
 
     def call(self, what: Callable[[], T]) -> T:
         """Call it in a thread that belongs to this host's network, and so do the sockets that it opens."""
@@ -102,8 +102,8 @@ def why_not() -> str:
         return f"there is no {TUN}"
     name = f"edl{os.getpid()}-try"
     try:
-        _ip("netns", "add", name)
-        _ip("netns", "del", name)
+        ip("netns", "add", name)
+        ip("netns", "del", name)
     except (OSError, subprocess.CalledProcessError) as error:
         return f"no namespace can be made ({error})"
     return ""
@@ -123,7 +123,7 @@ class Network:
 
     def open(self) -> None:
         for host in self.hosts:
-            _ip("netns", "add", host.namespace)
+            ip("netns", "add", host.namespace)
             self._devices[host.name] = host.call(_tap)
             mac = ":".join(f"{byte:02x}" for byte in host.mac)
             for words in (
@@ -132,7 +132,7 @@ class Network:
                 ("addr", "add", f"{host.address}/24", "dev", DEVICE),
                 ("link", "set", DEVICE, "up"),
             ):
-                _ip("-n", host.namespace, *words)
+                ip("-n", host.namespace, *words)
         self._switch.start()
 
     def set_link(self, name: str, out: Way = OPEN, into: Way = OPEN) -> None:
@@ -155,7 +155,7 @@ class Network:
     def _close(self) -> None:
         for host in self.hosts:
             if (NAMESPACES / host.namespace).exists():
-                _end_all_in(host)
+                end_all_in(host)
         self._closing.set()
         if self._switch.is_alive():
             self._switch.join()
@@ -163,7 +163,7 @@ class Network:
             os.close(device)
         for host in self.hosts:
             if (NAMESPACES / host.namespace).exists():
-                _ip("netns", "del", host.namespace)
+                ip("netns", "del", host.namespace)
 
     # ---------------------------------------------------------------------------------------------------- the switch
 
@@ -203,11 +203,11 @@ def _tap() -> int:
     return device
 
 
-def _ip(*words: str) -> str:
+def ip(*words: str) -> str:
     return subprocess.run(["ip", *words], check=True, capture_output=True, text=True).stdout
 
 
-def _end_all_in(host: Host) -> None:
+def end_all_in(host: Host) -> None:
     """Whatever runs there has been started by us."""
     deadline = time.monotonic() + 10
     while (pids := host.pids()) and time.monotonic() < deadline:

@@ -26,13 +26,16 @@ from edl.config import Given, Settings
 from edl.errors import EdlError, NoSuchJob, UsageError
 from edl.events import Event, from_flat
 from edl.launch import stopping
+from edl.launch.hosts import parse_rooms
 from edl.launch.story import story
 from edl.launch.whereabouts import Whereabouts, locate, recorded_status
 from edl.outside.client import Ack, JobClient, Retry
 from edl.outside.loop_thread import loop_thread
+from edl.outside.moving import moved
 from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.outside.saving import PREEMPT_S, PREEMPTED, preempted, saved
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.moving import Room
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
 
@@ -157,6 +160,19 @@ class Job:
         """
         return loop_thread().run(self._preempt(deadline))
 
+    def migrate(self, host: str, to: str | None = None, timeout: float | None = None) -> None:
+        """Have all workers of `host` leave it while the job trains; returns once none is left there.
+
+        `to`: HOST:SLOTS, more of them after commas; without it, the other hosts of the job. Something must start
+        workers there (`edl run` does). `timeout` in seconds, for the newcomers to be ready; then those on `host` stay.
+        Raises ScaleRejected with the reason where they do, JobFailed, PeerError.
+        """
+        try:
+            rooms = parse_rooms(to) if to else ()
+        except ValueError as error:
+            raise UsageError(f"to={to!r}: {error}") from None
+        loop_thread().run(self._migrate(host, rooms, timeout or 0.0))
+
     def stop(self) -> None:
         """End the job cleanly; returns when it is over."""
         loop_thread().run(stopping.stop(self._where, STOP_REASON))
@@ -202,6 +218,9 @@ class Job:
 
     async def _preempt(self, deadline_s: float) -> Status:
         return await preempted(await self._opened(), PREEMPTED, deadline_s)
+
+    async def _migrate(self, host: str, to: tuple[Room, ...], within_s: float) -> None:
+        await moved(await self._opened(), host, to, within_s)
 
     async def _wait(self, size: int | None, timeout_s: float | None) -> Status:
         return await (await self._opened()).wait(size, timeout_s)

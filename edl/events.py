@@ -43,6 +43,9 @@ class Kind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     PREEMPT_ASKED = "preempt_asked"
     JOB_PREEMPTED = "job_preempted"
+    MIGRATING = "migrating"
+    MIGRATED = "migrated"
+    MIGRATION_FAILED = "migration_failed"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

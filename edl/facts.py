@@ -363,6 +363,40 @@ class JobPreempted(Fact, frozen=True, kw_only=True):
         return self.reason
 
 
+class JobMoving(Fact, frozen=True, kw_only=True):
+    """All workers of a host are to leave it, and others come for them."""
+
+    kind = Kind.MIGRATING
+    host: str
+    to: tuple[str, ...]
+    workers: tuple[str, ...]
+
+    def words(self) -> str:
+        return f"{', '.join(self.workers)}: from {self.host} to {', '.join(self.to)}"
+
+
+class JobMoved(Fact, frozen=True, kw_only=True):
+    """No worker is left on that host, and those that came for them train."""
+
+    kind = Kind.MIGRATED
+    host: str
+    newcomers: tuple[str, ...]
+
+    def words(self) -> str:
+        return f"no worker is left on {self.host}; {', '.join(self.newcomers) or 'none'} came for them"
+
+
+class MovingFailed(Fact, frozen=True, kw_only=True):
+    """The host is not left, and training goes on."""
+
+    kind = Kind.MIGRATION_FAILED
+    host: str
+    reason: str
+
+    def words(self) -> str:
+        return f"from {self.host}: {self.reason}"
+
+
 class JobHasFailed(Fact, frozen=True, kw_only=True):
     """The job has ended, and not well."""
 

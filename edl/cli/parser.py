@@ -21,6 +21,8 @@ examples:
   edl run -np 2 --max-np 4 --job mnist python train.py --epochs 3
   edl run --coordinator zk1:2181,zk2:2181/edl --job mnist python train.py
                                                      two machines that run this line train one job together
+  edl run -np 0 --coordinator zk1:2181 --job mnist python train.py
+                                                     starts workers here once `edl migrate` moves the job here
 
 Each flag can be given as a variable too: EDL_NP=2, EDL_MAX_NP=4, EDL_JOB=mnist, ...
 Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for.
@@ -132,6 +134,13 @@ examples:
 
 Exit code: 0 once the job is over and saved, 1 if it could not be saved.
 """
+MIGRATE_EXAMPLES = """
+examples:
+  edl migrate mnist --from node1                    to the other hosts on which the job trains
+  edl migrate mnist --from node1 --to node2:4       to a host where `edl run -np 0 ...` waits, or where it trains
+
+Training goes on meanwhile. Returns when no worker is left there; exit code 1, with the reason, when they stay.
+"""
 NOW_EXAMPLES = """
 examples:
   edl checkpoint mnist               ask for a checkpoint
@@ -205,6 +214,7 @@ def build() -> Parser:
     _add_data(found)
     _add_checkpoint(found)
     _add_preempt(found)
+    _add_migrate(found)
     _add_clean(found)
     _add_simulate(found)
     _add_doctor(found)
@@ -323,6 +333,26 @@ def _add_preempt(found: argparse._SubParsersAction[Parser]) -> None:
         default=os.environ.get("EDL_DEADLINE") or None,
         help="it ends then, saved or not (default: 25) [EDL_DEADLINE]",
     )
+
+
+def _add_migrate(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "move a job's workers from one host to others while it trains"
+    parser = _command(found, "migrate", _later("migrate", "migrate"), summary, MIGRATE_EXAMPLES)
+    _add_job(parser)
+    texts = {
+        "from": ("HOST", "host to be left: its name or address, as `edl status` shows it"),
+        "to": ("HOST:SLOTS[,...]", "hosts to go to, filled in this order (default: the others of the job)"),
+        "timeout": ("SECONDS", "for the newcomers to be ready; then it stays (default: as long as a boot may take)"),
+    }
+    for name, (metavar, text) in texts.items():
+        variable, field = f"EDL_{name.upper()}", "left" if name == "from" else name
+        parser.add_argument(
+            f"--{name}",
+            dest=field,
+            metavar=metavar,
+            default=os.environ.get(variable) or None,
+            help=f"{text} [{variable}]",
+        )
 
 
 def _add_clean(found: argparse._SubParsersAction[Parser]) -> None:

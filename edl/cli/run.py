@@ -8,13 +8,13 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
 from edl.checkpoints.lives import begin, only_job
-from edl.config import Settings
+from edl.config import TABLE, Given, Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
@@ -25,21 +25,42 @@ from edl.trainer.data.audit import check_free, prepare
 
 
 def run(arguments: argparse.Namespace) -> int:
-    settings = Settings.from_given(arguments.given, os.environ)
+    given, environ, waits = _waiting(arguments.given, os.environ)
+    settings = Settings.from_given(given, environ)
+    if waits and (settings.coordinator is None or settings.job is None):
+        raise UsageError(
+            f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
+        )
     command = checked_command(arguments.line)
     policy = try_policy(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
-    settings = _begun(msgspec.structs.replace(settings, batch_policy=table))
-    outcome = asyncio.run(_launch(settings, command, policy.source if policy is not None and policy.file else None))
+    settings = msgspec.structs.replace(settings, batch_policy=table)
+    settings = settings if waits else _begun(settings)
+    source = policy.source if policy is not None and policy.file else None
+    outcome = asyncio.run(_launch(settings, command, source, waits=bool(waits)))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, command: Sequence[str], policy: bytes | None) -> Outcome:
-    return await Launch(
-        settings, launch_record(settings, command), policy
-    ).run()  # made inside the loop, which it belongs to
+async def _launch(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
+    launch = Launch(settings, launch_record(settings, command), policy, waits=waits)
+    return await launch.run()  # made inside the loop, which it belongs to
+
+
+def _waiting(
+    given: Mapping[str, Given], environ: Mapping[str, str]
+) -> tuple[Mapping[str, Given], Mapping[str, str], str]:
+    """What is left without `-np 0`, and how that was said, if it was: it is no size of a job."""
+    names = next(setting.variables for setting in TABLE if setting.field == "np")
+    zeros = [name for name in names if environ.get(name) == "0"]
+    said = given["np"].quote if "np" in given and given["np"].text == "0" else ""
+    if "np" not in given and zeros:
+        said = f"{zeros[0]}=0"
+    if not said:
+        return given, environ, ""
+    kept = {field: one for field, one in given.items() if field != "np"}
+    return kept, {name: value for name, value in environ.items() if name not in zeros}, said
 
 
 def _begun(settings: Settings) -> Settings:

@@ -57,14 +57,15 @@ async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, time
             return f"job {where.job}: {size} workers asked for"
         await job.wait(size, timeout_s, seen)
         _, new = await job.events(after)
-    return f"job {where.job} has {size} workers{_pause(new)}"
+    return f"job {where.job} has {size} workers{pause(new)}"
 
 
 def _not_asked(size: int, why: str) -> str:
     return f"{size} workers are not asked for yet, as soon as it is there again: {why}"
 
 
-def _pause(new: list[Event]) -> str:
-    """Of the last switch, if there was one."""
+def pause(new: list[Event]) -> str:
+    """Of the last switch in which a survivor did, if there was one."""
     pauses = [event.details.get("pause_ms") for event in new if event.kind is Kind.SCALED]
-    return f"; its survivors paused for {pauses[-1]:.0f} ms" if pauses and pauses[-1] is not None else ""
+    known = [one for one in pauses if one is not None]
+    return f"; its survivors paused for {known[-1]:.0f} ms" if known else ""

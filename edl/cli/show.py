@@ -45,6 +45,9 @@ def show_status(status: Status) -> None:
         )
     if status.saving is not None:
         say(f"  checkpoints {checkpoints(status.saving)}")
+    if status.migration is not None:
+        to = ", ".join(map(str, status.migration.to))
+        say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
     for one in status.unfit:
         say(f"  unfit: worker {one.worker} of host {one.host}: {one.reason}", "red")
     if status.workers:
@@ -109,6 +112,20 @@ def progress(status: Status) -> str:
         parts.append(f"{missing} more {'has' if missing == 1 else 'have'} not come yet")
     if status.state is JobState.SCALING:
         parts.append("the switch is scheduled")
+    return "; ".join(parts)
+
+
+def moving(status: Status) -> str:
+    """How far a job is on its way from one host to others: "1 of 2 workers have come; w3 is importing"."""
+    migration = status.migration
+    if migration is None:
+        return "it is over"
+    awaited = sum(room.slots for room in migration.awaited)
+    parts = [f"{len(migration.newcomers)} of {len(migration.newcomers) + awaited} workers have come"]
+    parts += [f"{w.id} {DOES[w.state]}" for w in status.workers if w.id in migration.newcomers and w.state in DOES]
+    if awaited:
+        rooms = ", ".join(map(str, migration.awaited))
+        parts.append(f"`edl run` is to start {rooms}")
     return "; ".join(parts)
 
 

@@ -269,6 +269,7 @@ class Leader:
                 | say.AskStop()
                 | say.AskCheckpoint()
                 | say.AskPreempt()
+                | say.AskMigrate()
                 | say.AskScale()
                 | say.AskScaleOut()
                 | say.AskScaleIn() as body

@@ -32,6 +32,19 @@ def address_of(interface: str) -> str:
     return socket.inet_ntoa(answer[20:24])
 
 
+def is_this_host(name: str) -> bool:
+    """`name` is this host's, or one of its addresses."""
+    if name == socket.gethostname():
+        return True
+    for _, interface in socket.if_nameindex():
+        try:
+            if address_of(interface) == name:
+                return True
+        except ConfigError:  # an interface without an IPv4 address is not the one
+            continue
+    return False
+
+
 def interface_of(address: str) -> str:
     """The network interface that has `address`. Raises ConfigError."""
     for _, name in socket.if_nameindex():

@@ -21,6 +21,7 @@ from edl.host.credentials import coordinator_of
 from edl.host.joining import completed
 from edl.launch.records import Folder, LaunchRecord, keep
 from edl.protocol import keeping, tree
+from edl.protocol.moving import Room
 
 PATIENCE_S = 3.0  # horovodrun's driver waits meanwhile
 SESSION_S = 10.0
@@ -77,6 +78,11 @@ def _host(text: str) -> Host:
     if not slots.isdecimal() or not 0 < int(slots) < 10**6:
         raise ValueError(f"{text.strip()}: the slots of a host must be a whole number of at least 1")
     return Host(name, int(slots))
+
+
+def parse_rooms(text: str) -> tuple[Room, ...]:
+    """The same, as places to go to."""
+    return tuple(Room(host.name, host.slots) for host in parse_hosts(text))
 
 
 def spread(size: int, hosts: Sequence[Host]) -> Iterator[Host]:

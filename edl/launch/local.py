@@ -15,6 +15,7 @@ import logging
 import os
 import secrets
 import signal
+import socket
 import threading
 from collections.abc import Coroutine
 from contextlib import AsyncExitStack
@@ -86,8 +87,13 @@ class Outcome(msgspec.Struct, frozen=True):
 class Launch:
     """One run of one command. Use it once, in a running event loop of the main thread."""
 
-    def __init__(self, settings: Settings, record: LaunchRecord, policy: bytes | None = None) -> None:
-        """`policy`: the code that the job's size is chosen by, where that is a file of the user's."""
+    def __init__(
+        self, settings: Settings, record: LaunchRecord, policy: bytes | None = None, *, waits: bool = False
+    ) -> None:
+        """`policy`: the code that the job's size is chosen by, where that is a file of the user's. `waits`: no worker
+        is started before the job is moved to this machine.
+        """
+        self._waits = waits
         self._policy = policy
         self._settings = settings
         self._record = record
@@ -149,9 +155,13 @@ class Launch:
         client = JobClient(coordinator, self._record.job, self._settings.secret())
         job = await self._unless_interrupted(stack.enter_async_context(client))
         await self._unless_interrupted(self._check_joinable(job))
-        for slot in range(self._settings.np):
+        for slot in range(0 if self._waits else self._settings.np):
             await self._unless_interrupted(asyncio.sleep(0))
             self._start_worker(slot)
+        if self._waits:
+            self._printer.say(
+                f"waiting for `edl migrate {self._record.job} --from HOST --to {socket.gethostname()}:SLOTS`"
+            )
         self._job = job
         self._watch = JobWatch(job, self._folder, self._seen)
         self._following = asyncio.create_task(self._watch.run())
@@ -221,7 +231,7 @@ class Launch:
         limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self._record.own_coordinator, self._settings.max_restarts
-        supervisor = Supervisor(started, limits, hosts=own, restarts=restarts)
+        supervisor = Supervisor(started, limits, hosts=own, restarts=restarts, waits=self._waits)
         while supervisor.phase is not Stage.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
@@ -246,7 +256,7 @@ class Launch:
                 if replacing:
                     self._printer.say(f"starting {replacing} more in place of what crashed")
                 for _ in range(number):
-                    self._start_worker(slot=len(self._workers))
+                    self._start_worker(slot=len(self._workers) + self._waits)  # beyond -np: the job has asked for it
                     started = self._workers[-1]
                     self._inbox.put_nowait(WorkerStarted(started.slot, started.pid))
             case StopJob(reason, others):

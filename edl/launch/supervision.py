@@ -61,6 +61,8 @@ class JobSeen(msgspec.Struct, frozen=True):
     spent: bool = False  # all is trained that was to be: a worker that is started now comes too late
     short: str = ""  # why the job cannot train on until more workers come
     minimum: int = 1  # workers that it needs
+    migration: int = 0  # its number, while all workers of some host are to leave it
+    awaited: int = 0  # workers that are to be started on this machine for that
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -175,10 +177,19 @@ class Bounds(msgspec.Struct, frozen=True):
 class Supervisor:
     """One launch. `handle` is the only way in; `deadline` says when it wants to hear `DeadlineReached`."""
 
-    def __init__(self, workers: dict[int, int], limits: Bounds, *, hosts: bool = False, restarts: int = 0) -> None:
+    def __init__(
+        self,
+        workers: dict[int, int],
+        limits: Bounds,
+        *,
+        hosts: bool = False,
+        restarts: int = 0,
+        waits: bool = False,
+    ) -> None:
         """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
 
-        `restarts`: so many crashed workers are replaced in all.
+        `restarts`: so many crashed workers are replaced in all. `waits`: for the job to be moved to this machine, as
+        often as it is, until it is over.
         """
         self.phase = Stage.WATCHING
         self.deadline: float | None = None
@@ -187,6 +198,10 @@ class Supervisor:
         self._ours = set(workers.values())  # pids of all that were ever started
         self._hosts = hosts
         self._restarts = restarts
+        self._waits = waits
+        self._moving = 0  # the number of the newest migration that workers were started for
+        self._moved = 0  # so many, besides those that take the place of crashed ones
+        self._room = 0  # of so many that are to come here
         self._crashes = 0  # for which no worker was started, and may yet be
         self._gone: dict[int, str] = {}  # crashed trainers, by pid, that the job may go on without, and how they ended
         self._doubt = ""  # the first crash that the leader has not gone on from yet
@@ -270,8 +285,10 @@ class Supervisor:
         return [] if self._job.state in RUNNING else [LookAtJob()]  # it may run by now
 
     def _goes_on(self) -> bool:
-        """Workers of ours are left, or others' that need the coordinator that we started."""
-        return bool(self._pids) or (self._job.state in RUNNING and bool(self._guests()))
+        """Workers of ours are left or may come, or others' that need the coordinator that we started."""
+        if self._pids or (self._waits and self._job.state not in OVER):
+            return True
+        return self._job.state in RUNNING and bool(self._guests())
 
     def _guests(self) -> frozenset[int]:
         """Trainers that others started, and that need our coordinator."""
@@ -309,6 +326,11 @@ class Supervisor:
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
         """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""
+        if job.migration:
+            return self._make_room(job)
+        if self._waits and not self._arrived & self._ours:
+            self._target = job.target
+            return []
         grown, self._target = max(0, job.target - self._target), job.target
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.target - job.members - on_their_way)
@@ -322,6 +344,21 @@ class Supervisor:
         nobody_comes = self._hosts and not on_their_way and job.members < job.minimum
         return self._fail(job.short, now) if job.short and nobody_comes else []
 
+    def _make_room(self, job: JobSeen) -> list[Command]:
+        """A host is left: what else is missing waits for the end of that. --max-restarts bounds how many newcomers that
+        crashed are replaced.
+        """
+        if job.migration != self._moving:
+            self._moving, self._moved, self._room = job.migration, 0, 0
+        self._room = max(self._room, job.awaited)
+        on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
+        missing = max(0, job.awaited - on_their_way)
+        first = min(missing, max(0, self._room - self._moved))
+        replacing = min(self._restarts, missing - first)
+        self._moved += first
+        self._restarts -= replacing
+        return [StartWorkers(first + replacing, replacing)] if first + replacing else []
+
     def _silent(self) -> list[Command]:
         return self._end(self._last_word()) if self.phase is Stage.SETTLING else []
 
@@ -331,8 +368,10 @@ class Supervisor:
         return self._fail("interrupted", now)
 
     def _to_go(self, now: float) -> list[Command]:
-        """The second time there is no waiting for it. It may have begun without having been seen to."""
-        if self._going:
+        """The second time, or without any worker of it, there is no waiting for it. It may have begun without having
+        been seen to.
+        """
+        if self._going or (self._waits and not self._pids):
             return self._interrupted(now)
         self._going = True
         return [PreemptJob()] if self._job.state in RUNNING else [LookAtJob()]

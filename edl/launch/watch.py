@@ -11,6 +11,7 @@ import msgspec
 
 from edl.errors import EdlError
 from edl.events import Event
+from edl.host.network import is_this_host
 from edl.launch.records import OVER, Folder
 from edl.launch.supervision import JobSeen
 from edl.protocol.job import Status, WorkerState
@@ -87,7 +88,10 @@ class JobWatch:
 def job_seen(status: Status) -> JobSeen:
     """What the launcher's decisions need of a status."""
     here = [worker for worker in status.workers if worker.host == socket.gethostname()]
-    staying = [worker for worker in status.workers if worker.state not in GOING]
+    migration = status.migration
+    outside = migration.newcomers if migration is not None else ()
+    staying = [worker for worker in status.workers if worker.state not in GOING and worker.id not in outside]
+    awaited = [room.slots for room in migration.awaited if is_this_host(room.host)] if migration is not None else []
     return JobSeen(
         state=status.state.value,
         reason=status.reason,
@@ -99,5 +103,7 @@ def job_seen(status: Status) -> JobSeen:
         done=frozenset(worker.pid for worker in here if worker.state is WorkerState.DONE),
         spent=status.spent,
         minimum=status.min_workers,
+        migration=migration.number if migration is not None else 0,
+        awaited=sum(awaited),
         short="" if status.state.value in OVER else status.reason,
     )

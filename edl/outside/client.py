@@ -151,6 +151,20 @@ class JobClient:
             return reply
         raise JobFailed(f"job {self._job}: {_reason(reply)}")
 
+    async def migrate(self, asked: say.AskMigrate, timeout_s: float = 30.0) -> bool:
+        """Have all workers of a host leave it; under the same id again: have they? Raises ScaleRejected, JobFailed, and
+        PeerError as `stop`.
+        """
+        clock = asyncio.get_running_loop().time
+        deadline = clock() + timeout_s
+        while True:
+            reply = await self._insist(asked, timeout_s)
+            if isinstance(reply, say.MoveTold):
+                return reply.done
+            if not (isinstance(reply, say.Rejected) and reply.retry) or clock() > deadline:
+                raise ScaleRejected(_reason(reply))
+            await asyncio.sleep(LOOK_S)
+
     async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
         """Ask for `size` workers, whatever is under way. Raises ScaleRejected, JobFailed, and PeerError as `stop`."""
         reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)

@@ -15,6 +15,7 @@ from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.moving import Migrated, Migration, MigrationStatus
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
 
@@ -212,6 +213,9 @@ class Record(msgspec.Struct, frozen=True):
     save_wanted: int = 0  # the newest step at which a script has asked for one, where nothing was to serve that yet
     preemption: Preemption | None = None
     resumed: Resumed | None = None  # what this life of the job has begun with
+    migration: Migration | None = None
+    migrations: int = 0  # ever begun
+    migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -266,6 +270,7 @@ class Status(msgspec.Struct, frozen=True):
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
     base: int = 0  # steps of all lives before this one: `step` counts those of this one
     saving: SavingStatus | None = None  # None: the job is not saved
+    migration: MigrationStatus | None = None
 
     @property
     def spent(self) -> bool:

@@ -14,6 +14,7 @@ from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.job import KEEP_S, Identity, Status
 from edl.protocol.job_policy import JobPolicy
+from edl.protocol.moving import Room
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import PartInfo, Resumed
 
@@ -169,6 +170,17 @@ class AskPreempt(msgspec.Struct, frozen=True, tag="ask_preempt"):
     deadline_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)]
 
 
+class AskMigrate(msgspec.Struct, frozen=True, tag="ask_migrate"):
+    """From the command line or a scheduler: move the workers of `host` to others. `request`: its id; asked again under
+    it, the answer says what has come of it.
+    """
+
+    request: str
+    host: str
+    to: tuple[Room, ...] = ()  # empty: to the other hosts of the job
+    within_s: Annotated[float, msgspec.Meta(ge=0, le=86_400)] = 0.0  # 0: as long as a boot may take
+
+
 class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
     """From the command line: end the job cleanly."""
 
@@ -176,7 +188,7 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Asked = AskStatus | AskStop | AskCheckpoint | AskPreempt | Scaling
+Asked = AskStatus | AskStop | AskCheckpoint | AskPreempt | AskMigrate | Scaling
 Request = Register | Report | Await | AskAddresses | AskPresence | Asked
 
 
@@ -197,6 +209,14 @@ class SaveTold(msgspec.Struct, frozen=True, tag="save_told"):
 
     step: int
     path: str
+
+
+class MoveTold(msgspec.Struct, frozen=True, tag="move_told"):
+    """The answer to AskMigrate: it is on record, and `done` once no worker is left there. If that will not be, the
+    answer is Rejected.
+    """
+
+    done: bool
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
@@ -230,4 +250,4 @@ class Told(msgspec.Struct, frozen=True, tag="told"):
     status: Status
 
 
-Reply = Done | Ack | Rejected | Ordered | Addresses | Presence | SaveTold | Told
+Reply = Done | Ack | Rejected | Ordered | Addresses | Presence | SaveTold | MoveTold | Told

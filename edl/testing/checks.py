@@ -212,7 +212,9 @@ class Checks:
             self.violated("limits", f"{roster} is not {minimum} to {maximum or 'any number of'} workers")
 
     def _admits_no_more_than_may_train(self, record: Record) -> None:
-        staying = [one for one in record.members if one.state not in (WorkerState.LEAVING, WorkerState.DONE)]
+        outside = record.migration.newcomers if record.migration is not None else ()
+        members = [one for one in record.members if one.identity.id not in outside]
+        staying = [one for one in members if one.state not in (WorkerState.LEAVING, WorkerState.DONE)]
         if record.limits.maximum and len(staying) > record.limits.maximum:
             self.violated("limits", f"{len(staying)} workers were let in, of at most {record.limits.maximum}")
 

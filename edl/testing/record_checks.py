@@ -60,6 +60,10 @@ def due(before: Record, record: Record) -> Collection[Kind]:
     if before.saving is not None and (record.saving is None or record.saving.number != before.saving.number):
         durable = record.saved is not None and record.saved.number == before.saving.number
         found.append(Kind.CHECKPOINT_DURABLE if durable else Kind.CHECKPOINT_FAILED)
+    if record.migrations > before.migrations:
+        found.append(Kind.MIGRATING)
+    if ended := [one for one in record.migrated if one not in before.migrated]:
+        found += [Kind.MIGRATION_FAILED if one.failure else Kind.MIGRATED for one in ended]
     unfit = {one.worker for one in record.trials.unfit}
     gone = [one.worker for one in record.gone if one.reason and one not in before.gone]
     found += {Kind.WORKER_UNFIT if worker in unfit else Kind.WORKER_LOST for worker in gone}

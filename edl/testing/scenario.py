@@ -6,6 +6,7 @@ Most are small, as a fault hits a short job harder: there is less time in which 
 from __future__ import annotations
 
 import random
+from functools import partial
 
 import msgspec
 
@@ -24,6 +25,8 @@ SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer be
 SAVES = 0.4  # of the jobs: they are saved every so often
 WISHES = 0.4  # of these: their scripts ask for checkpoints, too
 CHOOSES = 0.4  # of these: they choose how often
+MOVES = 0.3  # of the jobs: they are asked to leave a host
+STARTS = 0.9  # of those times something starts workers elsewhere
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
 
 
@@ -66,6 +69,7 @@ def scenario(
         lease_s=source.choice((0.2, 0.6, 1.2)),
         prepares=0.0 if in_line else beside.choice(PREPARES),
         sends=sending.choice(SENDS),
+        spread=seed % 3 == 0,
         checkpointing=_checkpointing(saving, seed) if is_saved else None,
         batching=Batching() if spec.by_sample or own_data else _batching(random.Random(f"batches {seed}")),  # noqa: S311
     )
@@ -94,11 +98,21 @@ def scenario(
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)
+    _move(job, random.Random(f"moving {seed}"), workers, within_s)  # noqa: S311
     uneven = random.Random(f"shares {seed}")  # noqa: S311
     if uneven.random() < 0.2 and not spec.by_sample and not own_data:
         for _ in range(2):
             job.after(uneven.random() * within_s, job.share_out)
     return job
+
+
+def _move(job: SimJob, source: random.Random, workers: int, within_s: float) -> None:
+    if source.random() < MOVES:
+        for _ in range(source.choice((1, 1, 2))):
+            begin = partial(
+                job.migrations.begin, slots=source.choice((2, workers, 12)), starts=source.random() < STARTS
+            )
+            job.after(source.random() * within_s, begin)
 
 
 def _checkpointing(source: random.Random, seed: int) -> Checkpointing:

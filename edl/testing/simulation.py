@@ -65,6 +65,7 @@ from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
 from edl.testing.leading import TICK_S, SimLeader
+from edl.testing.migrations import Migrations
 from edl.testing.models import Model
 from edl.testing.musters import Musters
 from edl.testing.next_rings import NextRings
@@ -117,10 +118,11 @@ class SimJob:
         sends: float = 0.0,
         checkpointing: Checkpointing | None = None,
         inherits: Inheritance | None = None,
+        spread: bool = False,
     ) -> None:
         """`prepares`: how many of its workers can form a ring beside another; `sends`: state beside steps, likewise.
 
-        `inherits`: it is the next life of a job.
+        `inherits`: it is the next life of a job. `spread`: it begins on two hosts, of which one may be left.
         """
         self.spec = spec  # None: scripts bring data of their own, and end after `steps`
         self.steps = steps
@@ -146,13 +148,15 @@ class SimJob:
         self.rings = Rings(self)
         self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
+        self.migrations = Migrations(self, BOOT_S, spread=spread)
         self.checks = Checks(self)
         self.node = RecordNode(self, seed)
         self._roll: set[str] = set()  # whose daemons have a session
         self._heap: list[tuple[float, int, Callable[..., object], tuple[Any, ...]]] = []
         self._number = 0
         policy = JobPolicy(batching=batching or Batching(), checkpointing=self.checkpointing)
-        self._limits = (workers, minimum, maximum, False, policy)
+        self._limits = workers, minimum, maximum
+        self._policy = policy
         self.cuts = 0  # of leases, anew
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
@@ -205,6 +209,10 @@ class SimJob:
     def calm_at(self) -> float:
         """When the last fault struck."""
         return self._calm_at
+
+    def disturb(self) -> None:
+        """What was asked for before may come about later."""
+        self._calm_at = max(self._calm_at, self.now)
 
     def _hangs_for_good(self) -> bool:
         return self.now > self._calm_at + REACH_S and self.hangs()
@@ -314,7 +322,7 @@ class SimJob:
             self.after(self.node.away_until - self.now + SESSION_S, self._expire, worker)
             return
         self._roll.discard(worker.id)
-        self._call(Vanished(worker.id, "its daemon's session ended"))
+        self.call(Vanished(worker.id, "its daemon's session ended"))
         self.after(2 * SESSION_S, self._is_missed, worker, self._calm_at)
 
     def _is_away(self) -> bool:
@@ -336,12 +344,12 @@ class SimJob:
     def _present(self, worker: SimWorker, daemon: int) -> None:
         """Said again until a leader has taken it; before that, the daemon reports nothing."""
         if worker.daemon == daemon and not worker.presented and self.durable.state not in OVER:
-            self._call(self._registration(worker), lambda _: self._presented(worker, daemon))
+            self.call(self._registration(worker), lambda _: self._presented(worker, daemon))
             self.after(SESSION_S, self._present, worker, daemon)
 
     def _presented(self, worker: SimWorker, daemon: int) -> None:
         if worker.daemon == daemon and not worker.presented:
-            self._call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.now)))
+            self.call(Reported(worker.id, msgspec.structs.replace(worker.present(), at=self.now)))
             self.savings.tell_again(worker)
             self.stir(worker)
 
@@ -369,9 +377,19 @@ class SimJob:
             worker.sent = None  # a worker that finds a new leader tells it everything again
             self.stir(worker)
 
-    def _join(self) -> None:
+    def start_worker(self, host: str) -> None:
+        """What starts workers there was asked for one more."""
+        self._join(host)
+
+    def _join(self, host: str = "") -> None:
         prepares, sends = self._kinds.random() < self._prepares, self.senders.random() < self._sends
-        worker = SimWorker(f"w{len(self.workers)}", prepares=prepares, sends_state=sends)
+        worker = SimWorker(
+            f"w{len(self.workers)}",
+            host or self.migrations.host_of(len(self.workers)),
+            prepares=prepares,
+            sends_state=sends,
+        )
+        worker.answering = bool(host)
         worker.ahead = self._depths.choice((1, 1, 3, 1_000_000))
         if self.spec is not None and not asks_by_epoch(self.spec):
             worker.wanted = self.spec.epochs
@@ -383,12 +401,13 @@ class SimJob:
     def _register(self, worker: SimWorker) -> None:
         """Said again until a leader has taken it, or has not."""
         if worker.daemon and worker.alive and not worker.admitted:
-            self._call(self._registration(worker), lambda taken: self._registered(worker, taken))
+            self.call(self._registration(worker), lambda taken: self._registered(worker, taken))
             self.after(SESSION_S, self._register, worker)
 
     def _registration(self, worker: SimWorker) -> Register:
         resumed = None if self.inherits is None else self.inherits.resumed
-        return Register(worker.identity(), *self._limits, resumed=resumed)
+        limits, answering = self._limits, worker.answering
+        return Register(worker.identity(), *limits, answering, self._policy, resumed=resumed)
 
     def _registered(self, worker: SimWorker, taken: bool) -> None:
         if taken:
@@ -411,7 +430,7 @@ class SimJob:
             if heard is not None:
                 heard()
 
-        self._call(AskScale(size), hear)
+        self.call(AskScale(size), hear)
         self.after(SESSION_S, self._asked, size, said, heard)
 
     def _asked(self, size: int, said: list[bool], heard: Callable[[], None] | None) -> None:
@@ -428,7 +447,7 @@ class SimJob:
         if self.durable.roster:
             worker = self.random.choice(self.durable.roster)
             self.note(f"{worker} is to be replaced")
-            self._call(Ruled(self.durable.target, (worker,), "too slow", {}, act=True))
+            self.call(Ruled(self.durable.target, (worker,), "too slow", {}, act=True))
             for turn in range(1, 8):
                 self.after(turn * SESSION_S / 4, self._start_for_the_slow)
 
@@ -437,7 +456,7 @@ class SimJob:
         if self.durable.roster:
             shares = {worker: self.random.choice((0.3, 0.6, 1.0)) for worker in self.durable.roster}
             self.note(f"the batch is to be shared out as {shares}")
-            self._call(Ruled(self.durable.target, (), "uneven", {}, act=True, shares=shares))
+            self.call(Ruled(self.durable.target, (), "uneven", {}, act=True, shares=shares))
 
     def _start_for_the_slow(self) -> None:
         if self.durable.state not in OVER:
@@ -468,6 +487,10 @@ class SimJob:
         coming = (worker for worker in self.workers.values() if worker.alive and not worker.admitted)
         return [worker for worker in coming if worker.doing is not TrainerState.OVER]
 
+    def on_their_way(self, host: str) -> int:
+        """Started there, and not let in yet."""
+        return sum(worker.host == host for worker in self._under_way())
+
     def _unheard(self) -> list[SimWorker]:
         """Under way, or a member that was asked to leave, of which the leader does not know."""
         staying = (one.identity.id for one in self.durable.members if one.state is not WorkerState.LEAVING)
@@ -485,7 +508,7 @@ class SimJob:
         """`edl checkpoint --wait`: asked again until it is known what has come of it."""
         if self.durable.state in OVER or self.checks.savings.has_answered(request):
             return
-        self._call(AskCheckpoint(request))
+        self.call(AskCheckpoint(request))
         self.after(SESSION_S, self.ask_checkpoint, request)
 
     def evaluate(self, for_s: float, *, alone: bool = False) -> None:
@@ -499,7 +522,7 @@ class SimJob:
         """`edl preempt`: asked again until the job is over."""
         if self.durable.state in OVER:
             return
-        self._call(AskPreempt("its machines are taken away", deadline_s))
+        self.call(AskPreempt("its machines are taken away", deadline_s))
         self.after(SESSION_S, self.ask_to_go, deadline_s)
 
     # ------------------------------------------------------------------------------------------------ a leader's world
@@ -509,7 +532,8 @@ class SimJob:
         chance = self.random.random()
         return 0.0005 + 0.002 * chance if chance < 1 - self.late else LATE_S * self.random.random()
 
-    def _call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
+    def call(self, said: Input, answer: Callable[[bool], None] | None = None) -> None:
+        """To the leader that is there when it arrives."""
         self.after(self.delay(), self._arrive, said, answer)
         if self.random.random() < 0.03:  # tried again, though the first call got through
             self.after(self.delay() + LATE_S * self.random.random(), self._arrive, said, None)
@@ -525,6 +549,7 @@ class SimJob:
     def make_durable(self, record: Record) -> None:
         before, self.durable = self.durable, record
         self.checks.durable(before, record)
+        self.migrations.durable(before, record)
         if before.rebatch is not None and record.rebatch is None and record.ledger is not before.ledger:
             self.cuts += record.plan is None
         if record.plan is not None and (before.plan is None or before.plan.generation != record.plan.generation):
@@ -581,7 +606,7 @@ class SimJob:
         observation = worker.observation(STEP_S)
         if worker.daemon and worker.presented and observation != worker.sent:
             worker.sent = observation
-            self._call(Reported(worker.id, msgspec.structs.replace(observation, at=self.now)))
+            self.call(Reported(worker.id, msgspec.structs.replace(observation, at=self.now)))
 
     def _hear(self, worker: SimWorker, book: OrderBook) -> None:
         """Orders arrive at a daemon, which hands them to its trainer."""

@@ -49,12 +49,14 @@ class SimWorker:
         "admitted",
         "ahead",
         "alive",
+        "answering",
         "attention",
         "busy_until",
         "count",
         "cut_off",
         "daemon",
         "deaf_until",
+        "host",
         "id",
         "leases",
         "machine",
@@ -74,8 +76,10 @@ class SimWorker:
         "weight",
     )
 
-    def __init__(self, worker: str, *, prepares: bool = False, sends_state: bool = False) -> None:
+    def __init__(self, worker: str, host: str = "host0", *, prepares: bool = False, sends_state: bool = False) -> None:
         self.id = worker
+        self.host = host
+        self.answering = False  # it was started as the job had asked for it
         self.prepares = prepares  # a ring beside the one it sits in
         self.sends_state = sends_state  # or is sent one, beside a step
         self.unsent = False  # what is on its way to it, or from it, does not come
@@ -206,7 +210,7 @@ class SimWorker:
         return self.stalled or self.deaf_until > 0 or self.busy_until > 0
 
     def identity(self) -> Identity:
-        return Identity(self.id, "host", "127.0.0.1", 1, self.daemon)
+        return Identity(self.id, self.host, self.host, 1, self.daemon)
 
     def present(self) -> Observation:
         """Another daemon knows nothing yet but its trainer's greeting; a moment later it is told the whole story."""

@@ -82,8 +82,8 @@ class Calm(Prompt):
 class ReadsUnevenly(SimJob):
     """One pipeline reads a few steps ahead, others do not."""
 
-    def _join(self) -> None:
-        super()._join()
+    def _join(self, host: str = "") -> None:
+        super()._join(host)
         worker = list(self.workers.values())[-1]
         worker.ahead = 9 if len(self.workers) % 2 else 1
 

@@ -161,7 +161,7 @@ class ComesBack(SimJob):
 
     def _die(self, worker: SimWorker) -> None:
         super()._die(worker)
-        self.after(0.5, self._call, Register(worker.identity(), *self._limits))
+        self.after(0.5, self.call, Register(worker.identity(), *self._limits))
 
 
 class LeaderDiesToo(SimJob):

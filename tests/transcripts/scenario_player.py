@@ -4,7 +4,8 @@
         [saved] [save_every=S] [save_steps=N] [save_last]
                                 how the job is started; `prepares`: its workers form a ring beside another; `saved`: it
                                 can be, and is every so often where that is said
-    training_job ... [at=5]     the same, and its first ring trains; how it comes to that is in the first transcripts
+    training_job ... [at=5] [hosts=H[,H...]]
+                                the same, and its first ring trains; how it comes to that is in the first transcripts
     register W [host=H] [address=A] [daemon=N] [answering] [again]
                                 a daemon presents its worker; it is the N-th of this worker
     report W[,W...] [PHASE] [generation=N] [step=N] [leases_of=N] [opens] [epochs=N] [leaving] [missed=N]
@@ -24,6 +25,8 @@
     vanish W                    a daemon has no session any more
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
                                 another size is asked for
+    migrate H [to=H:SLOTS[,...]] [request=ID] [within=S]
+                                all workers of a host are to leave it
     rule N REASON, replace W REASON
                                 the job's own policy has decided: a size, or another worker for a slow one
     stop REASON                 a user ends the job
@@ -60,6 +63,7 @@ from edl.core.job.inputs import (
     Ruled,
     SavingPublished,
     Tell,
+    TellOfMigration,
     TellOfSaving,
     TimePassed,
     TookOver,
@@ -67,12 +71,14 @@ from edl.core.job.inputs import (
 )
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
+from edl.launch.hosts import parse_rooms
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.job import Identity, Muster
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import (
     AskCheckpoint,
+    AskMigrate,
     AskPreempt,
     AskScale,
     AskScaleIn,
@@ -83,6 +89,7 @@ from edl.protocol.messages import (
     Phase,
     Register,
 )
+from edl.protocol.moving import Room
 from edl.protocol.saving import Checkpointing, FileInfo, PartInfo
 
 BETWEEN_S: Final = 0.01  # from one command to the next
@@ -207,11 +214,13 @@ class Player:
         self._machine = self._led()
 
     def _begin_training(self, given: Command) -> None:
-        at = given.option("at", str, "5")
+        at, hosts = given.option("at", str, "5"), given.option("hosts", _names, ["h"])
         self._begin(given)
         workers = [f"w{number}" for number in range(self._settings.np)]
         start = [f"report {','.join(workers)} training generation=1 opens", f"report {','.join(workers)} step={at}"]
-        for line in [*(f"register {worker}" for worker in workers), *start]:
+        here = [hosts[min(number, len(hosts) - 1)] for number in range(len(workers))]
+        come = [f"register {worker} host={host}" for worker, host in zip(workers, here, strict=True)]
+        for line in [*come, *start]:
             self._play(command(line, given.where))
         self._before, self._shown = self._durable, told(self._durable, workers)
         self._lines = ledger_lines(self._durable.ledger)
@@ -267,11 +276,18 @@ class Player:
                 yield Vanished(given.word(0), "its daemon's session ended")
             case "scale" | "scale_out" | "scale_in":
                 yield _scaling(given)
+            case "migrate":
+                yield _migration(given)
+            case _:
+                yield self._from_elsewhere(given)
+
+    def _from_elsewhere(self, given: Command) -> Input:
+        match given.name:
             case "rule" | "replace":
-                yield self._ruled(given)
+                return self._ruled(given)
             case "stop":
                 given.end(1)
-                yield AskStop(given.word(0))
+                return AskStop(given.word(0))
             case _:
                 raise given.bad(f"there is no command {given.name}")
 
@@ -410,6 +426,8 @@ class Player:
                         self._lines.append(
                             f"answer durable: step {step}, {path}" if path else "answer taken: under way"
                         )
+                    case TellOfMigration(done):
+                        self._lines.append(f"answer {'done' if done else 'taken: under way'}")
                     case PublishSaving(number):
                         self._lines += [f"publish {at}checkpoint {number}"] if written else []
             if isinstance(happened, Reported) and not any(isinstance(one, Refuse) for one in commands):
@@ -426,6 +444,13 @@ def _scaling(given: Command) -> Input:
     if given.name == "scale_out":
         return AskScaleOut(int(how_many), request)
     return AskScaleIn(int(how_many) if how_many.isdigit() else tuple(_names(how_many)), request)
+
+
+def _migration(given: Command) -> Input:
+    to = given.option("to", parse_rooms, tuple[Room, ...]())
+    request, within_s = given.option("request", str, "m"), given.option("within", float, 0.0)
+    given.end(1)
+    return AskMigrate(request, given.word(0), to, within_s)
 
 
 def _checkpointing(given: Command) -> Checkpointing:

@@ -12,6 +12,7 @@ from edl.core.job.orders import OrderBook
 from edl.protocol.assignment import Orders, Summons, Verdict
 from edl.protocol.job import Muster, Plan, Record, Trials
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.moving import Migrated, Migration, Room
 from edl.protocol.saving import Saved, SaveRequest, Saving
 
 # --------------------------------------------------------------------------------------------------------- the record
@@ -19,7 +20,7 @@ from edl.protocol.saving import Saved, SaveRequest, Saving
 SILENT: Final = frozenset(
     {
         "version",  # grows with every change
-        *("arrivals", "planned", "musters", "rebatches", "awaited", "saves"),  # counts of what is shown itself
+        *("arrivals", "planned", "musters", "rebatches", "awaited", "saves", "migrations"),  # counts of what is shown
         *("losses", "save_costs", "save_wanted"),  # likewise, and told by events, or with a request
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone
     }
@@ -175,6 +176,18 @@ def _save_requests(name: str, old: tuple[SaveRequest, ...], new: tuple[SaveReque
     return [f"request {one.request}: {_outcome(one)}" for one in new if one not in old]
 
 
+def _migration(name: str, old: Migration | None, new: Migration | None, after: Record) -> list[str]:
+    if new is None:
+        return []
+    if old is None or old.number != new.number:
+        return [f"migration {new.number}, asked for as {new.request}: from {new.host} to {_short(new.to)}"]
+    return [f"for those of {new.host} have come: {' '.join(new.newcomers) or 'none'}"]
+
+
+def _migrated(name: str, old: object, new: tuple[Migrated, ...], after: Record) -> list[str]:
+    return [f"request {new[-1].request} is over{f': {new[-1].failure}' if new[-1].failure else ''}"]
+
+
 def _outcome(one: SaveRequest) -> str:
     if one.path:
         return f"served by {one.path}"
@@ -199,10 +212,14 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "saving": _saving,
     "saved": _saved,
     "save_requests": _save_requests,
+    "migration": _migration,
+    "migrated": _migrated,
 }
 
 
 def _short(value: object) -> str:
+    if isinstance(value, Room):
+        return str(value)
     if isinstance(value, msgspec.Struct):
         return ", ".join(f"{name}={_short(getattr(value, name))}" for name in value.__struct_fields__)
     if isinstance(value, Mapping):

@@ -11,6 +11,7 @@ from edl.protocol.figures import Rate
 from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.moving import Migrated, Migration
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
 
@@ -60,6 +61,9 @@ class OtherChanges(TypedDict, total=False):
     save_wanted: int
     preemption: Preemption | None
     resumed: Resumed | None
+    migration: Migration | None
+    migrations: int
+    migrated: tuple[Migrated, ...]
 
 
 class Changes(OtherChanges, total=False):

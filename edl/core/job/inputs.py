@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
-from edl.protocol.messages import AskCheckpoint, AskPreempt, AskStop, Observation, Register, Scaling
+from edl.protocol.messages import AskCheckpoint, AskMigrate, AskPreempt, AskStop, Observation, Register, Scaling
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ class TimePassed:
 
 FromPublisher = SavingPublished | PublishingFailed
 FromWorkers = Register | Reported | Vanished
-Asked = AskStop | AskCheckpoint | AskPreempt | Scaling
+Asked = AskStop | AskCheckpoint | AskPreempt | AskMigrate | Scaling
 Input = TookOver | FromWorkers | Asked | FromPublisher | Measured | Ruled | TimePassed
 
 
@@ -114,6 +114,13 @@ class TellOfSaving:
 
 
 @dataclass(frozen=True, slots=True)
+class TellOfMigration:
+    """Answer a request to move workers: it is on record, and if `done`, it was carried out."""
+
+    done: bool
+
+
+@dataclass(frozen=True, slots=True)
 class PublishSaving:
     """Once the record is durable: write the manifest of the saving that it has, beside all else.
 
@@ -124,4 +131,4 @@ class PublishSaving:
     number: int
 
 
-Command = Tell | Refuse | Acknowledge | TellOfSaving | PublishSaving
+Command = Tell | Refuse | Acknowledge | TellOfSaving | TellOfMigration | PublishSaving

@@ -43,7 +43,8 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause, may
 from edl.core.job.observations import only_stepped, overtaken
 from edl.core.job.working_state import LONG_AGO, WorkingState
-from edl.core.resize import scaling
+from edl.core.resize import migration, scaling
+from edl.core.resize.migrating import Migrating
 from edl.core.resize.rulings import PolicyRulings
 from edl.core.resize.sizing import Sizing
 from edl.core.switch.arrivals import Arrivals
@@ -55,6 +56,7 @@ from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
     AskCheckpoint,
+    AskMigrate,
     AskPreempt,
     AskScale,
     AskScaleIn,
@@ -105,6 +107,7 @@ class JobMachine:
         self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
         self._preempting = Preempting(self._working, self._checkpoints)
+        self._migrating = Migrating(self._working, self._sizing, deadlines.boot_s)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)
@@ -139,7 +142,7 @@ class JobMachine:
                 news = self._on_reported(happened)
             case Vanished():
                 self._miss(happened.worker, happened.reason)
-            case AskStop() | AskCheckpoint() | AskPreempt() | AskScale() | AskScaleOut() | AskScaleIn():
+            case AskStop() | AskCheckpoint() | AskPreempt() | AskMigrate() | AskScale() | AskScaleOut() | AskScaleIn():
                 self._on_asked(happened)
             case SavingPublished() | PublishingFailed():
                 self._checkpoints.hear(happened)
@@ -151,7 +154,7 @@ class JobMachine:
             case TimePassed():
                 pass
         timed = now >= self._waits.until or self._switching.is_due() or self._ending.is_due()
-        timed = timed or self._checkpoints.is_due() or self._preempting.is_due()
+        timed = timed or self._checkpoints.is_due() or self._preempting.is_due() or self._migrating.is_due()
         self._unseen = self._unseen or news or timed
         if self._unseen and not more:
             self._unseen = False
@@ -168,6 +171,8 @@ class JobMachine:
                 self._checkpoints.ask(happened)
             case AskPreempt():
                 self._preempting.ask(happened)
+            case AskMigrate():
+                self._migrating.ask(happened)
             case AskScale() | AskScaleOut() | AskScaleIn():
                 self._sizing.ask(happened)
 
@@ -223,7 +228,8 @@ class JobMachine:
         if first:
             working.tell(facts.JobStarted(np=happened.np, min=happened.minimum, max=self.record.limits.maximum))
         working.tell(facts.WorkerJoining(worker=happened.identity.id, host=happened.identity.host))
-        self._sizing.welcome(happened.identity.id, answering=happened.answering)
+        if not self._migrating.welcome(happened.identity):
+            self._sizing.welcome(happened.identity.id, answering=happened.answering)
 
     def _refusal(self, newcomer: Register) -> str:
         """Why it is not let in; empty when it is."""
@@ -231,7 +237,7 @@ class JobMachine:
         if newcomer.ring is not record.ring:
             return f"the job trains with --ring {record.ring}, not {newcomer.ring}: say the same on all workers"
         maximum, present = record.limits.maximum, len(scaling.staying(record))
-        if maximum and present >= maximum:
+        if maximum and present >= maximum and not migration.has_room_for(record, newcomer.identity):
             full = f"the job has {present} workers and may have at most {maximum}"
             return f"{full}: wait until one leaves, or give it a larger --max-np at its next start"
         return self._fitness.refusal(newcomer.identity)
@@ -346,6 +352,7 @@ class JobMachine:
         self._driver.go_on()
         self._switching.complete()
         self._rulings.go_on()
+        self._migrating.follow()
         self._leasing.commit_stable()
         self._switching.follow()
         self._leasing.go_on_cutting()

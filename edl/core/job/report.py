@@ -7,6 +7,7 @@ from collections import Counter
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
+from edl.core.resize import migration
 from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Status, WorkerStatus
 
 
@@ -49,6 +50,7 @@ def status_of(
         unfit=record.trials.unfit,
         base=0 if record.resumed is None else record.resumed.step,
         saving=_saving(machine, record),
+        migration=migration.shown(record),
     )
 
 

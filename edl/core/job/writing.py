@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import Final, Generic, TypeVar
 
-from edl.core.job.inputs import Acknowledge, Command, Input, PublishSaving, Refuse, Tell, TellOfSaving
+from edl.core.job.inputs import Acknowledge, Command, Input, PublishSaving, Refuse, Tell, TellOfMigration, TellOfSaving
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
 from edl.errors import InvalidTransition, UsageError
@@ -302,4 +302,6 @@ def _answer(asker: A, follows: Sequence[Command]) -> GiveAnswer[A]:
             return GiveAnswer(asker, say.Ack(command.target))
         if isinstance(command, TellOfSaving):
             return GiveAnswer(asker, say.SaveTold(command.step, command.path))
+        if isinstance(command, TellOfMigration):
+            return GiveAnswer(asker, say.MoveTold(command.done))
     return GiveAnswer(asker, say.Done())

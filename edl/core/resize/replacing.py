@@ -34,7 +34,12 @@ class Over:
 def begin(record: Record, worker: str) -> BeginReplacing | None:
     """How to replace `worker`; None: not now, or not at all."""
     states = {member.identity.id: member.state for member in record.members}
-    if record.replacing is not None or is_driven(record) or states.get(worker) is not WorkerState.TRAINING:
+    if (
+        record.replacing is not None
+        or record.migration is not None
+        or is_driven(record)
+        or states.get(worker) is not WorkerState.TRAINING
+    ):
         return None
     if len(record.roster) < 2 or record.plan is not None:
         return None

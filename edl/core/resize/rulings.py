@@ -37,7 +37,7 @@ class PolicyRulings:
         begun = replacing.begin(record, ruled.replace[0]) if ruled.replace else None
         able = begun is not None if ruled.replace else isinstance(change, scaling.Change)
         able = able and (not ruled.shares or working.ledgers.ledger is not None)
-        act = ruled.act and able and record.plan is None
+        act = ruled.act and able and record.plan is None and record.migration is None
         decided = facts.PolicyDecided(
             size=ruled.size,
             replace=ruled.replace or UNSET,

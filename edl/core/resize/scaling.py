@@ -66,8 +66,9 @@ def is_driven(record: Record) -> bool:
 
 
 def staying(record: Record) -> list[Member]:
-    """The workers that count."""
-    return [member for member in record.members if member.state not in GOING]
+    """The workers that count. Those that come for others, who leave their host, do once these are out of it."""
+    coming = record.migration.newcomers if record.migration is not None else ()
+    return [member for member in record.members if member.state not in GOING and member.identity.id not in coming]
 
 
 def _leavers(record: Record, size: int) -> tuple[str, ...]:
@@ -120,6 +121,8 @@ def _under_way(record: Record) -> Refuse | None:
         reason = f"the job is starting: {len(present)} of {record.target} workers are here"
     elif record.plan is not None:
         reason = f"a switch from {len(record.roster)} to {len(record.plan.roster)} workers is under way"
+    elif record.migration is not None:
+        reason = f"its workers are leaving {record.migration.host}"
     elif leaving:
         reason = f"still leaving: {', '.join(leaving)}"
     elif coming:

@@ -77,6 +77,8 @@ class Sizing:
         """A worker leaves of its own accord."""
         self.dismiss((worker,), "it was stopped from outside")
         record = self._working.record
+        if record.migration is not None and worker in record.migration.newcomers:
+            return
         if record.generation and not scaling.is_driven(record):  # else another one is waited for in its place
             self._working.change(target=max(1, record.target - 1))
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from edl.core.job.hosts import grouped
 from edl.core.job.observations import Observations
+from edl.core.resize import migration
 from edl.core.resize.scaling import BOOTING, GOING
 from edl.core.switch.unfit import condemned, suspects
 from edl.protocol.job import Member, Record, WorkerState
@@ -43,13 +44,15 @@ class Situation:
 class Follow:
     """A generation of `roster` is needed. `forced`: at once, as the ring before is broken or will be.
 
-    `after_step`: it takes the place of the planned one, after the same step. `why`: for people.
+    `after_step`: it takes the place of the planned one, after the same step. `why`: for people. `leavers`: members that
+    are told to leave with it, as their host is left.
     """
 
     roster: tuple[str, ...]
     forced: bool
     after_step: int | None = None
     why: str = ""
+    leavers: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +112,10 @@ def _following(now: Situation, roster: tuple[str, ...], forced: bool) -> Decisio
     if instead := _instead(now, roster):
         return instead
     roster = wanted_roster(now, forced, leavers_too=forced)
-    return Follow(roster, forced, why=why(now, roster))
+    outgoing = _outgoing(now, _able(now, forced, leavers_too=forced), forced)
+    leavers = tuple(worker for worker in record.roster if worker in outgoing and worker not in roster)
+    leavers += tuple(sorted(outgoing.difference(record.roster)))
+    return Follow(roster, forced, why=why(now, roster, leavers), leavers=leavers)
 
 
 def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) -> tuple[str, ...]:
@@ -121,15 +127,11 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     record = now.record
     base = record.plan.roster if record.plan else record.roster
     leavers = _leavers(now)
-    staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
-    if leavers_too:  # not those that the newest plan is without: others may have been leased their samples
-        staying.update(worker for worker in leavers if worker in base)
-    if not forced:
-        staying -= now.unmet
-        # A member that is done keeps its seat, until the ring must be made anew for those that are not.
-        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
-    staying = _without_the_unproven(now, staying, forced)
+    able = _able(now, forced, leavers_too=leavers_too)
+    staying = _moved(now, able, forced)
     most = record.limits.maximum or len(now.members)
+    if staying.intersection(_outgoing(now, able, forced)):  # it hands the model on: the job is no larger for that
+        most = max(record.target, 2)
     if not staying.intersection(record.roster).difference(leavers):  # none that stays has the model: they hand it on
         # All have the newest state unless the ring broke, and one is enough to hand it on: the others make room.
         staying.update(leavers if forced else leavers[: max(1, most - len(staying))])
@@ -138,6 +140,41 @@ def wanted_roster(now: Situation, forced: bool, *, leavers_too: bool = False) ->
     # Members of the present ring have the model: where not all have room, newcomers wait for the next generation.
     first = sorted([*kept, *new], key=lambda worker: worker not in record.roster)[:most]
     return tuple(worker for worker in (*kept, *new) if worker in first)
+
+
+def _able(now: Situation, forced: bool, *, leavers_too: bool) -> set[str]:
+    """Who could be in the next ring."""
+    record = now.record
+    base = record.plan.roster if record.plan else record.roster
+    staying = {worker for worker, member in now.members.items() if _could_enter(now, member)}
+    if leavers_too:  # not those that the newest plan is without: others may have been leased their samples
+        staying.update(worker for worker in _leavers(now) if worker in base)
+    if not forced:
+        staying -= now.unmet
+        # A member that is done keeps its seat, until the ring must be made anew for those that are not.
+        staying.update(worker for worker in record.roster if _is(now, worker, WorkerState.DONE))
+    return _without_the_unproven(now, staying, forced)
+
+
+def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
+    """Those of `able` that the next ring is to have, where a host is left (`edl.core.resize.migration`)."""
+    record, outgoing = now.record, _outgoing(now, able, forced)
+    able = able - migration.spare(record, able)
+    if not outgoing:
+        held = able & migration.held_back(record)
+        missing = migration.lost(record)
+        return able - set(sorted(held, key=lambda worker: now.members[worker].number)[missing:])
+    rest = able - outgoing
+    if rest.intersection(record.roster).difference(_leavers(now)):
+        return rest
+    # None of the others has the model. Members that have it are half of the next ring, and leave with the one after.
+    old = [worker for worker in record.roster if worker in outgoing and worker in able]
+    return rest.union(old[: max(1, record.target // 2)])
+
+
+def _outgoing(now: Situation, able: set[str], forced: bool) -> frozenset[str]:
+    """Whose host is left. A broken ring is first made anew with all that it had."""
+    return frozenset() if forced else migration.outgoing(now.record, able)
 
 
 def _leavers(now: Situation) -> list[str]:
@@ -278,7 +315,7 @@ def kept_step(now: Situation) -> int | None:
     return None if stands or fails else plan.after_step
 
 
-def why(now: Situation, roster: tuple[str, ...]) -> str:
+def why(now: Situation, roster: tuple[str, ...], leavers: tuple[str, ...] = ()) -> str:
     """What has changed since the ring of before, or since the plan that a ring of `roster` follows; for people."""
     record, plan = now.record, now.record.plan
     before = plan.roster if plan else record.roster
@@ -287,10 +324,12 @@ def why(now: Situation, roster: tuple[str, ...]) -> str:
     gone = [worker for worker in before if worker not in now.members]
     had, has = set(before), set(roster)
     out = [worker for worker in before if worker in now.members and worker not in has]
-    leaving = [worker for worker in out if _is(now, worker, WorkerState.LEAVING)]
+    leaving = [worker for worker in out if _is(now, worker, WorkerState.LEAVING) or worker in leavers]
     parts = [f"{_are(gone)} gone"] if gone else _failures(now)
-    for reason in dict.fromkeys(now.leaves_as.get(worker, "") for worker in leaving):
-        named = [worker for worker in leaving if now.leaves_as.get(worker, "") == reason]
+    moved = migration.reason(record) if leavers else ""
+    reasons = {worker: now.leaves_as.get(worker, moved) for worker in leaving}
+    for reason in dict.fromkeys(reasons.values()):
+        named = [worker for worker in leaving if reasons[worker] == reason]
         parts.append(f"{_names(named)} {'leaves' if len(named) == 1 else 'leave'}{f' ({reason})' if reason else ''}")
     if ended := [worker for worker in out if _is(now, worker, WorkerState.DONE)]:
         parts.append(f"{_names(ended)} {'has' if len(ended) == 1 else 'have'} come to the end of the script")

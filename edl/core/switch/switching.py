@@ -21,6 +21,7 @@ from edl.core.job.lead_times import LeadTimes
 from edl.core.job.members import Cause
 from edl.core.job.orders import newcomers
 from edl.core.job.working_state import WorkingState
+from edl.core.resize import migration
 from edl.core.resize.sizing import Sizing
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.mustering import Mustering
@@ -246,6 +247,7 @@ class Switching:
         generation = prepared or working.record.planned + 1
         if working.record.plan is not None:
             self._drop(working.record.plan, roster)
+        self._sizing.dismiss(wanted.leavers, migration.reason(working.record))
         staying = [worker for worker in roster if working.state(worker) is not WorkerState.LEAVING]
         working.move_all(staying, Cause.PLANNED)
         plan = Plan(generation, roster, crossing.after_step, crossing.ledger, prepared > 0, crossing.spares)

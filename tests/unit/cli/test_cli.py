@@ -65,7 +65,10 @@ STATUS = Status(
     ("arguments", "line"),
     [
         ("run", "COMMAND is missing, such as `python train.py`; see 'edl run --help'"),
-        ("run -np 0 true", "-np 0: must be a whole number of at least 1"),
+        (
+            "run -np 0 true",
+            "-np 0 waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT",
+        ),
         ("run -np -1 true", "-np -1: must be a whole number of at least 1"),
         ("run -np two true", "-np two: must be a whole number of at least 1"),
         ("run -np", "-np/--num-proc: expected one argument; see 'edl run --help'"),
@@ -91,6 +94,12 @@ STATUS = Status(
         ("events", "missing: JOB; see 'edl events --help'"),
         ("stop nosuch", "no job nosuch was started on this machine"),
         ("scale nosuch 0", "0: the number of workers must be a whole number of at least 1"),
+        ("migrate nosuch", "--from HOST is missing: `edl status` shows the hosts of a job's workers"),
+        (
+            "migrate nosuch --from a --to b",
+            "--to b: must be HOST:SLOTS, more of them after commas, such as node1:4,node2:4",
+        ),
+        ("migrate nosuch --from a --to b:1,b:2", "--to b:1,b:2: names b twice: add up its slots"),
         ("scale nosuch", "missing: N; see 'edl scale --help'"),
         ("data", "missing: COMMAND; see 'edl data --help'"),
         ("data verify", "missing: DIR; see 'edl data verify --help'"),
@@ -110,9 +119,12 @@ def test_wrong_input_is_one_clear_line_and_exit_code_2(home, capsys, arguments, 
 
 
 def test_a_wrong_variable_is_named_instead_of_a_flag(capsys, monkeypatch):
+    monkeypatch.setenv("EDL_NP", "few")
+    assert main(["run", "true"]) == 2
+    assert capsys.readouterr().err == "edl: EDL_NP=few: must be a whole number of at least 1\n"
     monkeypatch.setenv("EDL_NP", "0")
     assert main(["run", "true"]) == 2
-    assert capsys.readouterr().err == "edl: EDL_NP=0: must be a whole number of at least 1\n"
+    assert capsys.readouterr().err.startswith("edl: EDL_NP=0 waits for a job that trains elsewhere: name it by --job")
 
 
 def test_an_interrupt_is_one_line(capsys, monkeypatch):
@@ -172,7 +184,7 @@ def typed_flags() -> dict[str, set[str]]:
     }
 
 
-OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline"}
+OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
 

@@ -521,3 +521,61 @@ def test_all_its_workers_may_be_gone_before_the_job_says_so():
     supervisor = two_workers()
     play(supervisor, RUNNING, AskedToGo(), WorkerExited(0, 1), WorkerExited(1, 1), JobSeen("preempted", "saved"))
     assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved")
+
+
+# ------------------------------------------------------------------------------------------------ the job is moved here
+
+ELSEWHERE = JobSeen("running", size=2, target=2, members=2)
+COMING = msgspec.structs.replace(ELSEWHERE, migration=1, awaited=2)
+
+
+def waiting(restarts: int = 0) -> Supervisor:
+    return Supervisor({}, LIMITS, waits=True, restarts=restarts)
+
+
+def test_a_launch_that_waits_starts_as_many_as_are_to_come_once():
+    supervisor = waiting()
+    assert play(supervisor, JobSeen("starting"), ELSEWHERE, COMING) == [StartWorkers(2, 0)]
+    started = (WorkerStarted(0, 100), WorkerStarted(1, 101))
+    assert play(supervisor, *started, COMING) == [], "they are on their way"
+    one_is_in = msgspec.structs.replace(COMING, awaited=1, pids=frozenset({100}))
+    assert play(supervisor, one_is_in) == []
+    assert play(supervisor, msgspec.structs.replace(RUNNING, target=2, members=2), WorkerExited(0, 0)) == []
+    assert supervisor.phase is Stage.WATCHING
+
+
+def test_it_waits_on_when_the_job_has_left_again_and_ends_with_the_job():
+    supervisor = waiting()
+    play(supervisor, COMING, WorkerStarted(0, 100), WorkerStarted(1, 101), RUNNING)
+    assert play(supervisor, WorkerExited(0, 0), WorkerExited(1, 0), ELSEWHERE) == []
+    assert play(supervisor, msgspec.structs.replace(COMING, migration=3)) == [StartWorkers(2, 0)], "it comes back"
+    over = waiting()
+    play(over, ELSEWHERE, JobSeen("finished"), JobSilent())
+    assert over.verdict == LaunchVerdict(0, "finished")
+
+
+def test_it_starts_none_of_a_size_that_others_are_asked_for():
+    larger = msgspec.structs.replace(ELSEWHERE, target=3)
+    assert play(waiting(), ELSEWHERE, larger) == []
+    assert play(two_workers(), msgspec.structs.replace(RUNNING, target=2, members=2), larger) == [StartWorkers(1, 0)]
+
+
+def test_newcomers_that_crash_are_replaced_as_often_as_other_workers():
+    supervisor = waiting(restarts=1)
+    play(supervisor, COMING, WorkerStarted(0, 100), WorkerStarted(1, 101))
+    assert play(supervisor, WorkerExited(0, 1), COMING) == [StartWorkers(1, 1)]
+    assert play(supervisor, WorkerStarted(2, 102), WorkerExited(2, 1), COMING) == []
+
+
+def test_a_host_that_is_left_starts_none_until_that_is_over():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=3)
+    leaving = msgspec.structs.replace(RUNNING, target=3, members=2, migration=1)
+    assert play(supervisor, msgspec.structs.replace(RUNNING, target=2, members=2), leaving, leaving) == []
+    stays = msgspec.structs.replace(leaving, migration=0)
+    assert play(supervisor, stays) == [StartWorkers(1, 0)], "what was asked for meanwhile is due now"
+
+
+def test_its_end_does_not_end_a_job_that_trains_elsewhere():
+    supervisor = waiting()
+    assert play(supervisor, ELSEWHERE, AskedToGo()) == []
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")

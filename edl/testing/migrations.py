@@ -1,0 +1,137 @@
+"""Simulated jobs that leave their hosts: what starts workers elsewhere, and what must hold of each migration.
+
+Owns: the host on which workers are started, asking for migrations, and their invariants. Does not own: any decision.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from typing import TYPE_CHECKING, Final
+
+from edl.core.resize import migration
+from edl.core.resize.scaling import GOING
+from edl.protocol.job import OVER, Record, WorkerState
+from edl.protocol.messages import AskMigrate
+from edl.protocol.moving import Room
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+LOOK_S: Final = 0.07  # from one look of what starts workers to the next
+ASIDE: Final = "aside"
+OVER_S: Final = 4.0  # boot times, after which a migration is over if nothing else happens
+
+
+class Migrations:
+    """Of one job. It begins on host0."""
+
+    def __init__(self, job: SimJob, boot_s: float, *, spread: bool) -> None:
+        """`spread`: every other worker is started on a host that is never left."""
+        self.home = "host0"
+        self._spread = spread
+        self._job = job
+        self._boot_s = boot_s
+        self._numbers = count(1)
+
+    # --------------------------------------------------------------------------------------------------- what is asked
+
+    def begin(self, *, slots: int, starts: bool, within_s: float = 0.0) -> None:
+        """`edl migrate` is typed. `starts`: an `edl run` waits on the other host."""
+        if self._job.durable.state in OVER:
+            return
+        number = next(self._numbers)
+        asked = AskMigrate(f"m{number}", self.home, (Room(f"host{number}", slots),), within_s)
+        self._job.note(
+            f"the job is to go from {self.home} to host{number}:{slots}{'' if starts else ', where none starts'}"
+        )
+        self._job.disturb()
+        self._ask(asked)
+        self._job.after(OVER_S * self._boot_s, self._is_over, asked.request, self._job.calm_at)
+        if starts:
+            self._start(asked)
+
+    def host_of(self, number: int) -> str:
+        """Where the worker of that number is started."""
+        return ASIDE if self._spread and number % 2 else self.home
+
+    def _ask(self, asked: AskMigrate) -> None:
+        """Again and again, until it is over."""
+        if self._job.durable.state in OVER or self._has_ended(asked.request):
+            return
+        said: list[bool] = []
+        self._job.call(asked, said.append)
+        self._job.after(self._boot_s / 2, self._ask_again, asked, said)
+
+    def _ask_again(self, asked: AskMigrate, said: list[bool]) -> None:
+        if said != [False]:
+            self._ask(asked)
+
+    def _start(self, asked: AskMigrate) -> None:
+        """What `edl run` does there."""
+        record = self._job.durable
+        if record.state in OVER or self._has_ended(asked.request):
+            return
+        if record.migration is not None and record.migration.request == asked.request:
+            host = asked.to[0].host
+            missing = sum(room.slots for room in migration.awaited(record) if room.host == host)
+            for _ in range(missing - self._job.on_their_way(host)):
+                self._job.start_worker(host)
+        self._job.after(LOOK_S, self._start, asked)
+
+    def _has_ended(self, request: str) -> bool:
+        return any(one.request == request for one in self._job.durable.migrated)
+
+    # ------------------------------------------------------------------------------------------------ what must hold
+
+    def durable(self, before: Record, record: Record) -> None:
+        """`record` was written over `before`."""
+        if before.migration is not None and record.migration is None and record.migrated == before.migrated:
+            self._job.checks.violated("migrations", "one is over, and those who ask for it are not told")
+        for one in record.migrated:
+            if one not in before.migrated and not one.failure:
+                self._is_left(before, record)
+        if record.plan is not None and record.plan is not before.plan and record.migration is not None:
+            self._keeps_its_size(before, record)
+
+    def _is_left(self, before: Record, record: Record) -> None:
+        host = before.migration.host if before.migration is not None else ""
+        left = [one.identity.id for one in record.members if migration.is_at(one.identity, host)]
+        if left or not host:
+            self._job.checks.violated("migrations", f"{host} counts as left, and {left} are there")
+        hosts = [one.identity.host for one in record.members if one.state not in GOING]
+        self.home = next((one for one in hosts if one != ASIDE), self.home)
+        self._job.disturb()
+
+    def _keeps_its_size(self, before: Record, record: Record) -> None:
+        """No more train than are asked for, and none leaves before another can come. A lost worker may be missing."""
+        plan = record.plan
+        assert plan is not None
+        were = {one.identity.id: one.state for one in before.members}
+        told = [one.identity.id for one in record.members if self._is_told(one.identity.id, one.state, were)]
+        if before.plan is not None or plan.after_step is None:
+            return
+        here = [one for one in record.members if migration.is_at(one.identity, self.home) and one.identity.id in told]
+        moving = record.migration
+        assert moving is not None
+        others = [one for one in record.members if not migration.is_at(one.identity, moving.host)]
+        old = [one for one in others if one.identity.id in record.roster and one.identity.id not in moving.newcomers]
+        could = len(old) + sum(room.slots for room in moving.to)  # a larger size may have been asked for since
+        outside = {*record.roster, *moving.newcomers}
+        coming = sum(one.identity.id not in outside and one.state not in GOING for one in others)
+        if here and len(plan.roster) < min(record.target - coming, len(record.roster), could):
+            self._job.checks.violated("migrations", f"{told} leave a job of {record.target}, and {plan.roster} go on")
+        states = {one.identity.id: one.state for one in record.members}
+        staying = [worker for worker in plan.roster if states.get(worker) is not WorkerState.LEAVING]
+        if len(staying) > max(record.target, len(record.roster), 2):
+            self._job.checks.violated("migrations", f"{plan.roster} are more than {record.target}")
+
+    @staticmethod
+    def _is_told(worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
+        return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None)
+
+    def _is_over(self, request: str, calm_at: float) -> None:
+        record = self._job.durable
+        if calm_at != self._job.calm_at or record.state in OVER or self._job.hangs():
+            return
+        if record.migration is not None and record.migration.request == request:
+            self._job.checks.violated("I12", f"the migration from {record.migration.host} is under way for so long")

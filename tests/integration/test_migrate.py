@@ -1,0 +1,60 @@
+"""A real job leaves its host for another: two network namespaces, and a ZooKeeper on a third."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from pace import patient
+
+from benchmarks.migrate_job import JOB, NEW, OLD, MovedJob
+from benchmarks.wired_net import why_no_wires
+
+pytestmark = [
+    pytest.mark.integration,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(bool(why_no_wires()), reason=why_no_wires() or "-"),
+]
+STEPS = 30
+BOOT_S = 240.0
+
+
+def test_all_workers_and_their_leader_leave_a_host_while_the_job_trains(tmp_path: Path) -> None:
+    with MovedJob(tmp_path, 20) as job:
+        job.run(OLD, 2)
+        job.wait("a job that trains", lambda: len(job.steps()) > STEPS, patient(BOOT_S))
+
+        alone = job.edl("migrate", JOB, "--from", OLD)
+        assert (alone.returncode, alone.stderr.count("\n")) == (1, 1)
+        assert "all its workers are on alpha: say where they are to go by --to HOST:SLOTS" in alone.stderr
+
+        stays = job.edl("migrate", JOB, "--from", OLD, "--to", f"{NEW}:2", "--timeout", "2")
+        assert stays.returncode == 1
+        assert "0 of 2 workers have come to beta within 2 s, those on alpha stay" in stays.stderr
+        assert {worker["host"] for worker in job.status()["workers"]} == {OLD}
+
+        job.run(NEW, 0)
+        moved = job.edl("migrate", JOB, "--from", OLD, "--to", f"{NEW}:2")
+        assert moved.returncode == 0, moved.stderr + job.story()
+        assert "has left alpha; its survivors paused for" in moved.stdout
+        assert {worker["host"] for worker in job.status()["workers"]} == {NEW}
+
+        so_far = len(job.steps())
+        job.wait("a job that trains on", lambda: len(job.steps()) > so_far + STEPS, patient(60))
+        job.wait("the end of `edl run` there", lambda: job.launches[OLD].poll() == 0, patient(60))
+        account = job.finish(patient(120))
+        assert account["clean"], account
+        assert job.launches[NEW].poll() == 0
+        steps = job.steps()
+        assert all(after[1] - before[1] == 1 for before, after in pairwise(steps)), "a step is missing"
+        assert {size for _, _, size, _ in steps} == {2}, "it has kept its size all along"
+        kinds = [event["kind"] for event in job.events()]
+        assert [kind for kind in kinds if kind.startswith("migrat")] == [
+            "migrating",
+            "migration_failed",
+            "migrating",
+            "migrated",
+        ]
+        assert "batch_voided" not in kinds
+        assert "worker_lost" not in kinds
