@@ -43,6 +43,7 @@ class Kind(StrEnum):
     CHECKPOINT_FAILED = "checkpoint_failed"
     PREEMPT_ASKED = "preempt_asked"
     JOB_PREEMPTED = "job_preempted"
+    LIFE_BEGUN = "life_begun"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from edl.checkpoints.lives import begin, only_job
+from edl.checkpoints.lives import only_job
 from edl.config import Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
-from edl.launch.local import Launch, Outcome
+from edl.launch.lives import Lives
+from edl.launch.local import Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
 from edl.trainer.data.audit import PATTERN, prepare, taken
@@ -32,32 +33,17 @@ def run(arguments: argparse.Namespace) -> int:
     if settings.audit is not None:
         _prepare_audit(settings.audit, alone=settings.coordinator is None)
     raise_open_files()
-    settings = _begun(msgspec.structs.replace(settings, batch_policy=table))
-    outcome = asyncio.run(_launch(settings, command, policy.source if policy is not None and policy.file else None))
+    known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None
+    job = settings.job or known or new_name(settings.home)
+    settings = msgspec.structs.replace(settings, batch_policy=table, job=job)
+    outcome = asyncio.run(_run(settings, command, policy.source if policy is not None and policy.file else None))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, command: Sequence[str], policy: bytes | None) -> Outcome:
-    return await Launch(
-        settings, launch_record(settings, command), policy
-    ).run()  # made inside the loop, which it belongs to
-
-
-def _begun(settings: Settings) -> Settings:
-    """With the job's name, and the checkpoint that it goes on from. Raises UsageError, CheckpointError."""
-    if not settings.checkpoint:
-        return msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
-    job = settings.job or only_job(settings.checkpoint) or new_name(settings.home)
-    beginning = begin(settings.checkpoint, job, settings.resume)
-    for one in beginning.passed_over:
-        sys.stderr.write(f"edl: {one.reason}; the one before it is taken\n")
-    found = beginning.checkpoint
-    if found is not None:
-        step = found.manifest.base + found.manifest.step
-        sys.stderr.write(f"edl: job {job} goes on from step {step}, {found.path}\n")
-    path = "" if found is None else found.path
-    return msgspec.structs.replace(settings, job=job, life=beginning.number, resume_from=path)
+async def _run(settings: Settings, command: Sequence[str], policy: bytes | None) -> Outcome:
+    lives = Lives(settings, launch_record(settings, command), policy)  # made inside the loop, which it belongs to
+    return await lives.run()
 
 
 def _prepare_audit(folder: Path, *, alone: bool) -> None:

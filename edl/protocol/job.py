@@ -27,11 +27,21 @@ class JobState(StrEnum):
     SCALING = "scaling"  # a next generation is planned
     PREEMPTING = "preempting"  # as people see it: it is to be saved, and then to go
     PREEMPTED = "preempted"  # it is gone, and can be gone on with
+    RESUMING = "resuming"  # as people see it: it has not begun to train yet, and goes on from a checkpoint
     FINISHED = "finished"
     FAILED = "failed"
 
 
 OVER = (JobState.FINISHED, JobState.FAILED, JobState.PREEMPTED)
+
+
+class FailedBy(StrEnum):
+    """What a job has failed for: whether another life of it could end otherwise."""
+
+    FAULT = "fault"  # a machine, a process or a script failed
+    STOP = "stop"  # it was told to end
+    DIVERGENCE = "divergence"  # its workers were found to differ
+    REFUSAL = "refusal"  # what it was started with does not go together
 
 
 class WorkerState(StrEnum):
@@ -209,6 +219,7 @@ class Record(msgspec.Struct, frozen=True):
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
     preemption: Preemption | None = None
     resumed: Resumed | None = None  # what this life of the job has begun with
+    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -251,6 +262,9 @@ class Status(msgspec.Struct, frozen=True):
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
+    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
+    resumed: str = ""  # path of the checkpoint that this life of the job has begun with
+    base: int = 0  # steps of the lives before
 
     @property
     def spent(self) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from edl.protocol.figures import Rate
-from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
+from edl.protocol.job import DriverCount, FailedBy, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.ring import RingKind
@@ -57,6 +57,7 @@ class OtherChanges(TypedDict, total=False):
     save_requests: tuple[SaveRequest, ...]
     preemption: Preemption | None
     resumed: Resumed | None
+    failed_by: FailedBy
 
 
 class Changes(OtherChanges, total=False):

@@ -28,6 +28,7 @@ parser.add_argument("--width", type=int, default=8)
 parser.add_argument("--large", type=int, default=0, help="so many numbers more in the model: a copy takes its time")
 parser.add_argument("--own", type=int, default=0, help="so many steps on data of the script's own")
 parser.add_argument("--touch", type=Path, help="as long as that file is there, weights change beside the copy")
+parser.add_argument("--fails-at", type=int, default=0, help="the batch that it raises an error in")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -110,6 +111,8 @@ def by_loader() -> list[Any]:
     loader = edl.ElasticDataLoader(Rows(), 8, True, epochs=options.epochs, num_workers=1)
     for rows, wanted in loader:
         weights_change()
+        if extra.batches == options.fails_at > 0:
+            raise RuntimeError(f"batch {extra.batches} is too much")
         optimizer.zero_grad()
         half = len(rows) // 2
         if half > 1:
