@@ -205,7 +205,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how many crashed workers are replaced in all (default: 3)",
+        "how often in all a crashed worker is replaced, or a job that is saved is begun again when it dies (default: 3)",
     ),
     Setting(
         "autoscale",

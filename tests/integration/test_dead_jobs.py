@@ -25,9 +25,8 @@ def test_whose_workers_are_all_killed_goes_on_bit_for_bit(edl, tmp_path, victims
     job.wait_event("checkpoint_durable")
     workers = job.status()["workers"]
     assert len(workers) == 2
-    for pid in [
-        pid for one in workers for pid in (one["pid"], one["daemon_pid"] if "daemons" in victims else 0) if pid
-    ]:
+    kinds = ("pid", "daemon_pid") if "daemons" in victims else ("pid",)
+    for pid in [one[kind] for one in workers for kind in kinds]:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     begun = job.wait_event("life_begun")
