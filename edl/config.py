@@ -205,7 +205,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how often in all a crashed worker is replaced, or a job that is saved is begun again when it dies (default: 3)",
+        "how often in all a crashed worker is replaced, or a saved job that has died is begun again (default: 3)",
     ),
     Setting(
         "autoscale",

@@ -74,6 +74,8 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
 def last_line(outcome: Outcome, folder: Folder) -> str:
     """What there is to say about the end."""
     verdict, job = outcome.verdict, folder.path.name
+    if verdict.code == 0 and _trained_nothing(outcome):
+        return f"job {job} has finished: nothing is left to train"
     if verdict.code == 0:
         return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
     if verdict.state == "preempted":
@@ -82,6 +84,12 @@ def last_line(outcome: Outcome, folder: Folder) -> str:
         return f"job {job} interrupted"
     told = ", ".join(event.kind.value for event in outcome.last_events)
     return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
+
+
+def _trained_nothing(outcome: Outcome) -> bool:
+    """It went on from where a life before had come to its end."""
+    status = outcome.status
+    return status is not None and bool(status.resumed) and not outcome.newest_step and status.state.value == "finished"
 
 
 def _find_setpriv() -> None:
