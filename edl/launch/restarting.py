@@ -39,7 +39,10 @@ PROSPECTS: Final = {
     EndKind.LOST: Prospects(True, "hosts may come back"),
 }
 NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
-AT_ITS_START: Final = "a script that fails before its first step would do so again"
+AT_ITS_START: Final = {  # no life of it has made a step: then a script is wrong, as a rule, and not a machine
+    EndKind.CRASHED: "a script that fails before its first step would do so again",
+    EndKind.LOST: "it had made no step yet, and would fail so again",
+}
 
 
 class LifeEnd(msgspec.Struct, frozen=True):
@@ -103,7 +106,7 @@ class Restarting:
 
     def _is_worth(self, end: LifeEnd) -> bool:
         kind = end.verdict.kind
-        at_start = kind is EndKind.CRASHED and end.step <= end.began and not self._trained
+        at_start = kind in AT_ITS_START and end.step <= end.began and not self._trained
         return PROSPECTS[kind].again and not at_start
 
     def _used_up(self) -> str:
@@ -113,7 +116,7 @@ class Restarting:
         by_hand = verdict.kind in {EndKind.INTERRUPTED, EndKind.STOPPED, EndKind.SPENT}
         if by_hand or not self._allowed:
             return ""
-        why = AT_ITS_START if verdict.kind is EndKind.CRASHED else PROSPECTS[verdict.kind].why
+        why = AT_ITS_START.get(verdict.kind, PROSPECTS[verdict.kind].why)
         return f"it is not begun again: {why}"
 
     def _repeats(self, end: LifeEnd) -> bool:

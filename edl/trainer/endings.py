@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from edl.errors import NotResumed
+
 
 class Leaving(SystemExit):
     """Raised by `notify_batch_end()` in a worker that was told to leave; as a SystemExit it ends the script with 0."""
@@ -41,7 +43,9 @@ class Exit(SystemExit):
 
 
 def note_failures(note: Callable[[str], None]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever. Of `sys.exit()` too, where its status is not 0.
+    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all.
+
+    Of `sys.exit()` too, where its status is not 0.
 
     What is not heard of, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
     """
@@ -54,7 +58,10 @@ def note_failures(note: Callable[[str], None]) -> None:
 
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note("interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}")
-        hook(kind, error, trace)
+        if isinstance(error, NotResumed):
+            sys.stderr.write(f"edl: {error}\n")
+        else:
+            hook(kind, error, trace)
 
     sys.excepthook = noting
 

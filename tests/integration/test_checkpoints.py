@@ -232,6 +232,7 @@ def test_another_script_is_refused_and_says_why(edl, tmp_path, kept, script, wor
     folder = copied(kept, tmp_path / "ck")
     err = refused(edl, tmp_path, script=script, checkpoint=folder)
     assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
     assert len(durable(folder)) == 2
 
 

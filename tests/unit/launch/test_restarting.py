@@ -75,6 +75,9 @@ def test_a_script_that_fails_at_its_start_is_not_tried_again_unless_a_life_has_t
     assert end.verdict.reason.endswith("a script that fails before its first step would do so again")
     assert isinstance(story(ended(40, 40, 40, CRASHED)), Enough), "it was begun from a checkpoint"
     assert isinstance(story(ended(0, 1, 0, CRASHED)), Again)
+    lost = LaunchVerdict(1, "failed", "the first ring does not form")
+    assert isinstance(story(ended(0, 0, 0, lost)), Enough), "how its workers ended may not be known"
+    assert isinstance(story(ended(0, 1, 0, lost)), Again)
     assert isinstance(story(ended(0, 9, 0), ended(0, 0, 0, CRASHED)), Again), "the device may not be free yet"
 
 
