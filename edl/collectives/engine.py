@@ -18,6 +18,7 @@ from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 LEAVE_TIMEOUT_S = 10.0  # a healthy ring is left within milliseconds; see RingEngine._leave
+REFUSED = "Horovod cannot be started again in this process, as a start of it has failed: start another worker instead"
 
 
 class RingEngine:
@@ -31,6 +32,7 @@ class RingEngine:
         self._native = library.native.calls
         self._guard = library.native.guard
         self._forming: Forming | None = None
+        self._refused = False
         self._busy = threading.Lock()
         self._turn = threading.Lock()  # an abort is over before the next ring begins to form
         self._timeout_s = LEAVE_TIMEOUT_S
@@ -42,6 +44,11 @@ class RingEngine:
         return self._forming is not None and not self._forming.ended
 
     @property
+    def spent(self) -> bool:
+        """No ring forms here any more: Horovod says no, or has never let go of the last one."""
+        return self._refused or (self.held and not self._busy.locked())
+
+    @property
     def idle(self) -> bool:
         """No ring stands here, forms or is being left."""
         return self.place is None and not self._busy.locked()
@@ -49,7 +56,7 @@ class RingEngine:
     @property
     def free(self) -> bool:
         """A ring may begin to form here at once."""
-        return self.idle and not self.held
+        return self.idle and not self.held and not self._refused
 
     @property
     def whole(self) -> bool:
@@ -91,6 +98,8 @@ class RingEngine:
             self._guard.cut()
 
     def _form(self, place: Place, timeout_s: float, wanted: Callable[[], bool]) -> None:
+        if self._refused:
+            raise RingBroken(REFUSED)
         if self.held:
             raise RingBroken("Horovod still holds on to a ring that did not form")
         if self._native.horovod_is_initialized():  # by the script's own hvd.init()
@@ -103,7 +112,10 @@ class RingEngine:
                 self._guard.set_hurry(False)
                 self._guard.set_host(place.address)
                 self._forming = Forming(self._native, self._guard, place.generation)
-            self._forming.wait(timeout_s)
+            try:
+                self._forming.wait(timeout_s)
+            finally:
+                self._refused = self._forming.refused
         self.place = place
         self._guard.set_standing(True)
 

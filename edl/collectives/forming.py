@@ -32,6 +32,7 @@ class Forming:
         self._done = threading.Event()
         self._given_up = threading.Event()
         self._formed = False
+        self.refused = False  # by this library for ever: a start that failed late leaves a mark that nothing takes away
 
     def wait(self, timeout_s: float) -> None:
         """Returns once the ring is formed. Raises RingBroken; then Horovod is ready for another attempt."""
@@ -65,6 +66,7 @@ class Forming:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             if self._done.wait(LOOK_S):
+                self.refused = not self._formed
                 return "" if self._formed else "Horovod said no"
             failure = self._guard.failure(self._attempt)
             if failure is not None:

@@ -55,10 +55,14 @@ class Broke(msgspec.Struct, frozen=True, tag="broke"):
 
 
 class Prepared(msgspec.Struct, frozen=True, tag="prepared"):
-    """The ring of `generation` stands beside the one that the trainer sits in; or why it does not."""
+    """The ring of `generation` stands beside the one that the trainer sits in; or why it does not.
+
+    `able`: others may. If not, this worker's rings are formed in line from now on.
+    """
 
     generation: int
     failure: str = ""
+    able: bool = True
 
 
 class Missed(msgspec.Struct, frozen=True, tag="missed"):

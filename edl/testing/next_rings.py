@@ -6,6 +6,7 @@ entered (`edl.testing.rings`), nor what a trainer does about either.
 
 from __future__ import annotations
 
+import random
 from typing import TYPE_CHECKING
 
 from edl.core.worker.inputs import AdoptRing, EnterRing, PrepareRing, ReleaseRing, RingNotPrepared, RingPrepared
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
 
 FORM_S = 0.03  # at most, on each side of a barrier
 TRIES = 2  # in vain, before a ring is formed in line
+HEARD_S = 1.0  # a leader has heard what a worker said so long ago, or another one has
 
 
 class RingBeside:
@@ -48,13 +50,16 @@ class RingBeside:
 class NextRings:
     """Of all members of a job."""
 
-    def __init__(self, job: SimJob) -> None:
+    def __init__(self, job: SimJob, seed: int) -> None:
         self.job = job
+        self.refuse = 0.0  # of all attempts so many fail in a way after which the process prepares no other ring
         self.attempts: dict[int, RingBeside] = {}
         self.held: dict[str, int] = {}  # by worker: the ring that its process forms, or has formed, beside its own
         self._begun: set[tuple[str, int]] = set()  # by whose threads, ever: a worker forms no ring twice
         self._called: set[int] = set()  # generations whose members were called to prepare their ring
         self._adopted = 0  # the newest
+        self._refusals = random.Random(f"refusals {seed}")  # noqa: S311 - repeatable is the point
+        self.refused: dict[str, float] = {}  # workers that can prepare no ring any more, and since when
 
     # ------------------------------------------------------------------------------------------- the trainers' hands
 
@@ -87,6 +92,12 @@ class NextRings:
             return
         self.attempts.setdefault(generation, RingBeside(generation, place.size))
         self.job.happens(Moment.PREPARING, worker)
+        if self._refusals.random() < self.refuse:
+            self.refused.setdefault(worker.id, self.job.now)
+            worker.prepares = False
+        if not worker.prepares:  # and says so, whether it was so before or is now
+            self._fail_soon(worker, generation, "Horovod said no")
+            return
         if worker.cut_off and place.size > 1 and self.job.random.random() < 0.5:  # it notices by itself
             self._fail_soon(worker, generation, "connect: no route to host")
             return
@@ -199,7 +210,7 @@ class NextRings:
         """Unless it stands by now."""
         if self._forms(worker, generation) and worker.id not in self.attempts[generation].stood:
             del self.held[worker.id]
-            self.job.tell(worker, RingNotPrepared(generation, reason))
+            self.job.tell(worker, RingNotPrepared(generation, reason, able=worker.prepares))
             self._break(generation, worker)
 
     def _forms(self, worker: SimWorker, generation: int) -> bool:
@@ -229,9 +240,15 @@ class NextRings:
             self._violated(f"at the end of all, rings are left over: {left}")
 
     def called(self, muster: Muster) -> None:
-        """On record. One that is stopped may never begin."""
+        """On record. One that is stopped may never begin. With one that has said that it prepares no ring any more,
+        none is called.
+        """
         if muster.generation:
             self._called.add(muster.generation)
+            for worker in map(self.job.workers.__getitem__, muster.roster):
+                told = self.job.now - self.refused.get(worker.id, self.job.now) > HEARD_S
+                if told and worker.alive and worker.daemon == 1 and not (worker.cut_off or worker.is_odd):
+                    self._violated(f"ring {muster.generation} is to stand beside another, and {worker.id} cannot")
 
     def planned(self, before: Record, record: Record, plan: Plan) -> None:
         """A switch is announced: its ring stands at all members, so that none waits for it to form. Unless it takes

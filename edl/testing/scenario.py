@@ -19,6 +19,7 @@ OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows n
 AWAY = 0.1  # of the jobs: the coordinator is away once
 CUT_OFF = 0.15  # a worker can be part of no ring from some moment on
 PREPARES = (0.0, 0.7, 1.0, 1.0, 1.0, 1.0)  # of each worker: it can form a ring beside another
+REFUSE = 0.03  # of what is tried beside another ring: after it the worker can form none so
 SENDS = (0.0, 0.8, 1.0, 1.0)  # likewise: it can give its state to a newcomer beside a step
 SAVES = 0.4  # of the jobs: they are saved every so often
 SMALL, MIDDLE, BIG = 0.87, 0.12, 0.01  # how often
@@ -75,6 +76,7 @@ def scenario(
         moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
         job.plan([Planned(Fault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))])
     if not in_line:
+        job.next_rings.refuse = REFUSE
         job.plan(draw_beside(beside))
         job.plan(draw_sending(sending))
     if is_saved:

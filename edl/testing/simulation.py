@@ -143,7 +143,7 @@ class SimJob:
         self.events = 0
         self.transcript: list[str] = []
         self.rings = Rings(self)
-        self.next_rings = NextRings(self)
+        self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
         self.checks = Checks(self)
         self.node = RecordNode(self, seed)

@@ -79,7 +79,7 @@ class Preparer:
 
     def _tell_failed(self, generation: int, why: str) -> None:
         self._failure = (generation, why)
-        self._tell(RingNotPrepared(generation, why))
+        self._tell(RingNotPrepared(generation, why, able=self._framework.ring.prepares))
 
     def _tell_stands(self, generation: int) -> None:
         """Unless it was let go of just before it began to form: then it is again, and for good."""

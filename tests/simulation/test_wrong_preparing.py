@@ -12,9 +12,11 @@ from edl.core.job.observations import Observations
 from edl.core.switch import preparing, switching
 from edl.core.switch.mustering import Mustering
 from edl.core.switch.preparing import Preparing
+from edl.core.worker.account import TrainerAccount
 from edl.core.worker.inputs import Command, EnterRing
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.next_ring import NextRing
+from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob
@@ -123,6 +125,14 @@ def tells_nothing_of_a_failure(patch: Patch) -> None:
     patch.setattr(NextRing, "take", take)
 
 
+def never_hears_that_one_prepares_no_more(patch: Patch) -> None:
+    def note(self, message):
+        right(self, msgspec.structs.replace(message, able=True) if isinstance(message, say.Prepared) else message)
+
+    right = TrainerAccount._note
+    patch.setattr(TrainerAccount, "_note", note)
+
+
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0)
     job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.LEAVE, 0.8)])
@@ -142,6 +152,14 @@ def leaves_later(seed: int) -> SimJob:
     """One of those who train can be part of no other ring, and then one is told to leave."""
     job = SimJob(LONG, seed=seed, workers=3, prepares=1.0)
     job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 10), Planned(Fault.LEAVE, 0.4)])
+    return job
+
+
+def refusing(seed: int) -> SimJob:
+    """Some can prepare no ring any more, once they have tried, and newcomers come all the time."""
+    job = SimJob(LONG, seed=seed, workers=2, prepares=1.0)
+    job.next_rings.refuse = 0.3
+    job.plan([Planned(Fault.JOIN, 0.1 + 0.5 * at) for at in range(6)])
     return job
 
 
@@ -174,6 +192,7 @@ MUTANTS: dict[Mutant, tuple[Play, set[str]]] = {
     begins_again_what_has_failed: (failing, {"I14"}),
     tells_another_daemon_nothing_of_it: (renewed, {"I9"}),
     tells_nothing_of_a_failure: (failing, {"I9"}),
+    never_hears_that_one_prepares_no_more: (refusing, {"I14"}),
 }
 
 
@@ -207,6 +226,18 @@ def test_who_trains_waits_for_no_ring_to_form(seed: int) -> None:
     begun = next(at for at, now in enumerate(job.made) if now > 0.2)
     longest = max(later - earlier for earlier, later in pairwise(job.made[begun:]))
     assert longest < 2 * STEP_S < FORM_S, f"{longest:.3f} s without a step"
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_who_trains_with_one_that_prepares_no_more_takes_newcomers_in_all_the_same(seed: int) -> None:
+    """The first time costs the newcomer a try beside training; then their ring is formed in line."""
+    job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
+    job.next_rings.refuse = 1.0
+    job.plan([Planned(Fault.JOIN, 0.3)])
+    job.run()
+    assert job.durable.state is JobState.FINISHED, job.story("not finished")
+    assert len(job.next_rings.attempts) == 1
+    assert len(job.durable.roster) == 3
 
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.CUT_OFF])

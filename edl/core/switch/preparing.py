@@ -4,7 +4,7 @@ It is the third phase of a planned switch. Once all have met (`edl.core.switch.m
 ring, and each forms its part of it while the present one trains on. Once all have said that it stands, its step is
 announced: from there on no member waits for a ring to form. A ring that never stands stops no member. Where a newcomer
 may be at fault, it is left out for a while, and called again alone; where none is, the ring is formed in line at last,
-as it is where a member can form no ring beside another.
+as it is where a member can form no ring beside another, or says that it cannot any more.
 
 Owns: when a ring counts as prepared, when as failed, and who is left out for it. Does not own: who is called, and to
 which ring (`edl.core.switch.mustering`), nor how a ring is formed (`edl.collectives.ring`).
@@ -91,7 +91,7 @@ class Preparing:
         """Training never knew of it. Of a number that was used up so no ring ever stands."""
         working = self._working
         evidence = self._evidence(muster, failed)
-        out = _to_blame(evidence)
+        out = _to_blame(evidence) if all(map(working.seen.prepares, muster.roster)) else []
         self._again_at = {one: at for one, at in self._again_at.items() if one in working.members and one not in out}
         self._again_at |= dict.fromkeys(out, working.now + self._lead_times.lease_s)
         self._in_vain = 0 if out else self._in_vain + 1

@@ -79,8 +79,9 @@ class TrainerAccount:
         match message:
             case say.Hello(_, prepares, sends_state):
                 self.prepares, self.sends_state = prepares, sends_state
-            case say.Prepared(generation, failure):
+            case say.Prepared(generation, failure, able):
                 self.prepared = (generation, clipped(failure))
+                self.prepares = self.prepares and able
             case say.Opened(spec):
                 self.data = spec
             case say.Figures(values):

@@ -65,10 +65,14 @@ class RingPrepared:
 
 @dataclass(frozen=True, slots=True)
 class RingNotPrepared:
-    """It did not come to stand; the one that this worker sits in goes on. On that thread, too."""
+    """It did not come to stand; the one that this worker sits in goes on. On that thread, too.
+
+    `able`: another one may.
+    """
 
     generation: int
     reason: str
+    able: bool = True
 
 
 @dataclass(frozen=True, slots=True)

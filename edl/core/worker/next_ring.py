@@ -52,13 +52,15 @@ class NextRing:
         """It is formed, or will not be. Of one that is not wanted any more, nothing is told."""
         if happened.generation != self.generation:
             return []
-        failure = happened.reason or "no reason was given" if isinstance(happened, RingNotPrepared) else ""
-        self.stands = not failure
-        if failure:
+        failure, able = "", True
+        if isinstance(happened, RingNotPrepared):
+            failure, able = happened.reason or "no reason was given", happened.able
             self.generation, self.failed, self._trusted = 0, (happened.generation, failure), False
-        if not self._called:  # its members find out when they come to it
+            self.able = self.able and able
+        self.stands = not failure
+        if not self._called and able:  # its members find out when they come to it
             return []
-        self._said = say.Prepared(happened.generation, failure)
+        self._said = say.Prepared(happened.generation, failure, able)
         return [TellDaemon(self._said)]
 
     def adopt(self, generation: int) -> bool:

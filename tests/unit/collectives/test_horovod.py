@@ -10,6 +10,7 @@ import pytest
 
 from edl.collectives import horovod
 from edl.collectives.horovod import HorovodRing
+from edl.errors import RingBroken
 from edl.protocol.ring import Place
 
 PATIENCE_S = 10.0
@@ -19,6 +20,7 @@ class FakeEngine:
     """Leaving its ring takes until `may_leave`."""
 
     held = False
+    refused = False
     broken = False
     whole = False  # a peer has cut it
 
@@ -36,7 +38,11 @@ class FakeEngine:
 
     @property
     def free(self) -> bool:
-        return self.idle and not self.held
+        return self.idle and not self.spent
+
+    @property
+    def spent(self) -> bool:
+        return self.held or self.refused
 
     @property
     def leaving(self) -> bool:
@@ -118,6 +124,27 @@ def test_an_engine_that_is_held_is_not_used(ring: Any) -> None:
     one.held = True
     ring.enter(place(1), 1.0)
     assert (one.place, two.place) == (None, place(1))
+
+
+def test_beside_an_engine_that_has_refused_rings_are_formed_in_the_other_one(ring: Any) -> None:
+    one, two = ring._engines
+    ring.enter(place(1), 1.0)
+    two.refused = True
+    assert not ring.prepares
+    with pytest.raises(RingBroken, match="beside one that stands"):
+        ring.prepare(place(2), 1.0)
+    ring.enter(place(3), 1.0)
+    assert (one.place, two.place, ring.size) == (place(3), None, 2)
+
+
+def test_an_engine_that_has_refused_is_left_to_itself(ring: Any) -> None:
+    one, two = ring._engines
+    ring.enter(place(1), 1.0)
+    ring.leave()
+    one.refused = True
+    ring.enter(place(2), 1.0)
+    assert (one.place, two.place) == (None, place(2))
+    assert not ring.prepares
 
 
 def test_outside_any_ring_there_is_nothing_to_leave(ring: Any) -> None:
