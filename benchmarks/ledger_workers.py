@@ -104,6 +104,9 @@ class Worker:
         self.observer.hear(say.Opened(spec))
         self.membership.stir()
 
+    def begin_batch(self) -> None:
+        """There is one state only."""
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         assert not wait
         self.leases.forget_before(self.page.step)

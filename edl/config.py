@@ -221,7 +221,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_MAX_RESTARTS",),
         ("--max-restarts",),
         "R",
-        "how many crashed workers are replaced in all (default: 3)",
+        "how often in all a crashed worker is replaced, or a saved job that has died is begun again (default: 3)",
     ),
     Setting(
         "autoscale",

@@ -28,6 +28,10 @@ class CheckpointError(EdlError):
     """A checkpoint cannot be written, read or trusted; the message names it, what is wrong with it and what to do."""
 
 
+class NotResumed(CheckpointError):
+    """What was saved does not go with this script, or cannot be read; where the script was says nothing about that."""
+
+
 class PeerError(EdlError):
     """The other side misbehaved or is gone; nothing here is wrong."""
 

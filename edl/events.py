@@ -46,6 +46,7 @@ class Kind(StrEnum):
     MIGRATING = "migrating"
     MIGRATED = "migrated"
     MIGRATION_FAILED = "migration_failed"
+    LIFE_BEGUN = "life_begun"
     JOB_FAILED = "job_failed"
     JOB_FINISHED = "job_finished"
 

@@ -241,6 +241,7 @@ class WorkerLost(Fact, frozen=True, kw_only=True):
     worker: str
     was: str
     reason: str
+    made: int = 0  # steps that it was known to have made
 
     def words(self) -> str:
         return f"{self.worker}, which was {self.was}: {self.reason}"
@@ -351,6 +352,21 @@ class PreemptAsked(Fact, frozen=True, kw_only=True):
 
     def words(self) -> str:
         return f"{self.reason}; within {self.deadline_s:g} s"
+
+
+class LifeBegun(Fact, frozen=True, kw_only=True):
+    """`edl run` begins a job again by itself; its launcher tells it, and no leader."""
+
+    kind = Kind.LIFE_BEGUN
+    life: int
+    reason: str
+    from_step: int
+    path: str
+    restarts_left: int
+
+    def words(self) -> str:
+        place = f"from step {self.from_step}, {self.path}" if self.path else "at its start"
+        return f"{self.life}, {place}; the one before: {self.reason}"
 
 
 class JobPreempted(Fact, frozen=True, kw_only=True):

@@ -23,6 +23,11 @@ class NewLife(NamedTuple):
     checkpoint: Checkpoint | None  # verified; None: it begins anew
     passed_over: tuple[PassedOver, ...] = ()  # newer ones that are broken
 
+    @property
+    def step(self) -> int:
+        """That it begins after, of all lives together."""
+        return 0 if self.checkpoint is None else self.checkpoint.step
+
 
 def only_job(where: str) -> str | None:
     """The name of the job whose checkpoints lie there, if there is one and no other. Raises CheckpointError."""
@@ -33,14 +38,21 @@ def only_job(where: str) -> str | None:
     return found.jobs[0].job if len(found.jobs) == 1 and found.name is None else None
 
 
-def begin(where: str, job: str, resume: str) -> NewLife:
-    """`resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError."""
+def begin(where: str, job: str, found: Newest) -> NewLife:
+    """The life that goes on from what was found. Raises CheckpointError."""
+    return NewLife(begin_life(JobFolder(files_at(where), job)), *found)
+
+
+def to_go_on_from(where: str, job: str, resume: str, since: int = 0) -> Newest:
+    """What the next life begins with. `resume` is one of `WORDS`, or a path. Raises UsageError, CheckpointError.
+
+    `since`: of the lives after the one in which `resume` was heeded, this was the first. They go on from each other.
+    """
     folder = JobFolder(files_at(where), job)
-    found, passed_over = _to_go_on_from(folder, resume)
-    return NewLife(begin_life(folder), found, passed_over)
-
-
-def _to_go_on_from(folder: JobFolder, resume: str) -> Newest:
+    if since and resume not in ("auto", "must"):
+        found = newest(folder, since)
+        if found.checkpoint is not None:
+            return found
     if resume == "never":
         return Newest(None, ())
     if resume not in WORDS:

@@ -54,6 +54,11 @@ class Checkpoint:
     def path(self) -> str:
         return self._folder.path(self.manifest.name)
 
+    @property
+    def step(self) -> int:
+        """Of all lives together."""
+        return self.manifest.base + self.manifest.step
+
     def check_sizes(self) -> None:
         """All files are there, and as long as they should be. Raises Broken, CheckpointError."""
         for part, layout in zip(self.manifest.parts, self._layouts, strict=True):
@@ -206,13 +211,13 @@ class Newest(NamedTuple):
     passed_over: tuple[PassedOver, ...]  # newer ones that are broken
 
 
-def newest(folder: JobFolder) -> Newest:
-    """The newest one that verifies.
+def newest(folder: JobFolder, since: int = 0) -> Newest:
+    """The newest one that verifies, of the lives from `since` on.
 
     Raises CheckpointError where one that is not broken cannot be read now: an older one is no substitute for it.
     """
     passed: list[PassedOver] = []
-    for name in folder.names():
+    for name in (one for one in folder.names() if one.life >= since):
         try:
             found = open_checkpoint(folder, name)
             found.verify()

@@ -20,11 +20,10 @@ from edl.coordination.store import AccessDenied, NotEmpty, Store
 from edl.daemon import remains
 from edl.daemon.remains import Remains, Standing
 from edl.errors import ConfigError, NoSuchJob
-from edl.host.credentials import coordinator_of, with_secret
+from edl.host.credentials import coordinator_of
+from edl.launch.former import LOOK_AGAIN_S, opening
 from edl.launch.records import find
 from edl.protocol import tree
-
-LOOK_AGAIN_S = 60.0  # the longest time-out of a session: a daemon that lost it with the coordinator's is back by then
 
 
 def clean(arguments: argparse.Namespace) -> int:
@@ -44,11 +43,7 @@ class _Place(msgspec.Struct, frozen=True):
     @asynccontextmanager
     async def opened(self, job: str) -> AsyncIterator[Store]:
         """A connection with the secret of `job`, where this machine has it on record."""
-        coordinator = self.coordinator
-        folder = find(self.settings.home, job)
-        if folder is not None and folder.secret.exists() and coordinator.digest is None:
-            secret = msgspec.structs.replace(self.settings, secret_file=folder.secret).secret()
-            coordinator = with_secret(coordinator, secret)
+        coordinator = opening(self.settings, self.coordinator, job)
         store = await zookeeper.connect(coordinator, self.settings.session_timeout_s)
         try:
             yield store

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import msgspec
 
-from edl.checkpoints.lives import begin, only_job
+from edl.checkpoints.lives import only_job
 from edl.config import TABLE, Given, Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
-from edl.launch.local import Launch, Outcome
+from edl.launch.lives import Lives
+from edl.launch.local import Outcome
 from edl.launch.records import Folder, launch_record, new_name
 from edl.launch.workers import search_path
 from edl.trainer.data.audit import check_free, prepare
@@ -35,17 +36,20 @@ def run(arguments: argparse.Namespace) -> int:
     policy = try_policy(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
-    settings = msgspec.structs.replace(settings, batch_policy=table)
-    settings = settings if waits else _begun(settings)
+    known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None
+    job = settings.job or known or new_name(settings.home)
+    if not waits:
+        _prepare_audit(settings, job if settings.checkpoint else None)
+    settings = msgspec.structs.replace(settings, batch_policy=table, job=job)
     source = policy.source if policy is not None and policy.file else None
-    outcome = asyncio.run(_launch(settings, command, source, waits=bool(waits)))
+    outcome = asyncio.run(_run(settings, command, source, waits=bool(waits)))
     sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
     return outcome.verdict.code
 
 
-async def _launch(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
-    launch = Launch(settings, launch_record(settings, command), policy, waits=waits)
-    return await launch.run()  # made inside the loop, which it belongs to
+async def _run(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
+    lives = Lives(settings, launch_record(settings, command), policy, waits=waits)  # inside the loop it belongs to
+    return await lives.run()
 
 
 def _waiting(
@@ -61,24 +65,6 @@ def _waiting(
         return given, environ, ""
     kept = {field: one for field, one in given.items() if field != "np"}
     return kept, {name: value for name, value in environ.items() if name not in zeros}, said
-
-
-def _begun(settings: Settings) -> Settings:
-    """With the job's name, and the checkpoint that it goes on from. Raises UsageError, CheckpointError."""
-    if not settings.checkpoint:
-        _prepare_audit(settings, None)
-        return msgspec.structs.replace(settings, job=settings.job or new_name(settings.home))
-    job = settings.job or only_job(settings.checkpoint) or new_name(settings.home)
-    _prepare_audit(settings, job)
-    beginning = begin(settings.checkpoint, job, settings.resume)
-    for one in beginning.passed_over:
-        sys.stderr.write(f"edl: {one.reason}; the one before it is taken\n")
-    found = beginning.checkpoint
-    if found is not None:
-        step = found.manifest.base + found.manifest.step
-        sys.stderr.write(f"edl: job {job} goes on from step {step}, {found.path}\n")
-    path = "" if found is None else found.path
-    return msgspec.structs.replace(settings, job=job, life=beginning.number, resume_from=path)
 
 
 def _prepare_audit(settings: Settings, lives_of: str | None) -> None:
@@ -111,6 +97,8 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
 def last_line(outcome: Outcome, folder: Folder) -> str:
     """What there is to say about the end."""
     verdict, job = outcome.verdict, folder.path.name
+    if verdict.code == 0 and _trained_nothing(outcome):
+        return f"job {job} has finished: nothing is left to train"
     if verdict.code == 0:
         return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
     if verdict.state == "preempted":
@@ -119,6 +107,12 @@ def last_line(outcome: Outcome, folder: Folder) -> str:
         return f"job {job} interrupted"
     told = ", ".join(event.kind.value for event in outcome.last_events)
     return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
+
+
+def _trained_nothing(outcome: Outcome) -> bool:
+    """It went on from where a life before had come to its end."""
+    status = outcome.status
+    return status is not None and bool(status.resumed) and not outcome.newest_step and status.state.value == "finished"
 
 
 def _find_setpriv() -> None:

@@ -87,6 +87,7 @@ def _checkpointing(settings: Settings) -> Checkpointing:
         every_s=0.0 if of_steps else every,
         every_steps=round(every) if of_steps else 0,
         keep=settings.keep_checkpoints,
+        last=True,
         life=settings.life,
         auto=Auto(overhead=share(settings.checkpoint_overhead)) if chooses else None,
     )

@@ -1,7 +1,8 @@
-"""`edl run`: the workers of one machine, from the claim of the job's name to the last of its processes.
+"""One life of a job under `edl run`: the workers of one machine, from its coordinator to the last of its processes.
 
 Owns: the order of starting and cleaning up, and carrying out what `Supervisor` decides. Does not own: those decisions,
-nor how a worker joins its job (`edl.init()` in the user's script does, told by EDL_ variables).
+the job's name and its other lives (`edl.launch.lives`), nor how a worker joins its job (`edl.init()` in the user's
+script does, told by EDL_ variables).
 
 Everything runs in the main thread's event loop, also the starting of processes: the kernel ties a worker's life to
 the thread that started it.
@@ -11,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import logging
 import os
 import secrets
 import signal
@@ -31,12 +31,10 @@ from edl.events import Event
 from edl.host.folders import sweep
 from edl.host.processes import wait_exit
 from edl.launch.coordinator import coordinator_of
-from edl.launch.guard import LauncherGuard
 from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
-from edl.launch.records import OVER, Folder, LaunchRecord, claim
+from edl.launch.records import OVER, Folder, LaunchRecord
 from edl.launch.supervision import (
-    NOT_BEGUN,
     AskedToGo,
     AskForLastWord,
     Bounds,
@@ -48,7 +46,6 @@ from edl.launch.supervision import (
     JobSeen,
     JobSilent,
     KillWorkers,
-    LaunchVerdict,
     LookAtJob,
     Looked,
     PreemptJob,
@@ -59,16 +56,16 @@ from edl.launch.supervision import (
     WorkerExited,
     WorkerStarted,
 )
+from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.watch import JobWatch
 from edl.launch.workers import Worker, search_path, start_worker
 from edl.outside.client import JobClient
 from edl.outside.saving import PREEMPT_S
+from edl.protocol.job import Status
 
 PATIENCE_S = 5.0  # for daemons to end after their trainers
 PRINT_TIMEOUT_S = 2.0  # for output whose reader stalls, or whose writer has left its pipe to others
 LAST_LOOK_S = 2.0
-SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-INTERRUPTED = LaunchVerdict(1, "failed", "interrupted")
 
 T = TypeVar("T")
 
@@ -82,28 +79,38 @@ class Outcome(msgspec.Struct, frozen=True):
 
     verdict: LaunchVerdict
     last_events: tuple[Event, ...]
+    status: Status | None = None  # of the job, as it was seen last
+    restarts: int = 0  # that are left
+    newest_step: int = 0  # of this life, that any worker was known to have made
+    cause: str = ""  # how the first worker ended that was lost at last
 
 
 class Launch:
-    """One run of one command. Use it once, in a running event loop of the main thread."""
+    """One life of one command. Use it once, in a running event loop of the main thread."""
 
     def __init__(
-        self, settings: Settings, record: LaunchRecord, policy: bytes | None = None, *, waits: bool = False
+        self,
+        settings: Settings,
+        record: LaunchRecord,
+        printer: Printer,
+        policy: bytes | None = None,
+        *,
+        waits: bool = False,
     ) -> None:
-        """`policy`: the code that the job's size is chosen by, where that is a file of the user's. `waits`: no worker
-        is started before the job is moved to this machine.
+        """`record`: whose name is claimed. `policy`: the code that the job's size is chosen by, where that is a file
+        of the user's. `waits`: no worker is started before the job is moved to this machine.
         """
+        self.record = record
         self._waits = waits
         self._policy = policy
         self._settings = settings
-        self._record = record
         self._folder = Folder(settings.job_home)
         self._clock = SystemClock()
         self._inbox: asyncio.Queue[Happening] = asyncio.Queue()
         self._interrupted = asyncio.Event()
         self._to_go = False  # the machine is to be left, and the job is saved
         self._hurry = threading.Event()  # a second signal, or nothing to be patient for
-        self._printer = Printer()
+        self._printer = printer
         self._workers: list[Worker] = []
         self._job: JobClient | None = None
         self._watch: JobWatch | None = None
@@ -114,16 +121,10 @@ class Launch:
         self._going: asyncio.Task[None] | None = None
         self._announced = False
         self._waited = False  # for the daemons to end
+        self._restarts = settings.max_restarts
 
     async def run(self) -> Outcome:
-        """Raises ConfigError when the job cannot even start. No process is left behind in any case."""
-        for signum in SIGNALS:
-            if signum is not signal.SIGHUP or signal.getsignal(signum) is not signal.SIG_IGN:  # nohup edl run ...
-                asyncio.get_running_loop().add_signal_handler(signum, self._signalled, signum)
-        claim(self._settings.home, self._record)
-        verdict = INTERRUPTED
-        guard = LauncherGuard(self._folder, self._record.mark)
-        logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
+        """Raises ConfigError when the life cannot even begin. No process is left behind in any case."""
         try:
             async with AsyncExitStack() as stack:
                 try:
@@ -133,14 +134,24 @@ class Launch:
                     await self._clean_up()
         except InterruptedStart:
             verdict = NOT_BEGUN if self._to_go else INTERRUPTED
-        except Exception as error:
-            verdict = LaunchVerdict(1, "failed", str(error))
-            raise
-        finally:
-            self._write_record(state=verdict.state, reason=verdict.reason, ended=self._clock.wall())
-            guard.dismiss()
-            await self._printer.close(PRINT_TIMEOUT_S)
-        return Outcome(verdict, tuple(self._watch.last_events if self._watch else ()))
+        if self._watch is None:
+            return Outcome(verdict, (), restarts=self._restarts)
+        seen = self._watch
+        return Outcome(verdict, tuple(seen.last_events), seen.status, self._restarts, seen.newest_step, seen.cause)
+
+    def ask_to_go(self) -> None:
+        """The machine is to be left, and the job is saved."""
+        self._to_go = True
+        self._inbox.put_nowait(AskedToGo())
+        if self._job is None:
+            self._interrupted.set()
+
+    def interrupt(self) -> None:
+        """Once, or more urgently."""
+        if self._interrupted.is_set():
+            self._hurry.set()
+        self._interrupted.set()
+        self._inbox.put_nowait(Interrupted())
 
     # ------------------------------------------------------------------------------------------------- starting
 
@@ -152,7 +163,7 @@ class Launch:
         )
         self._settings = msgspec.structs.replace(self._settings, coordinator=coordinator.hosts)
         self._write_record(coordinator=coordinator.hosts)
-        client = JobClient(coordinator, self._record.job, self._settings.secret())
+        client = JobClient(coordinator, self.record.job, self._settings.secret())
         job = await self._unless_interrupted(stack.enter_async_context(client))
         await self._unless_interrupted(self._check_joinable(job))
         for slot in range(0 if self._waits else self._settings.np):
@@ -160,7 +171,7 @@ class Launch:
             self._start_worker(slot)
         if self._waits:
             self._printer.say(
-                f"waiting for `edl migrate {self._record.job} --from HOST --to {socket.gethostname()}:SLOTS`"
+                f"waiting for `edl migrate {self.record.job} --from HOST --to {socket.gethostname()}:SLOTS`"
             )
         self._job = job
         self._watch = JobWatch(job, self._folder, self._seen)
@@ -174,15 +185,15 @@ class Launch:
             return
         if state in OVER:
             raise ConfigError(
-                f"job {self._record.job} is over already ({state}) at {self._settings.coordinator}: "
-                f"give this one another name by --job, or remove that one by `edl clean {self._record.job}`"
+                f"job {self.record.job} is over already ({state}) at {self._settings.coordinator}: "
+                f"give this one another name by --job, or remove that one by `edl clean {self.record.job}`"
             )
 
     def _keep_secret(self) -> None:
         """Beside the record, where the other commands find it. In an outside coordinator the job may have its own."""
         if self._settings.secret_file is not None:
             self._folder.write_secret(self._settings.secret())
-        elif self._record.own_coordinator:
+        elif self.record.own_coordinator:
             self._folder.write_secret(secrets.token_hex(32).encode())
         else:
             return
@@ -208,10 +219,10 @@ class Launch:
 
     def _start_worker(self, slot: int) -> None:
         settings = msgspec.structs.replace(self._settings, slot=slot, output_filename=None, zookeeper_port=None)
-        ours = {MARK: self._record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
-        inherited = scrubbed(os.environ, credentials=self._record.own_coordinator)
+        ours = {MARK: self.record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
+        inherited = scrubbed(os.environ, credentials=self.record.own_coordinator)
         environ = {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}
-        worker = start_worker(slot, self._record.command, environ, self._printer, self._output_folder(slot))
+        worker = start_worker(slot, self.record.command, environ, self._printer, self._output_folder(slot))
         worker.when_exited(lambda slot, code: self._inbox.put_nowait(WorkerExited(slot, code)))
         self._workers.append(worker)
 
@@ -230,12 +241,13 @@ class Launch:
     async def _supervise(self) -> LaunchVerdict:
         limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
-        own, restarts = self._record.own_coordinator, self._settings.max_restarts
+        own, restarts = self.record.own_coordinator, self._restarts
         supervisor = Supervisor(started, limits, hosts=own, restarts=restarts, waits=self._waits)
         while supervisor.phase is not Stage.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
                 self._carry_out(command)
+            self._restarts = supervisor.restarts
         assert supervisor.verdict is not None
         return supervisor.verdict
 
@@ -281,7 +293,7 @@ class Launch:
         """Daemons outlive their trainers a little, to say the last things to each other and to the coordinator."""
         assert self._watch is not None
         if self._watch.heard:  # else there are no daemons, and what runs is the command's own
-            await asyncio.to_thread(wait_marked_gone, self._record.mark, self._settings.session_timeout_s, self._hurry)
+            await asyncio.to_thread(wait_marked_gone, self.record.mark, self._settings.session_timeout_s, self._hurry)
         self._waited = True
         await self._watch.look()
         self._inbox.put_nowait(JobSilent())
@@ -314,24 +326,12 @@ class Launch:
         for worker in self._workers:
             if worker.pid in job.ranks:
                 worker.take_rank(job.ranks[worker.pid])
-        if job.state != self._record.state and job.state not in OVER:
+        if job.state != self.record.state and job.state not in OVER:
             self._write_record(state=job.state)
         if job.state == "running" and not self._announced:
             self._announced = True
-            name = self._record.job
+            name = self.record.job
             self._printer.say(f"job {name} is running with {job.size} workers; see `edl status {name}`")
-
-    def _signalled(self, signum: signal.Signals) -> None:
-        if signum is signal.SIGTERM and self._settings.checkpoint and not self._to_go:
-            self._to_go = True
-            self._inbox.put_nowait(AskedToGo())
-            if self._job is None:
-                self._interrupted.set()
-            return
-        if self._interrupted.is_set():
-            self._hurry.set()
-        self._interrupted.set()
-        self._inbox.put_nowait(Interrupted())
 
     # ---------------------------------------------------------------------------------------------- cleaning up
 
@@ -339,7 +339,7 @@ class Launch:
         """While the coordinator still lives. Bounded: patience, TERM, KILL."""
         daemons = self._watch is not None and self._watch.heard and not self._waited
         patience_s = PATIENCE_S if daemons else 0.0
-        left = await asyncio.to_thread(end_marked, self._record.mark, patience_s, self._hurry)
+        left = await asyncio.to_thread(end_marked, self.record.mark, patience_s, self._hurry)
         if left:
             self._printer.say(f"these processes do not end, not even when killed: {', '.join(map(str, left))}")
         if self._ending_job is not None and not self._hurry.is_set():
@@ -357,5 +357,5 @@ class Launch:
                     await self._watch.look()
 
     def _write_record(self, **changes: Any) -> None:
-        self._record = msgspec.structs.replace(self._record, **changes)
-        self._folder.write(self._record)
+        self.record = msgspec.structs.replace(self.record, **changes)
+        self._folder.write(self.record)

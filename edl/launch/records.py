@@ -46,6 +46,7 @@ class LaunchRecord(msgspec.Struct, frozen=True, kw_only=True):
     state: str = "starting"  # as in `edl status`
     reason: str = ""  # of a failure
     ended: float | None = None
+    events_before: int = 0  # lines of its events that are of earlier lives
 
     @property
     def alive(self) -> bool:
@@ -119,6 +120,15 @@ def claim(home: Path, record: LaunchRecord) -> Folder:
         folder.write(record)
         _prune(home, keep=KEEP)
     return folder
+
+
+def renew(folder: Folder, record: LaunchRecord) -> LaunchRecord:
+    """The record as another life of the same launch begins. Of the one before, its events and logs stay."""
+    _remove(folder.zookeeper)
+    lines = folder.events.read_bytes().count(b"\n") if folder.events.exists() else 0
+    record = msgspec.structs.replace(record, events_before=lines)
+    folder.write(record)
+    return record
 
 
 def launch_record(settings: Settings, command: Sequence[str]) -> LaunchRecord:

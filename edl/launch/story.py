@@ -25,7 +25,7 @@ async def story(where: Whereabouts, *, follow: bool) -> AsyncIterator[dict[str, 
             yield event
             kept += 1
         if kept and not follow and where.record is not None and where.record.alive:
-            for event in await _newer(where, kept):
+            for event in await _newer(where, kept - where.record.events_before):
                 yield event
         return
     async with where.client() as client:

@@ -23,9 +23,19 @@ from enum import Enum
 import msgspec
 
 from edl.errors import InvalidTransition
+from edl.launch.verdicts import (
+    INTERRUPTED,
+    NOT_BEGUN,
+    EndKind,
+    LaunchVerdict,
+    describe_exit,
+    kind_of_failure,
+)
+from edl.protocol.job import FailedBy
 from edl.protocol.saving import PREEMPTED_CODE
 
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
+ENDED_BY_US = (-signal.SIGTERM, 128 + signal.SIGTERM)
 GO_GRACE_S = 2.0  # for the workers of a job that is preempted to end by themselves, before TERM
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
@@ -63,6 +73,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     minimum: int = 1  # workers that it needs
     migration: int = 0  # its number, while all workers of some host are to leave it
     awaited: int = 0  # workers that are to be started on this machine for that
+    failed_by: FailedBy = FailedBy.FAULT
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -128,18 +139,6 @@ class AskForLastWord(msgspec.Struct, frozen=True):
 Command = EndWorkers | KillWorkers | StartWorkers | StopJob | PreemptJob | LookAtJob | AskForLastWord
 
 
-class LaunchVerdict(msgspec.Struct, frozen=True):
-    """How the launch ended."""
-
-    code: int
-    state: str  # for the record: finished, failed or preempted
-    reason: str = ""
-    note: str = ""  # worth a line although nothing failed
-
-
-NOT_BEGUN = LaunchVerdict(PREEMPTED_CODE, "preempted", "it had not begun to train")
-
-
 class Stage(Enum):
     """Where a launch stands."""
 
@@ -153,6 +152,7 @@ class Stage(Enum):
 
 
 GOING = frozenset({Stage.LEAVING, Stage.ENDING, Stage.KILLING})
+BEGINNING = frozenset({"starting", "resuming"})
 RUNNING = frozenset({"running", "scaling", "preempting"})
 OVER = frozenset({"finished", "failed", "preempted"})
 
@@ -188,7 +188,7 @@ class Supervisor:
     ) -> None:
         """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
 
-        `restarts`: so many crashed workers are replaced in all. `waits`: for the job to be moved to this machine, as
+        `restarts`: so many crashed workers are replaced at most. `waits`: for the job to be moved to this machine, as
         often as it is, until it is over.
         """
         self.phase = Stage.WATCHING
@@ -197,7 +197,7 @@ class Supervisor:
         self._pids = dict(workers)  # slot -> pid of the trainers that are running
         self._ours = set(workers.values())  # pids of all that were ever started
         self._hosts = hosts
-        self._restarts = restarts
+        self.restarts = restarts  # that are left
         self._waits = waits
         self._moving = 0  # the number of the newest migration that workers were started for
         self._moved = 0  # so many, besides those that take the place of crashed ones
@@ -205,6 +205,7 @@ class Supervisor:
         self._crashes = 0  # for which no worker was started, and may yet be
         self._gone: dict[int, str] = {}  # crashed trainers, by pid, that the job may go on without, and how they ended
         self._doubt = ""  # the first crash that the leader has not gone on from yet
+        self._codes: list[int] = []  # exit statuses of those that crashed since the job went on last
         self._job = JobSeen("starting")
         self._limits = limits
         self._target = len(workers)
@@ -245,12 +246,20 @@ class Supervisor:
             raise InvalidTransition(self.phase, exit_, self._history)
         pid = self._pids.pop(exit_.slot)
         if self.phase in GOING:
+            self._note_own_end(exit_.code)
             return [] if self._pids else self._end()
         if exit_.code == 0 or self._came_too_late(pid):
             if self._only_latecomers():
                 return self._end_latecomers(now)
             return [] if self._goes_on() else self._settle(now)
-        return self._crashed(pid, f"worker {exit_.slot} {describe_exit(exit_.code)}", now)
+        return self._crashed(pid, exit_, now)
+
+    def _note_own_end(self, code: int) -> None:
+        """The job may be known to have failed before the end of the worker that it has failed for."""
+        told = self.phase is Stage.KILLING or code in {0, *ENDED_BY_US}
+        if not told and self.verdict is not None and self.verdict.kind is EndKind.LOST:
+            self._codes.append(code)
+            self.verdict = self._failed(self.verdict.reason)
 
     def _came_too_late(self, pid: int) -> bool:
         """The job had finished before this worker was in it, which it says by its exit code: that is no failure."""
@@ -265,11 +274,13 @@ class Supervisor:
         self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
         return [EndWorkers()]
 
-    def _crashed(self, pid: int, reason: str, now: float) -> list[Command]:
+    def _crashed(self, pid: int, exit_: WorkerExited, now: float) -> list[Command]:
+        reason = f"worker {exit_.slot} {describe_exit(exit_.code)}"
         if self._job.state in RUNNING and pid not in self._arrived and self._goes_on():
             self._crashes += 1  # the job has never known it, and so goes on without it
             return []
         self._gone[pid] = reason
+        self._codes.append(exit_.code)
         self._crashes += 1
         if self._job.state in {"failed", "preempted"}:
             failed = self._job.state == "failed"
@@ -314,12 +325,13 @@ class Supervisor:
         goes_on = job.state in RUNNING and job.size and (job.pids - job.done).isdisjoint(self._gone)
         if self.phase is Stage.DOUBTING and goes_on:
             self.phase, self.deadline, self._doubt = Stage.WATCHING, None, ""
+            self._codes.clear()
         elif not self._goes_on():
             return self._settle(now)
         elif job.state == "finished" and before.state != "finished":
             self.phase, self.deadline = Stage.WATCHING, now + self._limits.settle_s
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
-        larger = job.state == "starting" and self._hosts and job.target > self._target
+        larger = job.state in BEGINNING and self._hosts and job.target > self._target
         grows = job.state in RUNNING and job.state != "preempting"
         due = (grows or larger) and self.phase is Stage.WATCHING
         return self._replenish(job, now) if due else []
@@ -335,10 +347,10 @@ class Supervisor:
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)
-        replacing = 0 if job.spent else min(self._crashes, self._restarts, missing - asked)
+        replacing = 0 if job.spent else min(self._crashes, self.restarts, missing - asked)
         if not job.spent:  # else a script may yet begin another epoch
             self._crashes = 0  # a worker that is not replaced now was not missed, or is one too many
-        self._restarts -= replacing
+        self.restarts -= replacing
         if asked or replacing:
             return [StartWorkers(asked + replacing, replacing)]
         nobody_comes = self._hosts and not on_their_way and job.members < job.minimum
@@ -354,9 +366,9 @@ class Supervisor:
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.awaited - on_their_way)
         first = min(missing, max(0, self._room - self._moved))
-        replacing = min(self._restarts, missing - first)
+        replacing = min(self.restarts, missing - first)
         self._moved += first
-        self._restarts -= replacing
+        self.restarts -= replacing
         return [StartWorkers(first + replacing, replacing)] if first + replacing else []
 
     def _silent(self) -> list[Command]:
@@ -365,7 +377,7 @@ class Supervisor:
     def _interrupted(self, now: float) -> list[Command]:
         if self.phase in GOING:
             return self._kill(now)
-        return self._fail("interrupted", now)
+        return self._fail("interrupted", now, INTERRUPTED)
 
     def _to_go(self, now: float) -> list[Command]:
         """The second time, or without any worker of it, there is no waiting for it. It may have begun without having
@@ -390,7 +402,8 @@ class Supervisor:
             return self._end_latecomers(now)
         if self.phase is Stage.WATCHING:
             slow = " and ".join(f"worker {slot}" for slot in sorted(self._pids))
-            return self._fail(f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished", now)
+            reason = f"{slow} ran on for {self._limits.settle_s:g} s after the job had finished"
+            return self._fail(reason, now, LaunchVerdict(1, "failed", reason, kind=EndKind.SPENT))
         if self.phase is Stage.DOUBTING:
             return self._fail(self._doubt, now)
         return self._overdue(now)
@@ -416,24 +429,29 @@ class Supervisor:
         if job.state == "finished":
             return self._finished()
         if job.state == "preempted":
-            return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason)
+            return LaunchVerdict(PREEMPTED_CODE, "preempted", job.reason, kind=EndKind.PREEMPTED)
         if self._doubt:
-            return LaunchVerdict(1, "failed", self._doubt)
-        if job.state == "starting":
-            return LaunchVerdict(0, "finished", note="its workers ended without calling edl.init()")
+            return self._failed(self._doubt)
+        if job.state in BEGINNING:
+            return _finished("its workers ended without calling edl.init()")
         if job.size and not job.ranks:
-            return LaunchVerdict(0, "finished", note="its workers here have left; the job goes on elsewhere")
-        return LaunchVerdict(1, "failed", f"all workers exited, but the job was still {job.state}")
+            return _finished("its workers here have left; the job goes on elsewhere")
+        return self._failed(f"all workers exited, but the job was still {job.state}")
 
     def _finished(self) -> LaunchVerdict:
         """The job is; so is this launch, unless a worker ended badly after it had told the job of a good end."""
         bad = next((reason for pid, reason in self._gone.items() if pid in self._job.done), None)
         if bad is None:
-            return LaunchVerdict(0, "finished")
-        return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end")
+            return _finished()
+        return LaunchVerdict(1, "failed", f"{bad}, after it had told the job of a good end", kind=EndKind.SPENT)
 
-    def _fail(self, reason: str, now: float) -> list[Command]:
-        self.verdict = LaunchVerdict(1, "failed", reason)
+    def _failed(self, reason: str) -> LaunchVerdict:
+        by = self._job.failed_by if self._job.state == "failed" else FailedBy.FAULT
+        exits = describe_exit(self._codes[0]) if self._codes else ""
+        return LaunchVerdict(1, "failed", reason, kind=kind_of_failure(by, self._codes), exits=exits)
+
+    def _fail(self, reason: str, now: float, verdict: LaunchVerdict | None = None) -> list[Command]:
+        self.verdict = verdict or self._failed(reason)
         guests = self._guests()
         stop: list[Command] = [StopJob(reason, guests)] if guests and self._job.state not in OVER else []
         if not self._pids:
@@ -443,7 +461,7 @@ class Supervisor:
 
     def _leave(self, now: float) -> list[Command]:
         """The job is preempted, and its workers end by themselves. Later, all that are left are asked to."""
-        self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason)
+        self.verdict = LaunchVerdict(PREEMPTED_CODE, "preempted", self._job.reason, kind=EndKind.PREEMPTED)
         if not self._pids:
             return self._end()
         self.phase, self.deadline = Stage.LEAVING, now + GO_GRACE_S
@@ -459,11 +477,5 @@ class Supervisor:
         return []
 
 
-def describe_exit(code: int) -> str:
-    """An exit status in words."""
-    if code >= 0:
-        return f"exited with code {code}"
-    try:
-        return f"was killed by {signal.Signals(-code).name}"
-    except ValueError:
-        return f"was killed by signal {-code}"
+def _finished(note: str = "") -> LaunchVerdict:
+    return LaunchVerdict(0, "finished", note=note, kind=EndKind.FINISHED)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Protocol
 
 import msgspec
 
+from edl import facts
 from edl.errors import EdlError
-from edl.events import Event
+from edl.events import Event, Kind
 from edl.host.network import is_this_host
 from edl.launch.records import OVER, Folder
 from edl.launch.supervision import JobSeen
@@ -42,6 +43,9 @@ class JobWatch:
         self._after = 0
         self._looking = asyncio.Lock()  # else two looks at a time would keep the same events twice
         self.last_events: list[Event] = []
+        self.newest_step = 0  # that any worker was known to have made, also one that was lost with it
+        self.cause = ""  # how the first worker ended that was lost of the newest ring that has lost one
+        self._cause_of = -1  # the generation of that ring
 
     @property
     def heard(self) -> bool:
@@ -79,10 +83,21 @@ class JobWatch:
         if events:
             self._folder.append_events([event.to_json() for event in events])
             self.last_events = [*self.last_events, *events][-5:]
+            self._learn(events)
         if status != self._status:
             self._status = status
             self._folder.write_status(msgspec.json.encode(status))
+        self.newest_step = max(self.newest_step, status.step)
         self._seen(job_seen(status))
+
+    def _learn(self, events: Iterable[Event]) -> None:
+        for event in events:
+            if event.kind is not Kind.WORKER_LOST:
+                continue
+            lost = facts.WorkerLost.of(event.details)
+            self.newest_step = max(self.newest_step, lost.made)
+            if event.generation != self._cause_of:
+                self._cause_of, self.cause = event.generation, lost.reason
 
 
 def job_seen(status: Status) -> JobSeen:
@@ -106,4 +121,5 @@ def job_seen(status: Status) -> JobSeen:
         migration=migration.number if migration is not None else 0,
         awaited=sum(awaited),
         short="" if status.state.value in OVER else status.reason,
+        failed_by=status.failed_by,
     )

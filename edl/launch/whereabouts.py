@@ -32,7 +32,7 @@ class Whereabouts(msgspec.Struct, frozen=True):
     @property
     def starting(self) -> bool:
         """It is so young that there may be no leader to ask yet."""
-        return self.record is not None and self.record.alive and self.record.state == "starting"
+        return self.record is not None and self.record.alive and self.record.state in {"starting", "resuming"}
 
     def client(self) -> JobClient:
         """A connection to the job. Raises ConfigError when there is none, or none yet."""
@@ -99,6 +99,8 @@ def recorded_status(folder: Folder, record: LaunchRecord) -> Status:
         status = msgspec.json.decode(folder.status.read_bytes(), type=Status)
     except (OSError, msgspec.MsgspecError):
         status = _blank(record)
+    if record.alive and record.state == JobState.RESUMING:  # between two lives, or before the next one is heard of
+        return msgspec.structs.replace(status, state=JobState.RESUMING, reason=record.reason, workers=(), size=0)
     if record.alive:
         return status
     state, reason = (

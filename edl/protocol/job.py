@@ -28,11 +28,21 @@ class JobState(StrEnum):
     SCALING = "scaling"  # a next generation is planned
     PREEMPTING = "preempting"  # as people see it: it is to be saved, and then to go
     PREEMPTED = "preempted"  # it is gone, and can be gone on with
+    RESUMING = "resuming"  # as people see it: it has not begun to train yet, and goes on from a checkpoint
     FINISHED = "finished"
     FAILED = "failed"
 
 
 OVER = (JobState.FINISHED, JobState.FAILED, JobState.PREEMPTED)
+
+
+class FailedBy(StrEnum):
+    """What a job has failed for: whether another life of it could end otherwise."""
+
+    FAULT = "fault"  # a machine, a process or a script failed
+    STOP = "stop"  # it was told to end
+    DIVERGENCE = "divergence"  # its workers were found to differ
+    REFUSAL = "refusal"  # what it was started with does not go together
 
 
 class WorkerState(StrEnum):
@@ -216,6 +226,7 @@ class Record(msgspec.Struct, frozen=True):
     migration: Migration | None = None
     migrations: int = 0  # ever begun
     migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
+    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -268,6 +279,8 @@ class Status(msgspec.Struct, frozen=True):
     batching: str = ""  # what the batch depends on
     batch: int = 0  # samples of a full step, of all workers together; 0: no worker has asked for data yet
     unfit: tuple[Unfit, ...] = ()  # workers that could not be part of a ring, the last ones
+    failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
+    resumed: str = ""  # path of the checkpoint that this life of the job has begun with
     base: int = 0  # steps of all lives before this one: `step` counts those of this one
     saving: SavingStatus | None = None  # None: the job is not saved
     migration: MigrationStatus | None = None

@@ -50,6 +50,9 @@ class SoloFeed:
             self.leases.want(spec.epochs)
             self._changed.notify_all()
 
+    def begin_batch(self) -> None:
+        """There is one state only."""
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         with self._changed:
             if not wait:

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
+from edl.errors import NotResumed
 from edl.protocol.saving import PREEMPTED_CODE
 
 GRACE_S = 1.0  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
@@ -49,7 +50,9 @@ class Exit(SystemExit):
 
 
 def note_failures(note: Callable[[str], None]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever. Of `sys.exit()` too, where its status is not 0.
+    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all.
+
+    Of `sys.exit()` too, where its status is not 0.
 
     What is not heard of, such as `os._exit(3)` or a crash of Python as it ends, the launcher sees by the exit status.
     """
@@ -62,7 +65,10 @@ def note_failures(note: Callable[[str], None]) -> None:
 
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
         note("interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}")
-        hook(kind, error, trace)
+        if isinstance(error, NotResumed):
+            sys.stderr.write(f"edl: {error}\n")
+        else:
+            hook(kind, error, trace)
 
     sys.excepthook = noting
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl.checkpoints.names import parse_name
-from edl.errors import CheckpointError
+from edl.errors import CheckpointError, NotResumed, UsageError
 from edl.protocol.audit import LifeBegun
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
@@ -44,12 +44,15 @@ class Resuming:
         return bool(self._path) and not self._generation
 
     def take_over(self, generation: int, rank: int, size: int) -> None:
-        """In a ring that begins before the first step. Raises CheckpointError, UsageError."""
+        """In a ring that begins before the first step. Raises NotResumed."""
         if not self._path or generation == self._generation:
             return
         self._generation = generation
-        with closing(_opened(self._path)) as found:
-            self._take(found, rank, size)
+        try:
+            with closing(_opened(self._path)) as found:
+                self._take(found, rank, size)
+        except (CheckpointError, UsageError) as error:
+            raise NotResumed(str(error)) from error
         logger.info("this worker goes on from %s", self._path)
 
     def _take(self, found: Checkpoint, rank: int, size: int) -> None:

@@ -159,6 +159,12 @@ class Trainer:
             self._shards.close()
         link = self._shell.link
         self._end_comparing()
+        if self._resuming.is_due and self._machine.models_may_differ and not self._machine.failure:
+            logger.warning(
+                "this worker had nothing left to train, and its script has ended without the state of %s: put "
+                "shards.in_step(...) around the outermost iterable of the training loop",
+                self._settings.resume_from,
+            )
         self._shell.copier.finish()
         self._shell.hear(ScriptEnded())
         link.wait_noted(self._settings.session_timeout_s)

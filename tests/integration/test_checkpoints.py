@@ -328,6 +328,7 @@ def test_another_script_is_refused_and_says_why(edl, tmp_path, kept, script, wor
     folder = copied(kept, tmp_path / "ck")
     err = refused(edl, tmp_path, script=script, checkpoint=folder)
     assert words in err.splitlines()[-1]
+    assert "Traceback" not in err
     assert len(durable(folder)) == 2
 
 
@@ -342,3 +343,30 @@ def test_a_broken_checkpoint_is_named_and_passed_over(edl, tmp_path, kept):
     err = life.finish()
     assert f"edl: checkpoint {newest} is broken: {part.name} is not as it was written" in err
     assert f"goes on from step {manifest(older)['step']}, {older}" in err
+
+
+# -------------------------------------------------------------------------------------------------------- a good end
+
+
+@pytest.mark.parametrize(
+    "script",
+    [
+        ("torch_saved.py", "--epochs", "1"),
+        ("tf_saved.py", "--way", "dataset"),
+        pytest.param(("tf_saved.py", "--way", "function"), marks=pytest.mark.soak),
+        pytest.param(("tf_saved.py", "--way", "graph"), marks=pytest.mark.soak),
+    ],
+    ids=lambda script: script[-1],
+)
+def test_after_a_good_end_the_same_line_trains_nothing_and_ends_with_the_same_model(edl, tmp_path, script):
+    """What the script does after its loop it does again, on the model that was saved last."""
+    flags = ("--checkpoint-every", "1000s")
+    first = Life(edl, tmp_path / "first", *script, "--step-time", "0.02", checkpoint=tmp_path / "ck", flags=flags)
+    first.finish()
+    assert len(durable(tmp_path / "ck")) == 1
+    again = Life(edl, tmp_path / "again", *script, "--step-time", "0", checkpoint=tmp_path / "ck", flags=flags)
+    err = again.finish()
+    assert err.splitlines()[-1] == "edl: job ck has finished: nothing is left to train"
+    assert again.results() == first.results()
+    assert again.steps() <= {0, 1}
+    assert len(durable(tmp_path / "ck")) == 1

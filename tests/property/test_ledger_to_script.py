@@ -58,6 +58,9 @@ class Worker:
         self.leases.want(spec.epochs)
         self.job.open(spec)
 
+    def begin_batch(self) -> None:
+        """There is one state only."""
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         ledger = self.job.ledger
         assert ledger is not None

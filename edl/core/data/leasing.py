@@ -19,7 +19,7 @@ from edl.core.job.working_state import WorkingState
 from edl.core.worker.moves import NEVER
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
-from edl.protocol.job import JobState, Plan, WorkerState
+from edl.protocol.job import FailedBy, JobState, Plan, WorkerState
 from edl.protocol.job_policy import Rebatch
 from edl.protocol.ledger import LedgerSnapshot
 
@@ -57,7 +57,7 @@ class Leasing:
                 working.keep_ledger()
                 self._project_anew(newest)
         except UsageError as error:
-            working.end(JobState.FAILED, str(error))
+            working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
 
     def matters(self, worker: str, step: int) -> bool:
         """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""

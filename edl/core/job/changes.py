@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import TypedDict
 
 from edl.protocol.figures import Rate
-from edl.protocol.job import DriverCount, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
+from edl.protocol.job import DriverCount, FailedBy, Gone, JobState, Limits, Member, Muster, Plan, Taken, Trials
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.moving import Migrated, Migration
@@ -64,6 +64,7 @@ class OtherChanges(TypedDict, total=False):
     migration: Migration | None
     migrations: int
     migrated: tuple[Migrated, ...]
+    failed_by: FailedBy
 
 
 class Changes(OtherChanges, total=False):

@@ -53,7 +53,7 @@ from edl.core.switch.switching import Switching
 from edl.core.worker.divergence import CAUSES, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
-from edl.protocol.job import OVER, Gone, JobState, Limits, Member, Record, WorkerState
+from edl.protocol.job import OVER, FailedBy, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
     AskCheckpoint,
     AskMigrate,
@@ -166,7 +166,7 @@ class JobMachine:
     def _on_asked(self, happened: Asked) -> None:
         match happened:
             case AskStop():
-                self._working.end(JobState.FAILED, happened.reason)
+                self._working.end(JobState.FAILED, happened.reason, FailedBy.STOP)
             case AskCheckpoint():
                 self._checkpoints.ask(happened)
             case AskPreempt():
@@ -340,7 +340,7 @@ class JobMachine:
             )
         )
         if not heals:
-            working.end(JobState.FAILED, told(found))
+            working.end(JobState.FAILED, told(found), FailedBy.DIVERGENCE)
 
     # ----------------------------------------------------------------------------------------- what follows from it
 
@@ -403,9 +403,10 @@ class JobMachine:
             self._working.change(unended=f"worker {worker} did not come to the end of its script: {reason}")
         self._checkpoints.keep_part_of(worker)
         self._working.change(losses=self.record.losses + 1)
+        made = seen.step if (seen := self.seen.observation(worker)) is not None else 0
         self._working.remove(worker, reason or "no reason was given")
         self._working.last_loss = f"; the last one lost was {worker}: {reason}"
-        self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason))
+        self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason, made=made))
 
     # ------------------------------------------------------------------------------------------------------- views
 

@@ -48,6 +48,8 @@ def status_of(
         batching=str(record.job_policy.batching),
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
+        failed_by=record.failed_by,
+        resumed="" if record.resumed is None else record.resumed.path,
         base=0 if record.resumed is None else record.resumed.step,
         saving=_saving(machine, record),
         migration=migration.shown(record),
@@ -68,8 +70,11 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
 
 
 def shown_state(record: Record) -> JobState:
-    """For people: a job that is to go trains until it is saved."""
-    return JobState.PREEMPTING if record.preemption is not None and record.state not in OVER else record.state
+    """For people: a job that is to go trains until it is saved; one that goes on has begun before."""
+    if record.preemption is not None and record.state not in OVER:
+        return JobState.PREEMPTING
+    resumes = record.resumed is not None and record.state is JobState.STARTING
+    return JobState.RESUMING if resumes else record.state
 
 
 def _as_trained(record: Record, present: Ledger | None) -> Ledger | None:

@@ -23,7 +23,7 @@ from edl.core.job.inputs import Command, Tell
 from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
-from edl.protocol.job import OVER, Gone, Identity, JobState, Member, Record, WorkerState
+from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
@@ -99,13 +99,13 @@ class WorkingState:
         self.leaves_as.pop(worker, None)
         self.durations.forget(worker)
 
-    def end(self, state: JobState, reason: str) -> None:
+    def end(self, state: JobState, reason: str, by: FailedBy = FailedBy.FAULT) -> None:
         """The job is over, once."""
         if self.record.state in OVER:
             return
         if self.record.saving is not None:
             self.give_up_saving("the job is over")
-        self.change(state=state, reason=reason, plan=None)
+        self.change(state=state, reason=reason, plan=None, failed_by=by)
         kinds = {JobState.FINISHED: JobFinished, JobState.PREEMPTED: JobPreempted}
         self.tell(kinds.get(state, JobHasFailed)(reason=reason))
 

@@ -31,6 +31,9 @@ class DataPort(Protocol):
         Without `wait`, False says no more than that the samples are not here.
         """
 
+    def begin_batch(self) -> None:
+        """On the training thread: what is trained next, or what a script does after its loop, is on the job's state."""
+
     def rehearsing(self) -> bool:
         """This worker's first mini-batch does not count: it is a newcomer, or its ring is gone before data came."""
 

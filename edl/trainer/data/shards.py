@@ -152,6 +152,7 @@ class ShardGenerator:
                 while held.again:
                     held.again = False
                     yield item
+            self._port.begin_batch()  # where a job goes on and nothing is left to train: the model is that of its end
         finally:
             if self._held is held:
                 self._held = None

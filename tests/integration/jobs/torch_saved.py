@@ -35,6 +35,7 @@ parser.add_argument("--ask", type=int, default=0, help="all workers ask for a ch
 parser.add_argument("--touch", type=Path, help="as long as that file is there, weights change beside the copy")
 parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
 parser.add_argument("--swap", action="store_true", help="by other weights, as with a moving average of them")
+parser.add_argument("--fails-at", type=int, default=0, help="the batch that it raises an error in")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -145,6 +146,8 @@ def by_loader() -> list[Any]:
             began.append((edl.step(), edl.epoch()))
         if options.ask == edl.step():
             edl.checkpoint()
+        if extra.batches == options.fails_at > 0:
+            raise RuntimeError(f"batch {extra.batches} is too much")
         optimizer.zero_grad()
         half = len(rows) // 2
         if half > 1:

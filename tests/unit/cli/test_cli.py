@@ -22,7 +22,7 @@ from edl.host.processes import process_start_time
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, LaunchRecord, claim
-from edl.launch.supervision import LaunchVerdict
+from edl.launch.verdicts import LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus

@@ -99,7 +99,8 @@ def test_it_fits_anew_only_for_news(monkeypatch) -> None:
     analyzer, job = analyzer_of(), TrueJob(1)
     for _ in range(5):
         job.report(analyzer, 2, 64)
-        speed = analyzer.speed("job")
+        analyzer.speed("job")
+    speed = analyzer.speed("job")
     assert len(fits) == 1
     assert analyzer.speed("job") is speed
     job.report(analyzer, 2, 64, noise=30.0)  # its batch may grow: no step takes another time
@@ -166,8 +167,8 @@ def test_a_step_that_cannot_be_is_refused(step) -> None:
 
 def test_fit_of_one_step() -> None:
     one = np.array([1.0])
-    model = fit(Measured(one, one, one * 64, np.log([0.2]), np.log([0.2])))
-    assert model.step_s(one, one, one * 64) == pytest.approx([0.2], rel=0.01)
+    model = fit(Measured(one, one, one * 64.0, np.log([0.2]), np.log([0.2])))
+    assert model.step_s(one, one, one * 64.0) == pytest.approx([0.2], rel=0.01)
 
 
 def test_a_table_is_linear_between_its_sizes() -> None:

@@ -19,8 +19,9 @@ import pytest
 from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.errors import JobFailed
-from edl.launch import local
+from edl.launch import lives, local
 from edl.launch.records import Folder, launch_record
+from edl.launch.verdicts import INTERRUPTED
 
 WORKERS = 3
 STEPS = 3  # of what takes a while: each leaves the loop to others
@@ -86,21 +87,21 @@ class Machine:
 
         return SimpleNamespace(dismiss=dismiss)
 
-    async def run(self, settings: Settings) -> tuple[local.Launch, local.Outcome]:
-        launch = local.Launch(settings, launch_record(settings, ["true"]))
+    async def run(self, settings: Settings) -> local.Outcome:
+        run = lives.Lives(settings, launch_record(settings, ["true"]))
         loop = asyncio.get_running_loop()
 
         def turn(number: int) -> None:
             if number == self.turns:
                 self.interrupted = True
-                launch._signalled(signal.SIGINT)
+                run._signalled(signal.SIGINT)
             elif number < self.turns:
                 loop.call_soon(turn, number + 1)
 
         turn(0)
-        outcome = await launch.run()
+        outcome = await run.run()
         assert (self.alive, self.left_behind, self.coordinators, self.guards) == (set(), set(), 0, 0), self.turns
-        return launch, outcome
+        return outcome
 
 
 class Client:
@@ -128,16 +129,16 @@ def test_whatever_was_begun_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyP
         machine = Machine(turns)
         for name in ("coordinator_of", "start_worker", "end_marked"):
             monkeypatch.setattr(local, name, getattr(machine, name))
-        monkeypatch.setattr(local, "LauncherGuard", machine.guard)
+        monkeypatch.setattr(lives, "LauncherGuard", machine.guard)
         monkeypatch.setattr(local, "JobClient", Client)
         settings = Settings(job=f"job-{turns}", home=tmp_path, np=WORKERS)
-        launch, outcome = asyncio.run(machine.run(settings))
-        assert outcome.verdict == local.INTERRUPTED, turns
+        outcome = asyncio.run(machine.run(settings))
+        assert outcome.verdict == INTERRUPTED, turns
         record = Folder(settings.job_home).read()
         assert record is not None
         assert (record.state, record.reason, record.ended is not None) == ("failed", "interrupted", True)
         started.append(machine.started)
-        if launch._watch is not None:  # it was over
+        if machine.started == WORKERS:  # it was over
             break
     assert started == sorted(started)
     assert {*started} == {*range(WORKERS + 1)}, "also between any two workers"

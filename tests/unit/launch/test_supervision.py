@@ -21,7 +21,6 @@ from edl.launch.supervision import (
     JobSeen,
     JobSilent,
     KillWorkers,
-    LaunchVerdict,
     LookAtJob,
     Looked,
     PreemptJob,
@@ -31,8 +30,9 @@ from edl.launch.supervision import (
     Supervisor,
     WorkerExited,
     WorkerStarted,
-    describe_exit,
 )
+from edl.launch.verdicts import EndKind, LaunchVerdict, describe_exit
+from edl.protocol.job import FailedBy
 
 LIMITS = Bounds(doubt_s=10, settle_s=60)
 RUNNING = JobSeen("running", ranks={100: 0, 101: 1}, size=2, pids=frozenset({100, 101}))
@@ -52,7 +52,7 @@ def test_a_job_that_finishes():
     assert play(supervisor, RUNNING, WorkerExited(0, 0), FINISHED) == []
     assert play(supervisor, WorkerExited(1, 0)) == [AskForLastWord()]
     play(supervisor, FINISHED)
-    assert supervisor.verdict == LaunchVerdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
@@ -88,7 +88,9 @@ def test_a_crash_before_the_job_runs_ends_the_others():
     assert play(supervisor, WorkerExited(1, 1)) == [LookAtJob()]
     assert play(supervisor, JobSeen("starting"), Looked()) == [EndWorkers()]
     play(supervisor, WorkerExited(0, -15))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 1")
+    assert supervisor.verdict == LaunchVerdict(
+        1, "failed", "worker 1 exited with code 1", kind=EndKind.CRASHED, exits="exited with code 1"
+    )
 
 
 def test_a_crash_when_the_job_runs_already_and_was_not_looked_at_since():
@@ -133,7 +135,9 @@ def test_a_crash_of_the_only_worker_is_the_reason_where_the_job_knows_no_better(
     supervisor = Supervisor({0: 100}, LIMITS)
     assert play(supervisor, WorkerExited(0, -9)) == [AskForLastWord()]
     play(supervisor, JobSilent())
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 0 was killed by SIGKILL")
+    assert supervisor.verdict == LaunchVerdict(
+        1, "failed", "worker 0 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+    )
 
 
 class TestCrashWhileTheJobRuns:
@@ -150,44 +154,54 @@ class TestCrashWhileTheJobRuns:
         play(supervisor, JobSeen("running", ranks={100: 0}, size=1))
         assert (supervisor.phase, supervisor.deadline) == (Stage.WATCHING, None)
         play(supervisor, WorkerExited(0, 0), JobSeen("finished"))
-        assert supervisor.verdict == LaunchVerdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
     def test_is_one_when_the_leader_does_not_in_time(self):
         supervisor = self.crashed()
         assert play(supervisor, DeadlineReached(), now=9.9) == []
         assert play(supervisor, DeadlineReached(), now=10) == [EndWorkers()]
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert supervisor.verdict == LaunchVerdict(
+            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+        )
 
     def test_is_one_when_the_others_crash_with_it_and_the_first_is_the_reason(self):
         supervisor = self.crashed()
         assert play(supervisor, WorkerExited(0, 1)) == [AskForLastWord()]
         play(supervisor, JobSilent())
         assert supervisor.phase is Stage.ENDED
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert supervisor.verdict == LaunchVerdict(
+            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+        )
 
     def test_has_the_reason_of_the_job_where_all_crash_at_once(self):
         """The job has failed, and says why a moment after the workers that it has ended are gone."""
         supervisor = self.crashed()
-        play(supervisor, WorkerExited(0, 1), JobSeen("failed", "stopped by `edl stop`"))
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "stopped by `edl stop`")
+        play(supervisor, WorkerExited(0, 1), JobSeen("failed", "stopped by `edl stop`", failed_by=FailedBy.STOP))
+        assert supervisor.verdict == LaunchVerdict(
+            1, "failed", "stopped by `edl stop`", kind=EndKind.STOPPED, exits="was killed by SIGKILL"
+        )
 
     def test_is_none_when_the_others_finish_the_job_meanwhile(self):
         supervisor = self.crashed()
         assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
         play(supervisor, JobSeen("finished"))
-        assert supervisor.verdict == LaunchVerdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
     def test_is_the_reason_when_the_job_never_says_it_finished(self):
         supervisor = self.crashed()
         play(supervisor, WorkerExited(0, 0), JobSilent())
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 was killed by SIGKILL")
+        assert supervisor.verdict == LaunchVerdict(
+            1, "failed", "worker 1 was killed by SIGKILL", kind=EndKind.KILLED, exits="was killed by SIGKILL"
+        )
 
 
 def test_a_job_that_failed_ends_its_workers_with_the_leaders_reason():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, JobSeen("failed", "fewer than 2 workers")) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "fewer than 2 workers")
+    assert supervisor.verdict == LaunchVerdict(
+        1, "failed", "fewer than 2 workers", kind=EndKind.CRASHED, exits="exited with code 1"
+    )
 
 
 def test_workers_that_run_on_after_the_job_are_ended():
@@ -196,7 +210,9 @@ def test_workers_that_run_on_after_the_job_are_ended():
     play(supervisor, FINISHED, now=50)
     assert supervisor.deadline == 65, "told again is no reason to wait longer"
     assert play(supervisor, DeadlineReached(), now=65) == [EndWorkers()]
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 ran on for 60 s after the job had finished")
+    assert supervisor.verdict == LaunchVerdict(
+        1, "failed", "worker 1 ran on for 60 s after the job had finished", kind=EndKind.SPENT
+    )
 
 
 class TestLastWord:
@@ -209,13 +225,15 @@ class TestLastWord:
     def test_of_a_command_that_never_joined_is_a_note(self):
         supervisor = Supervisor({0: 100}, LIMITS)
         play(supervisor, WorkerExited(0, 0), JobSilent())
-        assert supervisor.verdict == LaunchVerdict(0, "finished", note="its workers ended without calling edl.init()")
+        assert supervisor.verdict == LaunchVerdict(
+            0, "finished", note="its workers ended without calling edl.init()", kind=EndKind.FINISHED
+        )
 
     def test_of_a_job_that_goes_on_elsewhere_is_a_note(self):
         supervisor = self.settling(RUNNING)
         play(supervisor, JobSeen("running", size=3), JobSilent())
         assert supervisor.verdict == LaunchVerdict(
-            0, "finished", note="its workers here have left; the job goes on elsewhere"
+            0, "finished", note="its workers here have left; the job goes on elsewhere", kind=EndKind.FINISHED
         )
 
     @pytest.mark.parametrize("end", [JobSilent(), DeadlineReached()])
@@ -233,7 +251,7 @@ class TestInterrupt:
         assert play(supervisor, DeadlineReached(), now=END_GRACE_S) == [KillWorkers()]
         assert play(supervisor, DeadlineReached(), now=END_GRACE_S + KILL_GRACE_S) == []
         assert supervisor.phase is Stage.ENDED
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
 
     def test_twice_kills_at_once(self):
         assert play(two_workers(), Interrupted(), Interrupted()) == [EndWorkers(), KillWorkers()]
@@ -243,7 +261,7 @@ class TestInterrupt:
         play(
             supervisor, RUNNING, Interrupted(), JobSeen("failed", "no workers"), WorkerExited(0, 0), WorkerExited(1, 1)
         )
-        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
 
 
 def test_a_worker_that_ends_twice_is_our_bug():
@@ -341,7 +359,7 @@ def test_who_comes_when_the_job_has_finished_is_no_failure():
     assert play(supervisor, finished, WorkerExited(1, 1)) == []
     assert play(supervisor, WorkerExited(0, 0)) == [AskForLastWord()]
     play(supervisor, finished)
-    assert supervisor.verdict == LaunchVerdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_ended():
@@ -350,7 +368,7 @@ def test_who_still_comes_when_the_job_has_finished_and_all_of_it_are_gone_is_end
     assert play(supervisor, JobSeen("finished", ranks={100: 0}, pids=frozenset({100, 101}))) == []
     assert play(supervisor, WorkerExited(0, 0)) == [EndWorkers()]
     assert play(supervisor, WorkerExited(1, -15), WorkerExited(2, -15)) == []
-    assert supervisor.verdict == LaunchVerdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
@@ -358,7 +376,7 @@ def test_who_still_comes_when_all_others_were_elsewhere_is_ended_in_time():
     play(supervisor, seen(2, 1), JobSeen("finished", ranks={7: 0}, pids=frozenset({7})))
     assert play(supervisor, DeadlineReached(), now=60) == [EndWorkers()]
     play(supervisor, WorkerExited(0, 1))
-    assert supervisor.verdict == LaunchVerdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 TOLD = ", after it had told the job of a good end"
@@ -375,14 +393,14 @@ def test_a_worker_that_ends_badly_after_a_good_end_in_the_job_is_a_failure_which
     assert supervisor.phase is Stage.WATCHING, "the other saves"
     assert supervisor.deadline == (None if seen is RUNNING else 60)
     play(supervisor, WorkerExited(1 - first, 3 * (1 - first)), msgspec.structs.replace(FINISHED, done=done))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 3" + TOLD)
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "worker 1 exited with code 3" + TOLD, kind=EndKind.SPENT)
 
 
 def test_who_was_given_up_and_ends_after_the_job_has_finished_without_it_is_no_failure():
     supervisor = two_workers()
     finished = JobSeen("finished", ranks={100: 0}, size=1, pids=frozenset({100}), done=frozenset({100}))
     play(supervisor, RUNNING, finished, WorkerExited(0, 0), WorkerExited(1, 1), finished)
-    assert supervisor.verdict == LaunchVerdict(0, "finished")
+    assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 def test_a_worker_that_crashes_when_all_is_trained_is_not_replaced():
@@ -455,7 +473,7 @@ class TestWorkersOfOthers:
         assert play(supervisor, JobSeen("running", ranks={200: 0}, size=1, pids=frozenset({200}))) == []
         assert play(supervisor, FINISHED) == [AskForLastWord()]
         play(supervisor, FINISHED)
-        assert supervisor.verdict == LaunchVerdict(0, "finished")
+        assert supervisor.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
     def test_go_on_elsewhere_with_a_coordinator_of_their_own(self):
         assert self.left_alone(hosts=False)[1] == [AskForLastWord()]
@@ -475,7 +493,7 @@ def test_a_job_that_is_to_go_is_saved_first_and_exits_with_a_code_of_its_own():
     gone = JobSeen("preempted", "asked to; step 9 is saved")
     assert play(supervisor, WorkerExited(0, 75), gone) == []
     play(supervisor, WorkerExited(1, 75))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved", kind=EndKind.PREEMPTED)
 
 
 def test_workers_of_a_job_that_is_gone_are_asked_to_end_and_killed_where_they_do_not():
@@ -488,7 +506,7 @@ def test_workers_of_a_job_that_is_gone_are_asked_to_end_and_killed_where_they_do
         found += supervisor.handle(DeadlineReached(), supervisor.deadline)
     assert found == [EndWorkers(), KillWorkers()]
     play(supervisor, WorkerExited(0, -9), WorkerExited(1, -9))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved")
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "asked to; step 9 is saved", kind=EndKind.PREEMPTED)
 
 
 def test_no_worker_is_started_for_a_job_that_is_to_go():
@@ -502,14 +520,14 @@ def test_a_second_time_it_is_interrupted():
     supervisor = two_workers()
     assert play(supervisor, RUNNING, AskedToGo(), AskedToGo()) == [PreemptJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
 
 
 def test_a_job_that_has_not_begun_has_nothing_to_save():
     supervisor = two_workers()
     assert play(supervisor, AskedToGo(), Looked()) == [LookAtJob(), EndWorkers()]
     play(supervisor, WorkerExited(0, 1), WorkerExited(1, 1))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train")
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "it had not begun to train", kind=EndKind.PREEMPTED)
 
 
 def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
@@ -520,7 +538,7 @@ def test_a_job_that_was_not_seen_to_begin_is_looked_at_first():
 def test_all_its_workers_may_be_gone_before_the_job_says_so():
     supervisor = two_workers()
     play(supervisor, RUNNING, AskedToGo(), WorkerExited(0, 1), WorkerExited(1, 1), JobSeen("preempted", "saved"))
-    assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved")
+    assert supervisor.verdict == LaunchVerdict(75, "preempted", "saved", kind=EndKind.PREEMPTED)
 
 
 # ------------------------------------------------------------------------------------------------ the job is moved here
@@ -551,7 +569,7 @@ def test_it_waits_on_when_the_job_has_left_again_and_ends_with_the_job():
     assert play(supervisor, msgspec.structs.replace(COMING, migration=3)) == [StartWorkers(2, 0)], "it comes back"
     over = waiting()
     play(over, ELSEWHERE, JobSeen("finished"), JobSilent())
-    assert over.verdict == LaunchVerdict(0, "finished")
+    assert over.verdict == LaunchVerdict(0, "finished", kind=EndKind.FINISHED)
 
 
 def test_it_starts_none_of_a_size_that_others_are_asked_for():
@@ -578,4 +596,57 @@ def test_a_host_that_is_left_starts_none_until_that_is_over():
 def test_its_end_does_not_end_a_job_that_trains_elsewhere():
     supervisor = waiting()
     assert play(supervisor, ELSEWHERE, AskedToGo()) == []
-    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted")
+    assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+
+
+class TestKind:
+    """Of a failure: another life may mend it, or not."""
+
+    def test_is_found_in_the_exit_that_comes_after_the_word_of_the_job(self):
+        for code, kind, exits in (
+            (1, EndKind.CRASHED, "exited with code 1"),
+            (-9, EndKind.KILLED, "was killed by SIGKILL"),
+            (137, EndKind.KILLED, "exited with code 137"),
+            (-15, EndKind.LOST, ""),
+            (0, EndKind.LOST, ""),
+        ):
+            supervisor = two_workers()
+            assert play(supervisor, RUNNING, JobSeen("failed", "too few")) == [EndWorkers()]
+            play(supervisor, WorkerExited(1, code), WorkerExited(0, -15))
+            assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", kind=kind, exits=exits)
+
+    def test_is_not_found_in_those_that_were_killed_here(self):
+        supervisor = two_workers()
+        play(supervisor, RUNNING, JobSeen("failed", "too few"))
+        play(supervisor, DeadlineReached(), now=END_GRACE_S)
+        assert supervisor.phase is Stage.KILLING
+        play(supervisor, WorkerExited(0, -9), WorkerExited(1, -9))
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "too few", kind=EndKind.LOST)
+
+    @pytest.mark.parametrize(
+        ("by", "kind"),
+        [
+            (FailedBy.STOP, EndKind.STOPPED),
+            (FailedBy.DIVERGENCE, EndKind.DIVERGED),
+            (FailedBy.REFUSAL, EndKind.REFUSED),
+        ],
+    )
+    def test_is_what_the_leader_says_whatever_the_workers_ended_by(self, by, kind):
+        supervisor = two_workers()
+        play(supervisor, RUNNING, JobSeen("failed", "why", failed_by=by), WorkerExited(0, -9), WorkerExited(1, 1))
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "why", kind=kind)
+
+    def test_a_signal_counts_more_than_what_it_makes_others_raise(self):
+        supervisor = two_workers()
+        play(supervisor, RUNNING, WorkerExited(1, 1), WorkerExited(0, -9), JobSilent())
+        assert supervisor.verdict is not None
+        assert supervisor.verdict.kind is EndKind.KILLED
+
+    def test_a_crash_that_the_job_went_on_from_counts_no_more(self):
+        supervisor = two_workers()
+        play(
+            supervisor, RUNNING, WorkerExited(1, -9), JobSeen("running", ranks={100: 0}, size=1, pids=frozenset({100}))
+        )
+        play(supervisor, WorkerExited(0, 1), JobSilent())
+        assert supervisor.verdict is not None
+        assert (supervisor.verdict.kind, supervisor.verdict.exits) == (EndKind.CRASHED, "exited with code 1")

@@ -287,6 +287,9 @@ class OneLease:
 
     def open(self, spec: DataSpec) -> None: ...
     def loaded(self, nanoseconds: int) -> None: ...
+    def begin_batch(self) -> None:
+        """There is one state only."""
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         return self.leases.offers(step or self.step())
 

@@ -162,6 +162,9 @@ class Worker:
 
     def open(self, spec: DataSpec) -> None: ...
 
+    def begin_batch(self) -> None:
+        """There is one state only."""
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         return self.leases.offers(step or self.step())
 

@@ -99,6 +99,9 @@ class ListFeed(SoloFeed):
         super().__init__()
         self.leases.adopt(Share(1, 0, (lease,), (), lease.until_step, 1, last=True), (1, 1))
 
+    def begin_batch(self) -> None:
+        pass
+
     def await_samples(self, step: int | None, *, wait: bool = True) -> bool:
         return self.leases.offers(step or self.step())
 

@@ -1,0 +1,81 @@
+"""What a former life of a job has left in a coordinator that outlives it: it goes before the next life begins.
+
+Owns: what is waited for, as nothing of that life may live any more. Does not own: what is left of a job, and how it
+goes (`edl.daemon.remains`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import msgspec
+
+from edl.config import Settings
+from edl.coordination import zookeeper
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import AccessDenied, NotEmpty, Store
+from edl.daemon import remains
+from edl.daemon.remains import Remains, Standing
+from edl.errors import ConfigError
+from edl.host.credentials import coordinator_of, with_secret
+from edl.launch.coordinator import REACH_TIMEOUT_S
+from edl.launch.records import find
+from edl.outside.client import JobClient
+from edl.protocol.job import Status
+
+LOOK_AGAIN_S = 60.0  # the longest time-out of a session: a daemon that lost it with the coordinator's is back by then
+LOOK_S = 0.5
+
+
+def opening(settings: Settings, coordinator: Coordinator, job: str) -> Coordinator:
+    """With the secret of `job`, where this machine has it on record."""
+    folder = find(settings.home, job)
+    if folder is None or not folder.secret.exists() or coordinator.digest is not None:
+        return coordinator
+    return with_secret(coordinator, msgspec.structs.replace(settings, secret_file=folder.secret).secret())
+
+
+async def clear(settings: Settings, say: Callable[[str], object], patience_s: float = 0.0) -> Status | None:
+    """Remove what is left of the job, if it is over or deserted. None: nothing is left; else the job lives, and is so.
+
+    `patience_s`: for so long sessions of workers that are gone may still be there. Raises ConfigError.
+    """
+    named, job = coordinator_of(settings), settings.job
+    assert named is not None and job is not None
+    coordinator = opening(settings, named, job)
+    found: Remains | None = None
+    store = await zookeeper.connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
+    try:
+        found = await _settled(store, job, say, patience_s)
+        if found is not None and found.verdict is not Standing.LIVING:
+            await remains.remove(store, job)
+            say(f"a former life of job {job} ({found.state}) is removed at {coordinator.hosts}")
+            return None
+    except NotEmpty:  # a worker of the next life has just come
+        pass
+    except AccessDenied:
+        raise ConfigError(
+            f"job {job} at {coordinator.hosts} is closed to you: EDL_SECRET_FILE or EDL_COORDINATOR_AUTH of it opens it"
+        ) from None
+    finally:
+        await store.close()
+    if found is None:
+        return None
+    async with JobClient(coordinator, job) as living:
+        return await living.status()
+
+
+async def _settled(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> Remains | None:
+    """Once it is clear what it is."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + patience_s
+    while (found := await remains.look(store, job)) is not None and found.verdict is Standing.LIVING:
+        if clock() >= until:
+            return found
+        await asyncio.sleep(LOOK_S)
+    if found is None or found.verdict is not Standing.DESERTED:
+        return found
+    say(f"job {job} is {found.state}, and no worker of it is there; looking again in {LOOK_AGAIN_S:g} s")
+    await asyncio.sleep(LOOK_AGAIN_S)
+    return await remains.look(store, job)
