@@ -16,7 +16,7 @@ VERSION: Final = 2
 READABLE: Final = (1, VERSION)  # the first knew no lives
 
 
-class LifeBegun(msgspec.Struct, frozen=True, array_like=True):
+class LifeAudited(msgspec.Struct, frozen=True, array_like=True):
     """Which life of the job, and what it began with."""
 
     life: int = 1
@@ -25,7 +25,7 @@ class LifeBegun(msgspec.Struct, frozen=True, array_like=True):
     job: str = ""  # that had made it
 
 
-FIRST_LIFE: Final = LifeBegun()
+FIRST_LIFE: Final = LifeAudited()
 
 
 class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
@@ -34,7 +34,7 @@ class Began(msgspec.Struct, frozen=True, array_like=True, tag="began"):
     version: int
     job: str  # empty for a script without a job
     worker: str
-    life: LifeBegun = FIRST_LIFE
+    life: LifeAudited = FIRST_LIFE
 
 
 class DataOpened(msgspec.Struct, frozen=True, array_like=True, tag="opened"):

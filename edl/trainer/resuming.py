@@ -14,7 +14,7 @@ import msgspec
 
 from edl.checkpoints.names import parse_name
 from edl.errors import CheckpointError, NotResumed, UsageError
-from edl.protocol.audit import LifeBegun
+from edl.protocol.audit import LifeAudited
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
@@ -87,11 +87,11 @@ class Resuming:
         random_states.give_back(self._framework, own.random)
 
 
-def life_begun(life: int, path: str) -> LifeBegun:
+def life_begun(life: int, path: str) -> LifeAudited:
     """For the audit: with the checkpoint of that path; empty: the job begins anew."""
     *_, job, name = ["", *path.rstrip("/").split("/")]
     found = parse_name(name)
-    return LifeBegun(life) if found is None else LifeBegun(life, found.life, found.step, job)
+    return LifeAudited(life) if found is None else LifeAudited(life, found.life, found.step, job)
 
 
 def _opened(path: str) -> Checkpoint:

@@ -36,9 +36,9 @@ OFTEN = Checkpointing("memory:", every_steps=10)
 def copies_after_a_later_step(patch: Patch) -> None:
     heed = Copying.heed
 
-    def late(self, save, generation, step, *, between):
+    def late(self, save, generation, step, *, between, works=False):
         if save is None or save.number <= self.newest or generation != save.generation or not between:
-            return heed(self, save, generation, step, between=between)
+            return heed(self, save, generation, step, between=between, works=works)
         if step < save.after_step:
             return []
         self.newest, self._said = save.number, None
@@ -49,7 +49,7 @@ def copies_after_a_later_step(patch: Patch) -> None:
 
 def copies_what_a_void_mini_batch_has_changed(patch: Patch) -> None:
     heed = Copying.heed
-    patch.setattr(Copying, "heed", lambda self, *where, between: heed(self, *where, between=True))
+    patch.setattr(Copying, "heed", lambda self, *where, between, works=False: heed(self, *where, between=True))
 
 
 def looks_too_late_at_its_orders(patch: Patch) -> None:
@@ -112,7 +112,7 @@ def begins_another_one_beside(patch: Patch) -> None:
 
     def follows(self):
         follow(self)
-        if self._working.record.saving is not None and self._why() is not None and self._can_begin():
+        if self._working.record.saving is not None and self._why() is not None and self._can_begin(stands=False):
             self._begin_if_due()
 
     patch.setattr(Checkpoints, "follow", follows)
@@ -165,7 +165,7 @@ def forgets_what_the_leader_before_has_announced(patch: Patch) -> None:
 
 
 def announces_a_step_that_is_over(patch: Patch) -> None:
-    patch.setattr(Checkpoints, "_step", lambda self, _why: self._working.ledgers.step or None)
+    patch.setattr(Checkpoints, "_step", lambda self, _why, *, stands: self._working.ledgers.step or None)
 
 
 # ------------------------------------------------------------------------------------------------------- another life

@@ -21,7 +21,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from edl.errors import UsageError
-from edl.protocol.audit import FIRST_LIFE, Committed, LifeBegun, Line, Sat
+from edl.protocol.audit import FIRST_LIFE, Committed, LifeAudited, Line, Sat
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +31,7 @@ class WorkerAudit:
     worker: str
     job: str
     lines: tuple[Line, ...]
-    begun: LifeBegun = FIRST_LIFE
+    begun: LifeAudited = FIRST_LIFE
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,14 +17,14 @@ from dataclasses import dataclass
 
 from edl.core.audit.lineage import Span, WorkerAudit, lineage
 from edl.errors import UsageError
-from edl.protocol.audit import LifeBegun
+from edl.protocol.audit import LifeAudited
 
 
 @dataclass(frozen=True, slots=True)
 class AuditedLife:
     """One life of a job, by its audits."""
 
-    begun: LifeBegun
+    begun: LifeAudited
     audits: tuple[WorkerAudit, ...]
     spans: tuple[Span, ...]  # all that it has made
     kept: int  # its steps 1 .. kept are the job's
@@ -82,7 +82,7 @@ def _by_number(audits: Sequence[WorkerAudit]) -> dict[int, list[WorkerAudit]]:
     return found
 
 
-def _check_parent(begun: LifeBegun, by_number: dict[int, list[WorkerAudit]], made: dict[int, int]) -> None:
+def _check_parent(begun: LifeAudited, by_number: dict[int, list[WorkerAudit]], made: dict[int, int]) -> None:
     went_on = f"life {begun.life} went on from step {begun.step} of life {begun.parent}"
     job = by_number[begun.life][0].job
     if begun.job != job:

@@ -27,7 +27,7 @@ from edl.protocol.audit import (
     Damaged,
     DataEnded,
     DataOpened,
-    LifeBegun,
+    LifeAudited,
     Line,
     Sat,
     decoded,
@@ -70,7 +70,7 @@ class AuditFile(Audit):
 
     on = True
 
-    def __init__(self, folder: Path, job: str, worker: str, life: LifeBegun = FIRST_LIFE) -> None:
+    def __init__(self, folder: Path, job: str, worker: str, life: LifeAudited = FIRST_LIFE) -> None:
         prepare(folder)
         self._path = folder / PATTERN.replace("*", worker)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW

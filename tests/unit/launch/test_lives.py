@@ -49,7 +49,7 @@ class Place:
         """Each life ends as one of `ends` says."""
         coming = iter(ends)
 
-        def launch(settings: Settings, record: LaunchRecord, *_: object) -> Any:
+        def launch(settings: Settings, record: LaunchRecord, *_: object, **__: object) -> Any:
             async def run() -> Outcome:
                 self.begun.append(settings)
                 return next(coming)(settings)

@@ -15,7 +15,7 @@ from edl.core.audit.account import Account, LifeAccount, Offender, Portion, acco
 from edl.core.audit.lineage import WorkerAudit
 from edl.core.data.permutation import samples_at
 from edl.errors import ConfigError, UsageError
-from edl.protocol.audit import BatchGiven, Began, Committed, DataEnded, DataOpened, LifeBegun, Line, Sat, encoded
+from edl.protocol.audit import BatchGiven, Began, Committed, DataEnded, DataOpened, LifeAudited, Line, Sat, encoded
 from edl.protocol.data import DataSpec, Range
 from edl.trainer.data.audit import AuditFile, check_free, read
 from edl.trainer.resuming import life_begun
@@ -34,7 +34,7 @@ def life(number: int, places: range, *, parent: int = 0, after: int = 0, ends: b
     for step, start in enumerate(places, 1):
         lines += [given(step, start, start + 2), Committed(1, step, 1.0)]
     lines += [DataEnded(1, len(places))] if ends else []
-    begun = LifeBegun(number, parent, after, "j" if parent else "")
+    begun = LifeAudited(number, parent, after, "j" if parent else "")
     return WorkerAudit(f"w{number}", "j", tuple(lines), begun)
 
 
@@ -132,12 +132,12 @@ def test_a_life_that_began_anew_counts_alone() -> None:
 def test_a_life_on_other_data_that_was_given_up_does_not_matter() -> None:
     other = msgspec.structs.replace(SPEC, total=30)
     lines = (DataOpened(other), Sat(1, 0, 0, 1), BatchGiven(1, 0, (Range(0, 26, 28),), 0), Committed(1, 1))
-    given_up = WorkerAudit("w1", "j", lines, LifeBegun(1))
+    given_up = WorkerAudit("w1", "j", lines, LifeAudited(1))
     assert account([given_up, life(2, range(0, 24, 2), ends=True)]).clean
 
 
 def test_the_newest_life_may_not_have_begun_to_train() -> None:
-    found = account([*job()[:3], WorkerAudit("w5", "j", (), LifeBegun(5, 3, 2, "j"))])
+    found = account([*job()[:3], WorkerAudit("w5", "j", (), LifeAudited(5, 3, 2, "j"))])
     assert told(found)[-2:] == [(3, 1, 3, 3, 4, 2), (5, 3, 2, 5, 0, 0)]
     (epoch,) = found.epochs
     assert (epoch.trained, epoch.over, found.clean) == (10, False, True)
@@ -159,7 +159,11 @@ def test_the_newest_life_may_not_have_begun_to_train() -> None:
             [life(4, range(2), parent=3, after=4), life(4, range(2), parent=3, after=3)],
             "life 4 do not agree on what",
         ),
-        (3, [WorkerAudit("x", "j", (DataOpened(SPEC),), LifeBegun(4, 1, 2, "k"))], "of job k: what became of its sam"),
+        (
+            3,
+            [WorkerAudit("x", "j", (DataOpened(SPEC),), LifeAudited(4, 1, 2, "k"))],
+            "of job k: what became of its sam",
+        ),
     ],
 )
 def test_lives_that_do_not_fit_together_are_refused(drop: int, more: list[WorkerAudit], complaint: str) -> None:
@@ -221,11 +225,11 @@ def test_a_step_of_a_later_life_is_named_with_it(tmp_path: Path, capsys: pytest.
 
 def test_a_worker_writes_which_life_it_is_of(tmp_path: Path) -> None:
     begun = life_begun(3, "/somewhere/else/mnist/0002-000012-000000001200/")
-    assert begun == LifeBegun(3, 2, 1200, "mnist")
-    assert life_begun(3, "") == LifeBegun(3)
+    assert begun == LifeAudited(3, 2, 1200, "mnist")
+    assert life_begun(3, "") == LifeAudited(3)
     AuditFile(tmp_path, "mnist", "w1", begun)
     AuditFile(tmp_path, "mnist", "w0")
-    assert [one.begun for one in read(tmp_path)] == [LifeBegun(), begun]
+    assert [one.begun for one in read(tmp_path)] == [LifeAudited(), begun]
 
 
 def test_a_file_of_the_version_without_lives_is_read(tmp_path: Path) -> None:

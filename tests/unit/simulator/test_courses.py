@@ -1,0 +1,153 @@
+"""How jobs progress, against what one would work out step by step."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from published import TRACES, WORKLOAD
+from simulated import conditions, job, run, trace
+
+from edl.cluster.views import Provenance
+from edl.simulator.courses.epochs import Epochs
+from edl.simulator.courses.timing import rotated
+from edl.simulator.engine import ClusterSimulation
+from edl.simulator.fitting import Fitted
+from edl.simulator.trace import TraceJob, TrueSpeed
+from edl.simulator.traces.pollux import read_application
+from edl.simulator.traces.reading import read_trace
+
+CIFAR = read_application(TRACES / "pollux" / "applications" / "cifar10").course
+YOLO = read_application(TRACES / "pollux" / "applications" / "yolov3").course
+
+
+def stepwise(course: Epochs, done: float, batch: int, steps: float) -> float:
+    """Epoch by epoch, as their simulator goes: what a step is worth changes at each end of one."""
+    ends = [end for end in course._ends if end > done]
+    while ends and steps > 0:
+        noise = course.noise(done, batch)
+        assert noise is not None
+        scale = batch / course._span.own
+        gain = (noise.var + noise.sqr) / (noise.var / scale + noise.sqr)
+        taken = min(steps, (ends[0] - done) / gain)
+        steps -= taken
+        if taken * gain < ends[0] - done - 1e-6:
+            return done + taken * gain
+        done = ends.pop(0)
+    return done
+
+
+@given(share=st.floats(0, 1), batch=st.integers(128, 4096), steps=st.floats(0, 30_000))
+@settings(deadline=None)
+def test_many_epochs_at_once_are_the_same_as_one_after_the_other(share: float, batch: int, steps: float) -> None:
+    done = share * CIFAR.total
+    after = CIFAR.done(CIFAR.steps(done, batch) + steps, batch)
+    assert after == pytest.approx(stepwise(CIFAR, done, batch, steps), rel=1e-6, abs=1e-3)
+
+
+@given(share=st.floats(0, 1), batch=st.integers(128, 4096))
+@settings(deadline=None)
+def test_steps_and_work_are_inverse(share: float, batch: int) -> None:
+    done = share * CIFAR.total
+    assert CIFAR.done(CIFAR.steps(done, batch), batch) == pytest.approx(done)
+
+
+def test_a_measured_placement_is_linear_between_its_batches() -> None:
+    # placements.csv of cifar10: 1,32 takes 0.0427887 s, 1,45 takes 0.0504853 s
+    steps = CIFAR._timing.times((1,), np.array([32.0, 38.5, 45.0]))[0]
+    assert steps[0] == pytest.approx(0.0427886962890625)
+    assert steps[1] == pytest.approx((steps[0] + steps[2]) / 2)
+
+
+def test_a_ring_looks_the_same_from_each_of_its_nodes() -> None:
+    assert rotated((3, 1, 2)) == rotated((1, 2, 3)) == (1, 2, 3) != rotated((3, 2, 1))
+    assert CIFAR.step((4, 2), 1024) == CIFAR.step((2, 4), 1024)
+
+
+def test_the_batch_is_shared_out_and_made_in_passes_that_fit() -> None:
+    step = CIFAR.step((4, 2), 2048)
+    assert (step.batch, step.pass_batch) == (6 * 342, 342)
+    step = YOLO.step((4,), 64)  # eight samples of a worker at a time, and sixteen for each
+    assert (step.batch, step.pass_batch) == (64, 8)
+    assert step.seconds == pytest.approx(2 * step.pass_s - step.sync_s)
+    assert CIFAR.step((1,), 256).pass_batch == 128  # one worker measures noise between two passes
+    assert CIFAR.step((1,), 128).pass_batch == 128
+
+
+@pytest.mark.parametrize("course", [CIFAR, YOLO])
+def test_the_best_batch_is_better_than_any_other_that_is_tried(course: Epochs) -> None:
+    best = course.rates(0.3 * course.total, 16, 4, None)
+    for batch in sorted({course._span.own, 512, course._span.largest}):
+        fixed = course.rates(0.3 * course.total, 16, 4, batch)
+        assert np.all(best.progress >= fixed.progress * 0.97)  # it tries fifty
+    assert set(best.provenance) == {Provenance.ORACLE}
+    assert np.all((best.batch >= course._span.own) & (best.batch <= course._span.largest))
+
+
+def test_true_speed_is_the_pace_at_which_a_job_then_runs() -> None:
+    one = next(job for job in read_trace(WORKLOAD).jobs if job.name == "cifar10-0")
+    rates = TrueSpeed(one.course, 0.0, one.batch).rates(8, 4, fixed_batch=True)
+    alone = trace(TraceJob("a", 0, 6, one.course, largest=6, batch=one.batch))
+    outcome = run(alone, "fifo", conditions(2, 4))
+    begun = one.course.step((4, 2), one.batch)
+    assert 1 / begun.seconds * (one.course.done(1, begun.batch)) == pytest.approx(rates.progress[5], rel=1e-3)
+    assert outcome.jobs[0].finished == pytest.approx(one.course.steps(one.course.total, begun.batch) * begun.seconds)
+
+
+# -------------------------------------------------------------------------------------------- fitted to what is heard
+
+
+def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> None:
+    heard = []
+
+    class Listening(Fitted):
+        def hear(self, one) -> None:
+            heard.append((one.at, one.trained))
+            super().hear(one)
+
+    published = next(job for job in read_trace(WORKLOAD).jobs if job.name == "cifar10-0")
+    alone = trace(TraceJob("a", 0, 6, published.course, largest=16, batch=published.batch))
+    speeds = Listening()
+    rates = {}
+
+    class Looking:
+        def decide(self, cluster, now):
+            from edl.cluster.decision import Allotment, Decision
+
+            if cluster.jobs:
+                rates[now] = cluster.jobs[0].speed.rates(8, 4, fixed_batch=True)
+            return Decision({job.name: Allotment(6) for job in cluster.jobs}, look_again=now + 50)
+
+    ClusterSimulation(alone, Looking(), speeds, conditions(2, 4, 60.0)).run()
+    assert rates[0].provenance[0] is Provenance.GUESSED
+    assert rates[50].provenance[0] is Provenance.GUESSED  # it has not made a step yet
+    assert rates[100].provenance[5] is Provenance.MEASURED
+    truth = published.course.rates(0.0, 8, 4, published.batch)
+    assert rates[150].throughput[5] == pytest.approx(truth.throughput[5], rel=0.1)
+    assert heard[0] == (50.0, False) and heard[1] == (100.0, True)
+
+
+# ----------------------------------------------------------------------------------------------------- a large trace
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("policy", ["fifo", "tiresias", "elastic-tiresias"])
+def test_ten_thousand_jobs_take_a_minute_of_processor_time(policy: str) -> None:
+    import time
+
+    source = random.Random(0)
+    jobs, now = [], 0.0
+    for at in range(10_000):
+        now += source.expovariate(1 / 95)
+        size = source.choice([1, 1, 1, 2, 2, 4, 8])
+        work = min(172_800.0, max(30.0, source.lognormvariate(7.5, 1.4)))
+        speedup = {workers: workers**0.8 / size**0.8 for workers in (1, 2, 4, 8, 16)}
+        jobs.append(job(f"j{at}", now, size, work, speedup=speedup))
+    begun = time.process_time()
+    outcome = run(trace(*jobs), policy, conditions(32, 8, 30.0))
+    assert all(one.finished is not None for one in outcome.jobs)
+    assert time.process_time() - begun < 60
