@@ -24,21 +24,21 @@ PRICES: Final = 60  # halvings of the interval that the price lies in
 FILLS: Final = 64  # steps that what is left may be filled with
 
 
-class Chosen(msgspec.Struct, frozen=True):
+class Best(msgspec.Struct, frozen=True):
     """The column of each job, and how much more another choice could be worth at most."""
 
     columns: Ints
     gap: float
 
 
-def best(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+def best(sizes: Ints, worth: Floats, devices: int) -> Best:
     """Each job has at least one candidate that is allowed, and the smallest of them fit together."""
     if sizes.size * devices <= EXACT:
         return exact(sizes, worth, devices)
     return near(sizes, worth, devices)
 
 
-def exact(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+def exact(sizes: Ints, worth: Floats, devices: int) -> Best:
     jobs = len(sizes)
     most = np.zeros(devices + 1)  # the worth of the jobs so far on at most so many devices
     taken = np.zeros((jobs, devices + 1), dtype=np.int32)
@@ -54,14 +54,14 @@ def exact(sizes: Ints, worth: Floats, devices: int) -> Chosen:
     for row in range(jobs - 1, -1, -1):
         columns[row] = taken[row, left]
         left -= int(sizes[row, columns[row]])
-    return Chosen(columns, 0.0)
+    return Best(columns, 0.0)
 
 
-def near(sizes: Ints, worth: Floats, devices: int) -> Chosen:
+def near(sizes: Ints, worth: Floats, devices: int) -> Best:
     rows = np.arange(len(sizes))
     wanted = _wanted(sizes, worth, 0.0)
     if sizes[rows, wanted].sum() <= devices:
-        return Chosen(wanted, 0.0)
+        return Best(wanted, 0.0)
     cheap, dear = 0.0, _highest(sizes, worth)
     fits = _wanted(sizes, worth, dear)
     for _ in range(PRICES):
@@ -75,7 +75,7 @@ def near(sizes: Ints, worth: Floats, devices: int) -> Chosen:
             wanted, cheap = columns, price
     columns = _filled(sizes, worth, _raised(sizes, worth, fits, wanted, devices), devices)
     at_most = (worth[rows, fits] - dear * sizes[rows, fits]).sum() + dear * devices
-    return Chosen(columns, max(float(at_most - worth[rows, columns].sum()), 0.0))
+    return Best(columns, max(float(at_most - worth[rows, columns].sum()), 0.0))
 
 
 def _wanted(sizes: Ints, worth: Floats, price: float) -> Ints:

@@ -15,7 +15,7 @@ import numpy as np
 
 from edl.cluster.analyzer.noise import Noise
 from edl.cluster.analyzer.predicted import Batches, Predicted
-from edl.cluster.analyzer.throughput import Measured, Model, fit
+from edl.cluster.analyzer.throughput import MeasuredSteps, StepModel, fit
 from edl.cluster.speed import Guess
 from edl.cluster.views import Speed
 from edl.errors import ConfigError
@@ -23,11 +23,10 @@ from edl.errors import ConfigError
 KINDS: Final = 64  # of steps, of one job: the ones least lately reported are forgotten
 RECENT: Final = 0.3  # weight of the newest report of one kind
 NEWS: Final = 0.02  # a kind that has moved by less than this share is no reason to fit anew
-SHRUNK: Final = 0.25  # kinds of steps without any error that each place is taken to have had, beside those measured
 STIRRED: Final = 0.05  # nor is noise that has moved by less
 
 
-class Kind(msgspec.Struct, frozen=True):
+class StepKind(msgspec.Struct, frozen=True):
     """Of a step: how many workers made it, on how many nodes, each with so many samples at a time."""
 
     workers: int
@@ -40,10 +39,10 @@ class Facts:
     """What one job has told."""
 
     batches: Batches
-    steps: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # ln of a pass and of a step, in seconds
-    fitted: dict[Kind, tuple[float, float]] = field(default_factory=dict)  # with these the model was fitted
+    steps: dict[StepKind, tuple[float, float]] = field(default_factory=dict)  # ln of a pass and of a step, in seconds
+    fitted: dict[StepKind, tuple[float, float]] = field(default_factory=dict)  # with these the model was fitted
     noise: Noise | None = None
-    model: Model | None = None
+    model: StepModel | None = None
     speed: Predicted | None = None
 
 
@@ -78,7 +77,7 @@ class Analyzer:
                 f"{job} reports a step that cannot be: {workers} workers on {nodes} nodes, {batch} samples each, "
                 f"{step_s} s of which {sync_s} s waiting; report seconds above 0"
             )
-        kind, told = Kind(workers, nodes, batch), (math.log(step_s - sync_s), math.log(step_s))
+        kind, told = StepKind(workers, nodes, batch), (math.log(step_s - sync_s), math.log(step_s))
         before = facts.steps.pop(kind, told)
         facts.steps[kind] = (before[0] + RECENT * (told[0] - before[0]), before[1] + RECENT * (told[1] - before[1]))
         while len(facts.steps) > KINDS:
@@ -96,10 +95,11 @@ class Analyzer:
             facts.model = fit(_measured(facts.steps))
             facts.speed = None
         if facts.speed is None:
-            facts.speed = Predicted(facts.batches, facts.model, facts.noise, _beside(facts.steps, facts.model))
+            tried = frozenset((kind.workers, kind.nodes) for kind in facts.steps)
+            facts.speed = Predicted(facts.batches, facts.model, facts.noise, tried)
         return facts.speed
 
-    def _note(self, facts: Facts, kind: Kind) -> None:
+    def _note(self, facts: Facts, kind: StepKind) -> None:
         """What is known of other sizes is to be worked out anew, if what was reported says so."""
         known = facts.fitted.get(kind)
         now = facts.steps[kind]
@@ -109,18 +109,8 @@ class Analyzer:
             facts.speed = None
 
 
-def _measured(steps: dict[Kind, tuple[float, float]]) -> Measured:
+def _measured(steps: dict[StepKind, tuple[float, float]]) -> MeasuredSteps:
     kinds = sorted(steps, key=lambda kind: (kind.workers, kind.nodes, kind.samples))
     told = np.array([steps[kind] for kind in kinds])
     where = np.array([(kind.workers, kind.nodes, kind.samples) for kind in kinds], dtype=float)
-    return Measured(where[:, 0], where[:, 1], where[:, 2], told[:, 0], told[:, 1])
-
-
-def _beside(steps: dict[Kind, tuple[float, float]], model: Model) -> dict[tuple[int, int], float]:
-    """By (workers, nodes), the logarithm of what its steps truly take over what the model says, shrunk a little."""
-    measured = _measured(steps)
-    errors = measured.step - np.log(model.step_s(measured.workers, measured.nodes, measured.samples))
-    places: dict[tuple[int, int], list[float]] = {}
-    for workers, nodes, error in zip(measured.workers, measured.nodes, errors, strict=True):
-        places.setdefault((int(workers), int(nodes)), []).append(float(error))
-    return {place: sum(found) / (len(found) + SHRUNK) for place, found in places.items()}
+    return MeasuredSteps(where[:, 0], where[:, 1], where[:, 2], told[:, 0], told[:, 1])

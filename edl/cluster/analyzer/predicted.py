@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Final
 
 import msgspec
@@ -11,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.analyzer.noise import Noise
-from edl.cluster.analyzer.throughput import Model
+from edl.cluster.analyzer.throughput import StepModel
 from edl.cluster.views import Provenance, Rates
 
 Floats = NDArray[np.float64]
@@ -34,13 +33,13 @@ class Batches(msgspec.Struct, frozen=True):
 class Predicted:
     """A snapshot: it does not change when the job reports more.
 
-    `beside`: for (workers, nodes) that were measured, the logarithm by which steps take longer than the model says.
+    `tried`: the numbers of workers, and of nodes, whose steps were measured.
     """
 
     def __init__(
-        self, batches: Batches, model: Model, noise: Noise | None, beside: Mapping[tuple[int, int], float]
+        self, batches: Batches, model: StepModel, noise: Noise | None, tried: frozenset[tuple[int, int]]
     ) -> None:
-        self._batches, self._model, self._noise, self._beside = batches, model, noise, beside
+        self._batches, self._model, self._noise, self._tried = batches, model, noise, tried
         self._known: dict[tuple[int, int, bool], Rates] = {}
 
     def holds(self, noise: Noise | None, share: float) -> bool:
@@ -66,8 +65,7 @@ class Predicted:
         batch = workers[:, None] * passes * samples
         every = np.broadcast_to(workers[:, None], batch.shape)
         places = [(int(n), int(on)) for n, on in zip(workers, nodes, strict=True)]
-        beside = np.exp([self._beside.get(place, 0.0) for place in places])
-        step = beside[:, None] * self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
+        step = self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
         seconds = step + (passes - 1) * self._model.pass_s(samples)
         gain = self._gain(batch)
         progress = np.where(self._allowed(batch, samples, passes, fixed_batch), gain / seconds, 0.0)
@@ -78,7 +76,7 @@ class Predicted:
             throughput=batch[rows, best] / seconds[rows, best],
             batch=batch[rows, best].astype(np.int64),
             sigma=self._model.sigma(workers, nodes, samples[rows, best]),
-            provenance=tuple(Provenance.MEASURED if place in self._beside else Provenance.FITTED for place in places),
+            provenance=tuple(Provenance.MEASURED if place in self._tried else Provenance.FITTED for place in places),
         )
 
     def _wanted(self, workers: Floats, fixed_batch: bool) -> Floats:

@@ -27,7 +27,7 @@ WIDTHS: Final = np.array([1.0, 1.0, 1.5, 1.0, 1.0, 1.0, 0.7, 0.7])
 STEEPEST: Final = 9.0  # g - 1 at most: beyond it the longer of the two is all that counts
 
 
-class Measured(msgspec.Struct, frozen=True):
+class MeasuredSteps(msgspec.Struct, frozen=True):
     """Steps of one kind, as logarithms of seconds. `compute` is one pass without what it waits for its peers."""
 
     workers: Floats
@@ -37,7 +37,7 @@ class Measured(msgspec.Struct, frozen=True):
     step: Floats
 
 
-class Model(msgspec.Struct, frozen=True):
+class StepModel(msgspec.Struct, frozen=True):
     """The parameters' logarithms, and how unsure they are."""
 
     parameters: Floats
@@ -56,7 +56,7 @@ class Model(msgspec.Struct, frozen=True):
         return np.asarray(np.sqrt(np.einsum("ij,jk,ik->i", slopes, self.covariance, slopes) + NOISE**2))
 
 
-def fit(seen: Measured) -> Model:
+def fit(seen: MeasuredSteps) -> StepModel:
     """Of at least one measured kind of step. It depends on them alone, and not on the fits before."""
     first = float(np.exp(seen.compute[0]))
     centres = CENTRES + np.array([np.log(first), np.log(first / seen.samples[0]), np.log(first), 0, 0, 0, 0, 0])
@@ -71,7 +71,7 @@ def fit(seen: Measured) -> Model:
 
     found = least_squares(residuals, centres, jacobian, method="lm", ftol=1e-4, xtol=1e-4, max_nfev=50)
     slopes = jacobian(found.x)
-    return Model(found.x, np.linalg.inv(slopes.T @ slopes))
+    return StepModel(found.x, np.linalg.inv(slopes.T @ slopes))
 
 
 def _sync(x: Floats, workers: Floats, nodes: Floats) -> tuple[Floats, Floats, Floats]:
