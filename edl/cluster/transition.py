@@ -25,7 +25,7 @@ def transition(
 ) -> tuple[Move, ...]:
     """In this order no node ever has more workers than devices. `wanted` has each job that is to have any.
 
-    Where jobs wait for each other in a circle, one of them first gives up what it does not keep.
+    Where jobs wait for each other in a circle, one of them first gives up what it does not keep, and at worst all.
     """
     here = {job: dict(placement) for job, placement in present.items() if placement}
     free = {node.name: node.devices for node in nodes}

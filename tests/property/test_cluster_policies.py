@@ -289,6 +289,38 @@ def test_where_a_speed_is_not_measured_a_job_grows_to_twice_what_it_had(request:
     assert sizes_of(ElasticTiresias().decide(ClusterView(nodes(1, 64), (one,)), NOW)) == {"a": max(request, 2 * tried)}
 
 
+def a_job(name: str, curve: Mapping[int, float], workers: int, request: int = 1) -> JobView:
+    return JobView(
+        name=name, submitted=0, request=request, smallest=1, largest=max(curve), speed=speed_of(curve), workers=workers,
+        placement={"n0": workers} if workers else {}, ran=1e4, service=1e4, began=0.0, changed=0.0, most_tried=workers,
+    )  # fmt: skip
+
+
+def test_a_dip_behind_which_a_job_is_faster_is_looked_over() -> None:
+    curve = {1: 1.0, 2: 2.0, 3: 3.0, 4: 4.0, 5: 3.0, 6: 3.2, 7: 3.4, 8: 7.0}
+    view = ClusterView(nodes(2, 4), (a_job("a", curve, 4, request=4),))
+    assert sizes_of(ElasticTiresias().decide(view, NOW)) == {"a": 8}
+
+
+def test_a_worker_that_a_job_has_counts_more_than_one_that_another_would_get() -> None:
+    has, likes = {1: 1.0, 2: 1.50}, {1: 1.0, 2: 1.55}
+    view = ClusterView(nodes(1, 3), (a_job("a", has, 2), a_job("b", likes, 1)))
+    assert sizes_of(ElasticTiresias().decide(view, NOW)) == {"a": 2, "b": 1}
+    assert sizes_of(ElasticTiresias(keep=1.0).decide(view, NOW)) == {"a": 1, "b": 2}
+
+
+def test_a_job_that_returns_to_the_first_queue_has_all_of_its_service_there_before_it() -> None:
+    waited = msgspec.structs.replace(
+        a_job("a", {1: 1.0}, 0), service=1e5, ran=1e3, waited=8e3, notes={**FALLEN, "ran": 0.0, "waited": 0.0}
+    )
+    back = noted(waited, (57_600.0,), 8, NOW)
+    assert (back["queue"], back["base"], back["urgent"]) == (0.0, 1e5, 1.0)
+    runs = msgspec.structs.replace(waited, workers=1, service=1e5 + 50_000, changed=NOW, notes=back)
+    assert noted(runs, (57_600.0,), 8, NOW + 50_000)["queue"] == 0
+    runs = msgspec.structs.replace(runs, service=1e5 + 57_600)
+    assert noted(runs, (57_600.0,), 8, NOW + 57_600)["queue"] == 1
+
+
 # ------------------------------------------------------------------------------------------------------- starvation
 
 

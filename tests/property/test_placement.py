@@ -128,7 +128,7 @@ def test_on_the_way_no_node_holds_more_than_it_can_and_the_end_is_what_was_wante
         assert all(used(here)[node.name] <= node.devices for node in there)
     assert {name: placement for name, placement in here.items() if placement} == wanted
     assert all(wanted.get(name, {}) != before.get(name, {}) for name in done), "what stays is not touched"
-    assert max(Counter(done).values(), default=0) <= 2
+    assert max(Counter(done).values(), default=0) <= 3, "it gives up what it does not keep, then all, and comes back"
 
 
 @given(case=asked())

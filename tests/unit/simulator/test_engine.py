@@ -65,6 +65,16 @@ def test_what_is_preempted_goes_on_where_it_was() -> None:
     assert (outcome.jobs[0].waited, outcome.jobs[0].ran, outcome.jobs[0].changes) == (20.0, 105.0, 2)
 
 
+def test_a_look_while_a_job_rests_does_not_make_it_rest_longer() -> None:
+    policy = Steered({0: {"a": 1}, 5: {"a": 1}, 20: {"a": 0}, 30: {"a": 1}})
+    cost = ChangeCost(begin_s=10, resume_s=5, boot_s=0, pause_s=0)
+    outcome = run(
+        trace(job("a", 0, 1, 100.0), job("b", 20, 1, 1.0)), policy, Conditions(conditions(1, 1).nodes, cost=cost)
+    )
+    assert ends(outcome)["a"] == 125.0  # ten seconds are trained by 20
+    assert outcome.jobs[0].rested == 15.0
+
+
 def test_in_rounds_devices_are_free_at_the_next_one() -> None:
     jobs = trace(job("a", 5, 1, 30.0), job("b", 6, 1, 30.0))
     outcome = run(jobs, "fifo", conditions(1, 1, interval_s=60.0))
