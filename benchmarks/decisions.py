@@ -116,7 +116,7 @@ def main() -> int:
     parser.add_argument(
         "--sizes",
         nargs="+",
-        default=["100x400", "1000x1000", "1000x4000", "10000x10000", "10000x40000"],
+        default=["100x200", "1000x1000", "1000x2000", "10000x10000", "10000x20000"],
         help="JOBSxDEVICES: whole nodes of 8",
     )
     parser.add_argument("--largest", type=int, default=64, help="workers of a job")

@@ -120,7 +120,7 @@ def test_it_must_be_told_how_much_is_left() -> None:
 
 def test_no_promise_leaves_the_first_best_effort_job_none() -> None:
     waiting = job_of("waiting", [1.0, 2.0], None, None)
-    new = job_of("new", [1.0, 2.0], 100.0, 190.0, submitted=5.0)
+    new = job_of("new", [1.0, 2.0], 100.0, 150.0, submitted=5.0)
     decision = ElasticFlow().decide(ClusterView((Node("n0", 2),), (waiting, new)), 5.0)
     assert decision.notes["new"][ADMITTED] == 0.0
     assert decision.allotments["waiting"].workers >= 1

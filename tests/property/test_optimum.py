@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -97,9 +98,11 @@ def test_many_jobs_are_near_and_few_are_exact(monkeypatch) -> None:
     assert reached >= 0.995 * most
 
 
-def test_what_jobs_alike_leave_is_filled() -> None:
-    """At one price all of them want the same: the first ones get it, and the last devices are not left over."""
-    sizes = np.tile(np.arange(1, 9), (10, 1))
-    worth = np.tile(np.arange(1, 9, dtype=float), (10, 1))  # each device is worth the same
-    columns = near(sizes, worth, 45).columns
-    assert sizes[np.arange(10), columns].sum() == 45
+@pytest.mark.parametrize("jobs", [10, 300])
+def test_what_jobs_alike_leave_is_filled(jobs) -> None:
+    """At one price all of them want the same: the first ones get it, and no device is left over."""
+    sizes = np.tile(np.arange(1, 4), (jobs, 1))
+    worth = np.tile(np.array([0.0, 1.0, 1.9]), (jobs, 1))
+    columns = near(sizes, worth, jobs * 3 // 2).columns
+    assert sizes[np.arange(jobs), columns].sum() == jobs * 3 // 2
+    assert sorted(columns) == [0] * (jobs // 2) + [1] * (jobs // 2)
