@@ -37,12 +37,12 @@ def copies_after_a_later_step(patch: Patch) -> None:
     heed = Copying.heed
 
     def late(self, save, generation, step, *, between, works=False):
-        if save is None or save.number <= self.newest or generation != save.generation or not between:
+        if save is None or save.number <= self.newest or generation != save.generation or not (between or works):
             return heed(self, save, generation, step, between=between, works=works)
         if step < save.after_step:
             return []
         self.newest, self._said = save.number, None
-        return [TakeCopy(save)]
+        return [TakeCopy(save, beside=works)]
 
     patch.setattr(Copying, "heed", late)
 
