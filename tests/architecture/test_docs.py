@@ -142,13 +142,13 @@ def test_pages_about_launching_name_variables_that_exist(name: str) -> None:
 
 
 def test_transitions_are_those_of_the_code() -> None:
-    shown = [tuple(row) for row in rows(section(DOCS / "architecture.md", "States of a member"))]
+    shown = [tuple(row) for row in rows(section(DOCS / "states-and-events.md", "States of a member"))]
     assert len(set(shown)) == len(shown)
     assert set(shown) == {(state.value, cause.value, to.value) for (state, cause), to in TRANSITIONS.items()}
 
 
 def test_a_trainers_states_are_those_of_the_code() -> None:
-    shown = [tuple(row) for row in rows(section(DOCS / "architecture.md", "States of a trainer"))]
+    shown = [tuple(row) for row in rows(section(DOCS / "states-and-events.md", "States of a trainer"))]
     told = {(state.value, change.value, to.value) for (state, change), to in worker_states.TRANSITIONS.items()}
     from_any = {worker_states.StateChange.OBEYS.value, worker_states.StateChange.ENDED.value}  # said in a sentence
     assert len(set(shown)) == len(shown)
@@ -156,7 +156,7 @@ def test_a_trainers_states_are_those_of_the_code() -> None:
 
 
 def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
-    pictures = [PICTURE.search(text) for text in (members.__doc__ or "", (DOCS / "architecture.md").read_text())]
+    pictures = [PICTURE.search(text) for text in (members.__doc__ or "", (DOCS / "states-and-events.md").read_text())]
     drawn = [[line.strip() for line in picture[0].splitlines()] for picture in pictures if picture]
     assert len(drawn) == 2
     assert drawn[0] == drawn[1]
@@ -164,7 +164,7 @@ def test_the_picture_of_a_members_states_is_that_of_the_code() -> None:
 
 def test_events_are_those_of_the_code() -> None:
     """Each kind, when it is told, and all that its fact says."""
-    shown = list(rows(section(DOCS / "architecture.md", "Events")))
+    shown = list(rows(section(DOCS / "states-and-events.md", "Events")))
     assert sorted(row[0].strip("`") for row in shown) == sorted(kind.value for kind in Kind) == sorted(FACTS)
     for kind, when, besides in shown:
         fact = FACTS[Kind(kind.strip("`"))]

@@ -13,8 +13,8 @@
 
 While there is no generation yet, a plan that is dropped brings those of its members that have not booted back to
 JOINING; a switch that is put off brings those who train back to TRAINING. A worker that is lost or has left is not a
-state: it is not a member any more. The table below is the picture, and `docs/architecture.md` shows it; a test compares
-the two.
+state: it is not a member any more. The table below is the picture, and `docs/states-and-events.md` shows it; a test
+compares the two.
 """
 
 from __future__ import annotations
