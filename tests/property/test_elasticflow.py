@@ -59,11 +59,12 @@ def run(policy, jobs, devices, seconds=2000.0, step=5.0):
 
 @given(jobs_with_deadlines(), st.integers(1, 8))
 @settings(deadline=None, max_examples=20)
-def test_what_is_promised_is_kept(jobs, devices) -> None:
+def test_what_is_promised_is_kept_but_for_a_slot(jobs, devices) -> None:
     ended, promised = run(ElasticFlow(slots=32, margin=0.05), jobs, devices)
     for job in jobs:
         if promised[job.name]:
-            assert ended.get(job.name, np.inf) <= job.deadline + 10  # two steps of this test
+            late = ended.get(job.name, np.inf) - job.deadline
+            assert late <= max(other.deadline for other in jobs) / 32 + 10  # a slot, and two steps of this test
 
 
 @given(jobs_with_deadlines(), st.integers(1, 8))

@@ -4,8 +4,10 @@
   its deadline, the smallest share with which it ends in time: up to so many workers in each slot of time, as far as
   those before it have left any.
 - **Admission.** A job is admitted when it is seen first, if with it all that are admitted end in time. The others, and
-  jobs without a deadline, run with what is left. What was decided is in the notes and does not change; a job that was
-  admitted and falls behind, because changes cost time or it is slower than was known, keeps its place.
+  jobs without a deadline, run with what is left, and no promise is made that leaves the first of them none. What was
+  decided is in the notes and does not change; a job that was admitted and falls behind, because changes cost time or it
+  is slower than was known, keeps its place until its deadline has passed. Plans are made in slots of time, and anew at
+  each decision: a promise may be missed by about a slot.
 - **Marginal gain.** Devices that are left now go, step by step, to the job whose next size is worth most for a device:
   how much faster it is, over how fast it is. Jobs that were not admitted start before others get more.
 
