@@ -205,7 +205,10 @@ class Job:
             return recorded_status(where.folder, where.record)
 
     async def _events(self) -> list[Event]:
-        """From the coordinator, where they are first."""
+        """From the coordinator, where they are first; of a job of several lives that knows only those of the last."""
+        record = None if self._where.folder is None else self._where.folder.read()
+        if record is not None and record.events_before:
+            return [from_flat(flat) async for flat in story(self._locate(), follow=False)]
         try:
             return (await (await self._opened()).events())[1]
         except EdlError:

@@ -20,6 +20,7 @@ from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+SLOWLY = ("--step-time", "0.1")  # so that it does not come to its end before it is killed
 EVERY = ("--checkpoint-every", "15steps")
 
 
@@ -40,9 +41,11 @@ def test_torch_goes_on_bit_for_bit(edl, tmp_path, ring):
     environ = {"EDL_RING": ring}
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0", environ=environ)
     whole.finish()
-    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, audit=True, environ=environ)
+    first = Life(
+        edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True, environ=environ
+    )
     first.wait_event("checkpoint_durable")
-    time.sleep(random.random())
+    time.sleep(0.4 * random.random())
     first.kill()
     saved = manifest(durable(tmp_path / "ck")[0])
     before = first.trained(saved["step"])
@@ -78,7 +81,7 @@ def test_a_script_with_data_of_its_own_goes_on_bit_for_bit(edl, tmp_path, ring):
     whole.finish()
     first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, environ=environ)
     first.wait_event("checkpoint_durable")
-    time.sleep(random.random())
+    time.sleep(0.4 * random.random())
     first.kill()
     then = Life(edl, tmp_path / "then", *script, "--step-time", "0", checkpoint=tmp_path / "ck", environ=environ)
     then.finish()
@@ -93,9 +96,9 @@ def test_tensorflow_goes_on_bit_for_bit(edl, tmp_path, way):
     script = ("tf_saved.py", "--way", way)
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
-    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
+    first = Life(edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
     first.wait_event("checkpoint_durable")
-    time.sleep(random.random())
+    time.sleep(0.4 * random.random())
     first.kill()
     saved = manifest(durable(tmp_path / "ck")[0])
     before = first.trained(saved["step"])
@@ -112,10 +115,10 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
     script = ("horovod_saved.py", "--per-commit", per_commit)
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
-    first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
+    first = Life(edl, tmp_path / "first", *script, *SLOWLY, checkpoint=tmp_path / "ck", flags=EVERY, audit=True)
     first.wait_event("checkpoint_durable")
     if ends_by == "kill":
-        time.sleep(random.random())
+        time.sleep(0.4 * random.random())
         first.kill()
     else:
         first.launcher.terminate()
@@ -179,7 +182,7 @@ def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
         life = Life(edl, tmp_path / str(number), *script, "--step-time", "0.3", checkpoint=tmp_path / "ck", audit=True)
         life.wait_size(2)
         edl.wait(lambda life=life: life.status()["step"] > 1, "a job that trains", timeout_s=90)
-        time.sleep(random.random())
+        time.sleep(0.4 * random.random())
         life.launcher.send_signal(signal.SIGTERM)
         assert re.search(r"; step \d+ is saved: ", life.finish(75).splitlines()[-1])
         audits.append(life.audit)

@@ -19,9 +19,9 @@ def test_whose_workers_are_all_killed_goes_on_bit_for_bit(edl, tmp_path, victims
     script = ("torch_saved.py", "--epochs", "4")
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
-    job = Life(
-        edl, tmp_path / "job", *script, checkpoint=tmp_path / "ck", flags=EVERY, environ={"EDL_MAX_RESTARTS": "1"}
-    )
+    environ = {"EDL_MAX_RESTARTS": "1"}
+    slowly = ("--step-time", "0.2")
+    job = Life(edl, tmp_path / "job", *script, *slowly, checkpoint=tmp_path / "ck", flags=EVERY, environ=environ)
     job.wait_event("checkpoint_durable")
     workers = job.status()["workers"]
     assert len(workers) == 2

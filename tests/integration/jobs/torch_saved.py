@@ -185,7 +185,7 @@ learned = [parameter.detach().numpy() for parameter in model.parameters()]
 learned += tensors(optimizer, *([model] if rank == 0 else []))
 numbers = path.digest([torch.get_rng_state().numpy()])
 (options.out / f"step-{rank}").write_text(str(edl.step()))
-if origin := edl.resumed():
+if (origin := edl.resumed()) and began:
     told = [origin.path, origin.step, origin.life, origin.epoch, began[0]]
     (options.out / f"origin-{os.getpid()}.json").write_text(json.dumps(told))
 result = {"rank": rank, "learned": path.digest(learned), "more": more, "random": numbers}
