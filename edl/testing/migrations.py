@@ -125,9 +125,10 @@ class Migrations:
         if len(staying) > max(record.target, len(record.roster), 2):
             self._job.checks.violated("migrations", f"{plan.roster} are more than {record.target}")
 
-    @staticmethod
-    def _is_told(worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
-        return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None)
+    def _is_told(self, worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
+        """By the leader: one that asks to leave by itself does so whatever is under way."""
+        by_itself = self._job.workers[worker].account.leaving
+        return state is WorkerState.LEAVING and were.get(worker) not in (WorkerState.LEAVING, None) and not by_itself
 
     def _is_over(self, request: str, calm_at: float) -> None:
         record = self._job.durable
