@@ -11,7 +11,7 @@ from pace import patient
 from edl.protocol.audit import BatchGiven
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[2] / "benchmarks" / "autoscaling_worker.py"
 KNEE = {"1": 0.2, "2": 0.2, "3": 0.5}  # two workers do twice as much as one, three do less than two

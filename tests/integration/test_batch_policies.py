@@ -14,7 +14,7 @@ from edl.core.audit.lineage import lineage
 from edl.protocol.audit import BatchGiven, Sat
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600)]
 
 BATCH = 12
 

@@ -19,7 +19,7 @@ from saved_job import Life, copied, durable, leaves_nothing_shared, manifest
 from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SLOWLY = ("--step-time", "0.1")  # so that it does not come to its end before it is killed
 EVERY = ("--checkpoint-every", "15steps")
 

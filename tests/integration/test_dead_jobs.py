@@ -10,7 +10,7 @@ import time
 import pytest
 from saved_job import Life
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 EVERY = ("--checkpoint-every", "15steps")
 
 

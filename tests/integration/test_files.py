@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parent / "jobs" / "torch_files.py"
 FILES, RECORDS = 3, 61

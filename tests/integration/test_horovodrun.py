@@ -12,7 +12,7 @@ import pytest
 from elastic_job import Job
 from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 # The same, but that it knows already what it would import Horovod and TensorFlow for: three seconds of a core.

@@ -16,7 +16,7 @@ from pace import patient
 
 from edl.launch.records import Folder
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 class Discovery(HostDiscoveryScript):  # type: ignore[misc]

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 JOBS = Path(__file__).parent / "jobs"
 

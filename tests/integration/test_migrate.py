@@ -13,7 +13,7 @@ from benchmarks.wired_net import why_no_wires
 
 pytestmark = [
     pytest.mark.integration,
-    pytest.mark.timeout(900),
+    pytest.mark.timeout(600),
     pytest.mark.skipif(bool(why_no_wires()), reason=why_no_wires() or "-"),
 ]
 STEPS = 30

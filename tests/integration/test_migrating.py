@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 SCRIPTS = ["horovod_pytorch.py", "horovod_tensorflow2.py"]

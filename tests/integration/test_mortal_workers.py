@@ -15,7 +15,7 @@ from edl.core.job.lead_times import FIRST_STEPS
 from edl.protocol.audit import Committed
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 # Until the next ring stands at all members, the leader alone hears of a newcomer's death; then the survivors form
 # another ring. One that dies just after it was READY may be in the switch by then, where a machine is slow.

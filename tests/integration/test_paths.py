@@ -19,7 +19,7 @@ from elastic_job import Job
 
 KILLS = int(os.environ.get("EDL_TEST_KILLS", "1"))
 LIMITS: dict[str, Any] = {"EDL_MAX_RESTARTS": str(KILLS + 2), "EDL_MAX_NP": "3"}
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900 + 40 * KILLS)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600 + 40 * KILLS)]
 
 
 def through_all(edl: Any, job: Job) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ import signal
 import pytest
 from elastic_job import SAMPLES, Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def hurt(job: Job, **environ: str) -> None:

@@ -10,7 +10,7 @@ from elastic_job import Job
 
 from edl.testing.chaos import Chaos, Fault, What
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEP_TIMEOUT_S = 6
 

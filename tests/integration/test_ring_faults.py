@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 from fleet import Fleet, WorkerFailed, by
 from warm_python import WarmPython
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 BATCH = [[1.0] * 6], [1.0]
 
 

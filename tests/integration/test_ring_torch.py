@@ -32,7 +32,7 @@ def fleet(warm: WarmPython, kind: str, ring: str) -> Iterator[Fleet]:
         yield fleet
 
 
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("ring", RINGS)
 def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kind: str) -> None:
     source = random.Random(7)

@@ -21,7 +21,7 @@ from pace import patient
 from edl.coordination import zookeeper
 from edl.coordination.server import LocalServer
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "torch_digits.py"
 DIGITS = [sys.executable, str(SCRIPT)]

@@ -10,7 +10,7 @@ import pytest
 from elastic_job import Job
 from pace import patient
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 
 def test_a_job_grows_and_shrinks_and_trains_every_sample_once(edl, tmp_path):

@@ -18,7 +18,7 @@ import pytest
 from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 DAEMONS = ("munged", "slurmctld", "slurmd")

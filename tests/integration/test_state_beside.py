@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from elastic_job import Job
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SCRIPT = ("torch_beside.py",)
 
 

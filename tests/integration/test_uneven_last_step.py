@@ -24,7 +24,7 @@ from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 TOGETHER, BATCH = [0, 1, 2], 4
 NEAR = 1e-6  # of the largest component

@@ -15,7 +15,7 @@ from elastic_job import Job
 from edl.protocol.audit import Committed
 from edl.trainer.data.audit import read
 
-pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 STEPS_ON = 60  # about two seconds: a fifth of the session time-out
 

@@ -10,11 +10,13 @@ import selectors
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
+from pace import patient
 from warm_python import WarmPython
 
 from edl.protocol.ring import Place
@@ -22,10 +24,11 @@ from edl.testing.gathering import Gathering
 
 HERE = Path(__file__).parent
 STUCK_S = 15.0
+ANSWER_S = 150.0  # more than any command takes: a ring forms or fails within 60 s
 
 
 class WorkerFailed(Exception):
-    """The worker answered with an error, whose text this is."""
+    """The worker answered with an error, whose text this is, or not at all."""
 
 
 class Worker:
@@ -34,6 +37,8 @@ class Worker:
     def __init__(self, warm: WarmPython, script: str, name: str, *arguments: str, ring: str) -> None:
         self.name = name
         self.pid = 0
+        self._told = 0  # the number of the newest command; an answer has its command's
+        self._read = b""  # and not taken yet
         quiet = {
             "TF_CPP_MIN_LOG_LEVEL": "3",
             "CUDA_VISIBLE_DEVICES": "-1",
@@ -43,7 +48,6 @@ class Worker:
             [*warm.command(HERE / script), name, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            text=True,
             env=os.environ | quiet | {"EDL_RING": ring},
         )
 
@@ -53,22 +57,42 @@ class Worker:
 
     def send(self, command: str, *arguments: Any) -> None:
         assert self.process.stdin is not None
-        self.process.stdin.write(json.dumps([command, arguments]) + "\n")
+        self._told += 1
+        self.process.stdin.write(json.dumps([self._told, command, arguments]).encode() + b"\n")
         self.process.stdin.flush()
 
     @property
-    def output(self) -> IO[str]:
+    def output(self) -> int:
         assert self.process.stdout is not None
-        return self.process.stdout
+        return self.process.stdout.fileno()
 
-    def answer(self) -> Any:
-        line = self.output.readline()
-        if not line:
-            raise WorkerFailed(f"{self.name} ended with {self.process.wait()}")
+    def answered(self) -> tuple[Any] | None:
+        """Its answer to the newest command, None while there is none. Answers that no test took are passed over."""
+        os.set_blocking(self.output, False)
+        while b"\n" not in self._read:
+            try:
+                read = os.read(self.output, 1 << 16)
+            except BlockingIOError:
+                return None
+            if not read:
+                raise WorkerFailed(f"{self.name} ended with {self.process.wait()}")
+            self._read += read
+        line, _, self._read = self._read.partition(b"\n")
         reply = json.loads(line)
+        if reply["of"] != self._told:
+            return self.answered()
         if "error" in reply:
             raise WorkerFailed(reply["error"])
-        return reply["result"]
+        return (reply["result"],)
+
+    def stuck(self) -> str:
+        """As a sentence. It writes down where its threads stand."""
+        if self.pid:
+            self.signal(signal.SIGUSR1)
+        return f"{self.name} did not answer command {self._told}"
+
+    def answer(self) -> Any:
+        return answers([self])[0]
 
     def call(self, command: str, *arguments: Any) -> Any:
         self.send(command, *arguments)
@@ -89,6 +113,35 @@ class Worker:
         for stream in (self.process.stdin, self.process.stdout):
             if stream is not None:
                 stream.close()
+
+
+def answers(workers: list[Worker]) -> list[Any]:
+    """All answers, in the order of `workers`. After an error the others get a moment more: they may be stuck."""
+    results: dict[str, Any] = {}
+    failures: list[WorkerFailed] = []
+    until = time.monotonic() + patient(ANSWER_S)
+    with selectors.DefaultSelector() as selector:
+        for worker in workers:
+            selector.register(worker.output, selectors.EVENT_READ, worker)
+        while waiting := [key.data for key in selector.get_map().values()]:
+            for worker in waiting:
+                try:
+                    reply = worker.answered()
+                except WorkerFailed as error:
+                    failures.append(error)
+                    until = min(until, time.monotonic() + STUCK_S)
+                else:
+                    if reply is None:
+                        continue
+                    results[worker.name] = reply[0]
+                selector.unregister(worker.output)
+            if selector.get_map() and not selector.select(max(0.0, until - time.monotonic())):
+                break
+    if failures:
+        raise failures[0]
+    if waiting:
+        raise WorkerFailed("; ".join(worker.stuck() for worker in waiting))
+    return [results[worker.name] for worker in workers]
 
 
 class Preparation:
@@ -173,25 +226,7 @@ class Fleet:
             asyncio.run_coroutine_threadsafe(gathering.stop(), self._loop).result()
 
     def _collect(self, members: list[int]) -> list[Any]:
-        """All answers, in the order of `members`. After an error the others get a moment more: they may be stuck."""
-        answers: dict[int, Any] = {}
-        failures: list[WorkerFailed] = []
-        with selectors.DefaultSelector() as selector:
-            for member in members:
-                selector.register(self.workers[member].output, selectors.EVENT_READ, member)
-            while len(answers) + len(failures) < len(members):
-                ready = selector.select(STUCK_S if failures else None)
-                if not ready:
-                    break
-                for key, _ in ready:
-                    selector.unregister(key.fileobj)
-                    try:
-                        answers[key.data] = self.workers[key.data].answer()
-                    except WorkerFailed as error:
-                        failures.append(error)
-        if failures:
-            raise failures[0]
-        return [answers[member] for member in members]
+        return answers([self.workers[member] for member in members])
 
 
 def by(way: str, warm: WarmPython, number: int, kind: str) -> Fleet:

@@ -6,8 +6,10 @@ output, one JSON object per line. So rings are Horovod's own, and everything els
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
+import signal
 import socket
 import sys
 import threading
@@ -150,7 +152,7 @@ class FakeTrainer:
 
 
 def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any]) -> None:
-    """Obeys until the input ends. Besides `commands` there are those of the ring."""
+    """Obeys until the input ends. Besides `commands` there are those of the ring. An answer is `of` a command."""
     own = Own()
     extras = Extras(framework.sort)._add(registered)
     answers = os.fdopen(os.dup(1), "w", buffering=1)
@@ -219,12 +221,13 @@ def serve(framework: Any, commands: Mapping[str, Any], registered: dict[str, Any
         **commands,
     }
     framework.ring.enter(solo(sys.argv[1]), 20.0)
-    answers.write(json.dumps({"result": os.getpid()}) + "\n")
+    faulthandler.register(signal.SIGUSR1)  # where it stands, to a test that waits in vain
+    answers.write(json.dumps({"of": 0, "result": os.getpid()}) + "\n")
     for line in sys.stdin:
-        name, arguments = json.loads(line)
+        number, name, arguments = json.loads(line)
         try:
             reply = {"result": known[name](*arguments)}
         except Exception as error:  # noqa: BLE001 - the test is told, whatever it is
             reply = {"error": f"{type(error).__name__}: {error}"}
-        answers.write(json.dumps(reply) + "\n")
+        answers.write(json.dumps({"of": number, **reply}) + "\n")
     framework.ring.leave()

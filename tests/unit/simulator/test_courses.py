@@ -134,7 +134,7 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
 
 
 @pytest.mark.soak
-@pytest.mark.timeout(900)
+@pytest.mark.timeout(600)
 @pytest.mark.parametrize("policy", ["fifo", "tiresias", "elastic-tiresias"])
 def test_ten_thousand_jobs_take_a_minute_of_processor_time(policy: str) -> None:
     import time
