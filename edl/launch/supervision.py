@@ -276,12 +276,11 @@ class Supervisor:
 
     def _crashed(self, pid: int, exit_: WorkerExited, now: float) -> list[Command]:
         reason = f"worker {exit_.slot} {describe_exit(exit_.code)}"
-        if self._job.state in RUNNING and pid not in self._arrived and self._goes_on():
-            self._crashes += 1  # the job has never known it, and so goes on without it
-            return []
         self._gone[pid] = reason
-        self._codes.append(exit_.code)
         self._crashes += 1
+        if self._job.state in RUNNING and pid not in self._arrived and self._goes_on():
+            return []  # the job goes on without it, which may have come to know it since
+        self._codes.append(exit_.code)
         if self._job.state in {"failed", "preempted"}:
             failed = self._job.state == "failed"
             return self._fail(self._job.reason or self._doubt or reason, now) if failed else self._leave(now)
@@ -322,7 +321,8 @@ class Supervisor:
             return self._leave(now)
         if self.phase is Stage.SETTLING:
             return self._end(self._finished()) if job.state == "finished" else []
-        goes_on = job.state in RUNNING and job.size and (job.pids - job.done).isdisjoint(self._gone)
+        knows_the_dead = (job.pids - job.done).isdisjoint(self._gone)
+        goes_on = job.state in RUNNING and job.size and knows_the_dead
         if self.phase is Stage.DOUBTING and goes_on:
             self.phase, self.deadline, self._doubt = Stage.WATCHING, None, ""
             self._codes.clear()
@@ -333,7 +333,7 @@ class Supervisor:
         # Asked for more before it began: it begins with all of them. At another's coordinator others may start them.
         larger = job.state in BEGINNING and self._hosts and job.target > self._target
         grows = job.state in RUNNING and job.state != "preempting"
-        due = (grows or larger) and self.phase is Stage.WATCHING
+        due = (grows or larger) and self.phase is Stage.WATCHING and knows_the_dead
         return self._replenish(job, now) if due else []
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:

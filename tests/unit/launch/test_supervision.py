@@ -346,6 +346,14 @@ def test_a_crashed_worker_is_replaced_as_often_as_allowed():
     assert supervisor.phase is Stage.WATCHING
 
 
+def test_a_newcomer_that_crashed_before_it_was_first_seen_is_replaced_once_the_job_knows():
+    supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=1)
+    assert play(supervisor, seen(2, 2, 100, 101), seen(3, 2, 100, 101)) == [StartWorkers(1)]
+    play(supervisor, WorkerStarted(2, 102), WorkerExited(2, -9))
+    assert play(supervisor, seen(3, 3, 100, 101, 102)) == [], "written while it lived"
+    assert play(supervisor, seen(3, 2, 100, 101)) == [StartWorkers(1, replacing=1)]
+
+
 def test_a_crashed_worker_that_is_not_missed_is_not_replaced():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     assert play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9), seen(1, 1, 100)) == []
