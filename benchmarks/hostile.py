@@ -113,8 +113,18 @@ async def switch(job: Job, attacker: Attacker, status: dict[str, Any], times: in
         arguments = ("scale", NAME, str(size), "--wait", "--timeout", str(PATIENCE_S))
         await asyncio.to_thread(job.edl, *arguments)
         print(f"{size} workers, {outcomes.total()} inputs to a rendezvous", file=sys.stderr, flush=True)
+        await wait_leavers_gone(job, size)
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
+
+
+async def wait_leavers_gone(job: Job, size: int) -> None:
+    """The job is as large as it was asked to be before the daemons of those that left have ended."""
+    deadline = time.monotonic() + PATIENCE_S
+    while len((await asyncio.to_thread(status_of, job))["workers"]) > size:
+        if time.monotonic() > deadline:
+            raise SystemExit("a worker that was to leave stays")
+        await asyncio.sleep(0.2)
 
 
 # -------------------------------------------------------------------------------------------------------------- the job
