@@ -27,7 +27,7 @@ import numpy as np
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.optimum import best
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Aim, ClusterView, JobView
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -53,7 +53,7 @@ class Goodput(msgspec.Struct, frozen=True):
         within = admitted(sorted(cluster.jobs, key=self._claim), cluster.devices)
         if not within:
             return Decision({})
-        offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
+        offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.PROGRESS)
         chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
         return Decision(
