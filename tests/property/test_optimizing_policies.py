@@ -84,6 +84,13 @@ def test_every_decision_can_be_and_depends_on_no_order(policy, cluster, seed) ->
     assert policy.decide(msgspec.structs.replace(cluster, jobs=tuple(jobs)), 100.0) == decision
 
 
+@given(cluster=clusters(most=6))
+@settings(deadline=None, max_examples=40)
+def test_the_largest_stand_first_and_are_placed_first(cluster) -> None:
+    sizes = [one.workers for one in Goodput().decide(cluster, 100.0).allotments.values()]
+    assert sizes == sorted(sizes, reverse=True)
+
+
 def worth_of(policy, job, size):
     """Written once more, in a plain way, from the words at the top of the policy's file."""
     rates = job.speed.rates(8, 4)
