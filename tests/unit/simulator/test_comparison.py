@@ -95,7 +95,13 @@ def test_a_run_of_another_trace_is_played_anew(tiny: Path, tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
-    ("content", "said"), [(None, "has no trace"), ("a,b\n1,2\n", "has no trace"), (TINY + "e,x,1,1,,\n", "row 6")]
+    ("content", "said"),
+    [
+        (None, "has no trace"),
+        ("a,b\n1,2\n", "has no trace"),
+        ("submitted,workers\n1,2\n", "column duration is missing"),
+        (TINY + "e,x,1,1,,\n", "row 6"),
+    ],
 )
 def test_a_folder_that_is_of_no_use_is_one_line(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], content: str | None, said: str
