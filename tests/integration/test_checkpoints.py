@@ -172,9 +172,8 @@ def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_
     ids=lambda script: "-".join(script[::2]),
 )
 def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
-    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost.
-
-    All steps are leased at once: where rounds of leases end otherwise, a step has other samples (docs/checkpoints.md).
+    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost. Beyond what is
+    leased: `test_order_of_samples.py`.
     """
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()

@@ -299,8 +299,8 @@ def test_a_job_that_is_resumed_goes_on_with_what_is_left(size: int) -> None:
 
 
 def _of_steps(size: int) -> list[int]:
-    """What so many ranks train in 17 of 40 steps that were leased at once."""
-    return [400 * rank + at for rank in range(size) for at in range(170)]
+    """What so many ranks train in 17 of the 64 steps that were dealt at once."""
+    return [640 * rank + at for rank in range(size) for at in range(170)]
 
 
 def test_a_job_that_trains_on_other_data_than_it_did_fails_with_one_line() -> None:
