@@ -504,8 +504,8 @@ class Ledger:
 
     def _next_deal(self, available: int, epoch: int) -> Deal:
         """Of no steps where what is left must wait until all before it is trained."""
-        twice, a_step = min(2 * self._deal.steps, LONGEST_DEAL) or FIRST_DEAL, sum(_batches(self._members.values()))
-        steps = twice
+        a_step = sum(_batches(self._members.values()))
+        steps = twice = min(2 * self._deal.steps, LONGEST_DEAL) if self._deal.steps > 0 else FIRST_DEAL
         if not self._spec.whole_epochs:
             # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
             steps = min(steps, -(-self._pool.count(epoch) // a_step))

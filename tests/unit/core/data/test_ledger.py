@@ -11,7 +11,7 @@ from edl.core.data.ledger import SPECULATIVE, Ledger
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals, cut
-from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ledger import Deal, LedgerSnapshot
 
 
 def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:
@@ -132,6 +132,26 @@ def test_a_ring_of_the_same_workers_and_batches_goes_on_with_the_deal():
     ledger.resize([4, 4])
     ledger.grant(300)
     assert ends_of_rounds(ledger) == [64, 100, 192, 300]
+
+
+def test_an_epoch_that_is_taken_back_is_dealt_from_its_beginning_again():
+    ledger = ledger_of(1000, "a", "b", open_ended=True)
+    ledger.grant(150)
+    before = held(ledger)
+    assert ends_of_rounds(ledger) == [64, 125, 150]
+    ledger.enter(["a", "b"], 10)
+    assert ends_of_rounds(ledger) == [64, 125]
+    ledger.grant(200)
+    assert ends_of_rounds(ledger) == [64, 125, 189, 200]
+    assert all(before[worker][-1][:2] == held(ledger)[worker][2][:2] for worker in "ab")
+
+
+def test_what_is_on_record_of_a_deal_can_be_wrong_and_hurt_no_sample():
+    ledger = ledger_of(1000, "a", "b")
+    ledger.grant(10)
+    for deal in (Deal(-5, 64), Deal(0, -1), Deal(10**12, -1), Deal(3, 10**12)):
+        restored = Ledger.restore(msgspec.structs.replace(ledger.snapshot(), deal=deal))
+        assert sum(run_out(restored)) == 1000
 
 
 def test_a_ledger_that_was_kept_before_there_were_deals_goes_on():
