@@ -11,6 +11,7 @@ import pytest
 from saved_job import Life, durable, manifest
 
 from edl.core.audit.account import account
+from edl.protocol.audit import BatchGiven, Sat
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
@@ -62,3 +63,28 @@ def test_at_whatever_pace_and_in_however_many_lives_the_weights_are_the_same(edl
     found = account([one for folder in (*audits, then.audit) for one in read(folder)])
     assert found.clean and all(epoch.over for epoch in found.epochs), found
     assert len(found.lives) == len(audits) + 1 and len(found.epochs) == 2
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("ring", ["horovod", "torch"])
+def test_three_workers_are_given_the_same_samples_and_end_alike(edl, tmp_path, ring):
+    """In Horovod's ring each gradient is reduced alone: else what is ready at one moment decides how sums are made."""
+    found = []
+    for pace, session_timeout in (("0", "5"), ("0.04", "2")):
+        environ = {"EDL_RING": ring, "HOROVOD_FUSION_THRESHOLD": "0", "EDL_SESSION_TIMEOUT": session_timeout}
+        script = ("torch_saved.py", "--epochs", "2", "--samples", str(3 * 8 * 180 - 5), "--step-time", pace)
+        job = Life(edl, tmp_path / pace, *script, workers=3, audit=True, environ=environ)
+        job.finish(timeout_s=180)
+        found.append((given(job), job.results()))
+    assert found[0] == found[1]
+
+
+def given(job: Life) -> dict:
+    """What each rank of the only ring was handed, step by step."""
+    by_rank = {next(line.rank for line in one.lines if isinstance(line, Sat)): one for one in read(job.audit)}
+    return {
+        (rank, line.step): (line.ranges, line.check)
+        for rank, audit in by_rank.items()
+        for line in audit.lines
+        if isinstance(line, BatchGiven)
+    }
