@@ -494,7 +494,7 @@ bool know_queues(const char* path) {
       find(library, "_ZN" QUEUE "19FinalizeTensorQueueERKNS0_6StatusE", &answer, &answer_all);
   if (library != nullptr) dlclose(library);
   if (!found) return false;
-  if (over == nullptr) over = new Status(error("Horovod has been shut down."));
+  over = new Status(error("Horovod has been shut down."));  // the library's own, as what it is made of is
   locked = nullptr;
   has(&like, "");
   lock_in_queue = reinterpret_cast<char*>(locked) - reinterpret_cast<char*>(&like);

@@ -195,22 +195,29 @@ extern "C" const char* told() {
 """
 
 
-@pytest.fixture
-def native(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler, so no guard either")
-    source, library = tmp_path / "waiting.cpp", tmp_path / "libwaiting.so"
+    folder = tmp_path_factory.mktemp("library")
+    source, library = folder / "waiting.cpp", folder / "libwaiting.so"
     source.write_text(LIBRARY)
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", "-pthread"]
     own = "-Wl,-Bsymbolic"  # its Loop, not that of Horovod's gloo, which all see once another test has imported it
     subprocess.run([compiler, *options, own, source, "-o", library], check=True)
-    return guarded(str(library))
+    return library
 
 
-def guarded(library: str, *, copied: bool = False) -> Any:
+@pytest.fixture
+def native(built, tmp_path):
+    return guarded(shutil.copy(built, tmp_path))
+
+
+def guarded(library: str) -> Any:
+    """With a guard of its own: the first one in this process may be around Horovod by now."""
     loaded: Any = ctypes.CDLL(library)
-    loaded.guard = Guard(library, copied=copied)
+    loaded.guard = Guard(library, copied=True)
     assert loaded.guard.whole
     loaded.guard.arm(1)
     loaded.variable.restype = ctypes.c_char_p
@@ -314,7 +321,7 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
 
 
 def test_two_copies_of_a_library_share_nothing(native):
-    other = guarded(private_copy(native._name), copied=True)
+    other = guarded(private_copy(native._name))
     for library, value in ((native, "1"), (other, "2")):
         with library.guard.environment({"EDL_TEST_OWN": value}):
             pass
