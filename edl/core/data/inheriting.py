@@ -6,7 +6,7 @@ What is leased up to a step stays as it is while one ring trains, but for a cut 
 
 A life that is resumed counts its steps from 0, and its workers are others (`rebased`). What the workers of the life
 before held is in the name of their ranks until the first ring is planned: where that one is as large, its workers go on
-with what their ranks held, in the same order; else all of it is leased anew.
+with what their ranks held, in the same order, and with the deal under way; else all of it is leased anew.
 
 Owns: these two forms of a ledger. Does not own: which samples are whose (`edl.core.data.ledger`), nor when a job is
 saved (`edl.core.checkpoint`).
