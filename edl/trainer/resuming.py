@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl.checkpoints.names import parse_name
-from edl.errors import CheckpointError, NotResumed, UsageError
+from edl.core.data.inheriting import BEGIN_ANEW
+from edl.errors import CheckpointError, ForeignCheckpoint, NotResumed, UsageError
 from edl.protocol.audit import LifeAudited
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
@@ -44,23 +45,23 @@ class Resuming:
         return bool(self._path) and not self._generation
 
     def take_over(self, generation: int, rank: int, size: int) -> None:
-        """In a ring that begins before the first step. Raises NotResumed."""
+        """In a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
         if not self._path or generation == self._generation:
             return
         self._generation = generation
         try:
             with closing(_opened(self._path)) as found:
                 self._take(found, rank, size)
-        except (CheckpointError, UsageError) as error:
+        except UsageError as error:
+            raise ForeignCheckpoint(f"{self._path} does not go with this script: {error}; {BEGIN_ANEW}") from error
+        except CheckpointError as error:
             raise NotResumed(str(error)) from error
         logger.info("this worker goes on from %s", self._path)
 
     def _take(self, found: Checkpoint, rank: int, size: int) -> None:
         manifest = found.manifest
         if manifest.framework != self._framework.name:
-            raise CheckpointError(
-                f"{found.path} is one of {manifest.framework}, and this script trains with {self._framework.name}"
-            )
+            raise UsageError(f"it is one of {manifest.framework}, and this script trains with {self._framework.name}")
         state = [one for one in manifest.tensors if one.belongs != "registered"]
         self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
         more = [one for one in manifest.tensors if one.belongs == "registered"]

@@ -184,8 +184,8 @@ class Trainer:
         else:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
-    def _note_failure(self, reason: str) -> None:
-        self._shell.hear(ScriptFailed(reason))
+    def _note_failure(self, reason: str, foreign: bool = False) -> None:
+        self._shell.hear(ScriptFailed(reason, foreign))
 
     # ------------------------------------------------------------------------------------------------ who and where
 

@@ -128,6 +128,7 @@ class WorkerMachine:
         self.missed = 0  # the newest generation whose switch it has missed
         self.diverged: Divergence | None = None  # the newest difference found
         self.failure = ""  # why the script ends, when it does not end well
+        self._foreign = False  # what was saved does not go with it
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
@@ -593,12 +594,13 @@ class WorkerMachine:
                 return [TellDaemon(say.LeaveAsked())]
             case CheckpointWished():
                 return self.copying.want(self.count.step + 1) if self.generation else []
-            case ScriptFailed(reason):
-                self.failure = self.failure or reason
+            case ScriptFailed(reason, foreign):
+                if not self.failure:
+                    self.failure, self._foreign = reason, foreign
                 return []
             case ScriptEnded():
                 self._move(StateChange.ENDED)
-                self._ended = say.Ended(self.failure)
+                self._ended = say.Ended(self.failure, self._foreign)
                 return [*self.next_ring.release(), TellDaemon(self._ended)]
 
     def _open(self, spec: DataSpec) -> list[Command]:

@@ -20,16 +20,18 @@ from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
 from edl.host.processes import process_start_time
+from edl.launch import verdicts
 from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, LaunchRecord, claim
-from edl.launch.verdicts import LaunchVerdict
+from edl.launch.verdicts import EndKind, LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
+SAVED = LaunchVerdict(75, "preempted", "step 9 is saved", kind=EndKind.PREEMPTED)
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
@@ -445,11 +447,27 @@ def test_following_ends_with_the_job(home, capsys):
         (LaunchVerdict(0, "finished", note="its workers left"), "job x: its workers left"),
         (LaunchVerdict(1, "failed", "interrupted"), "job x interrupted"),
         (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; last events: scaled; logs: h/x/logs"),
+        (LaunchVerdict(1, "failed", "no", kind=EndKind.REFUSED), "job x failed: no; logs: h/x/logs"),
     ],
 )
 def test_the_last_line(verdict, line):
     event = Event(1.5, "x", Kind.SCALED, 1, 2, 30)
     assert last_line(Outcome(verdict, (event,)), Folder(Path("h/x"))) == line
+
+
+@pytest.mark.parametrize(
+    ("resume", "verdict", "again"),
+    [
+        ("auto", SAVED, "the same line is typed again"),
+        ("must", SAVED, "the same line is typed again"),
+        ("never", SAVED, "the line is typed again without --resume never"),
+        ("ck/y", SAVED, "the line is typed again without --resume ck/y"),
+        ("ck/y", verdicts.NOT_BEGUN, "the same line is typed again"),
+    ],
+)
+def test_what_is_to_be_typed_after_a_preemption(resume, verdict, again):
+    line = last_line(Outcome(verdict, ()), Folder(Path("h/x")), resume)
+    assert line == f"job x is preempted, and goes on when {again}: {verdict.reason}"
 
 
 def test_invented_names_are_names():

@@ -367,6 +367,14 @@ def test_the_first_reason_for_a_bad_end_counts() -> None:
     assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("ValueError: x")]
 
 
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_script_that_does_not_go_with_what_was_saved_says_so(foreign: bool) -> None:
+    worker = Worker().sits()
+    worker.machine.handle(ScriptFailed("other", foreign))
+    worker.machine.handle(ScriptFailed("SystemExit: 1", not foreign))
+    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("other", foreign)]
+
+
 def test_another_daemon_is_told_all_that_one_must_know() -> None:
     worker = Worker().sits().trains(3)
     worker.machine.handle(BatchVoid("reset"))
