@@ -125,4 +125,6 @@ def job_seen(status: Status) -> JobSeen:
         awaited=sum(awaited),
         short="" if status.state.value in OVER else status.reason,
         failed_by=status.failed_by,
+        resumed=status.resumed,
+        base=status.base,
     )

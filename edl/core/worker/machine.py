@@ -122,7 +122,6 @@ class WorkerMachine:
         self.supply = Supply(leases, self.unusual)
         self.next_ring = NextRing()
         self.copying = Copying()
-        self.resumes = False  # before the first step it takes over what was saved
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.missed = 0  # the newest generation whose switch it has missed
@@ -265,6 +264,11 @@ class WorkerMachine:
         if self._ended is not None:
             story.append(self._ended)
         return story
+
+    @property
+    def _resumes(self) -> bool:
+        """Before the first step it takes over what was saved."""
+        return self.orders is not None and self.orders.origin is not None
 
     def _where(self, *, waiting: bool) -> Location:
         return Location(max(self.generation, self._failed_generation), self.count.step, waiting)
@@ -494,7 +498,7 @@ class WorkerMachine:
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
-        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self.resumes)
+        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
         self.supply.weightless = False
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
