@@ -24,7 +24,7 @@ from edl.cluster.policies.dp import ThroughputOptimizer
 from edl.cluster.policies.gavel import Gavel
 from edl.cluster.policies.goodput import Goodput
 from edl.cluster.speed import Table
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.views import Aim, ClusterView, JobView, Node
 
 NODE = 8
 LIMITS_S = {1_000: 0.05, 10_000: 5.0}  # what `dp` and `goodput` may take with so many jobs and devices
@@ -73,7 +73,7 @@ def decision(policy: Policy, view: ClusterView, rounds: int) -> float:
 def missed(view: ClusterView) -> tuple[float, float]:
     """Of the best sum of worths, how much `near` misses, and how much it says that it may."""
     policy = Goodput()
-    offered = offer(view, view.jobs, policy.reach)
+    offered = offer(view, view.jobs, policy.reach, Aim.PROGRESS)
     worth = policy.worth(offered)
     rows = np.arange(len(worth))
     best = worth[rows, exact(offered.sizes, worth, view.devices).columns].sum()

@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.views import ClusterView, JobView, Rates
+from edl.cluster.views import Aim, ClusterView, JobView, Rates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -51,11 +51,11 @@ def admitted(jobs: Sequence[JobView], devices: int) -> list[JobView]:
     return within
 
 
-def offer(cluster: ClusterView, jobs: Sequence[JobView], reach: int, *, fixed_batch: bool = False) -> Offer:
+def offer(cluster: ClusterView, jobs: Sequence[JobView], reach: int, aim: Aim) -> Offer:
     """No more than `reach` times the most workers that a job has ever had, or one, unless its speed is known beyond."""
     devices, each = cluster.devices, cluster.devices_per_node
     largest = [max(min(job.largest, devices), job.smallest) for job in jobs]
-    rates = [job.speed.rates(most, each, fixed_batch=fixed_batch) for job, most in zip(jobs, largest, strict=True)]
+    rates = [job.speed.rates(most, each, aim) for job, most in zip(jobs, largest, strict=True)]
     tried = np.array([job.most_tried for job in jobs], dtype=np.int64)
     known = np.array([known_to(one) for one in rates], dtype=np.int64)
     least = np.array([job.smallest for job in jobs], dtype=np.int64)

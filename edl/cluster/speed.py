@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.views import Provenance, Rates
+from edl.cluster.views import Aim, Provenance, Rates
 from edl.errors import ConfigError
 
 Floats = NDArray[np.float64]
@@ -30,7 +30,7 @@ class Table:
         self._batch, self._provenance = batch, provenance
         self._last: Rates | None = None
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:  # noqa: ARG002 - one batch, any node
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:  # noqa: ARG002 - one batch, any node
         if self._last is None or len(self._last.progress) != most:
             sizes = np.arange(1, most + 1, dtype=float)
             steps = np.interp(sizes, self._sizes, self._steps) * np.minimum(sizes / self._sizes[0], 1)
@@ -50,7 +50,7 @@ class Guess:
     def __init__(self, batch: int = 0) -> None:
         self._batch = batch
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:  # noqa: ARG002 - it is a guess
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:  # noqa: ARG002 - it is a guess
         sizes = np.arange(1, most + 1, dtype=float)
         return Rates(
             progress=sizes,

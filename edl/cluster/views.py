@@ -26,15 +26,23 @@ class Provenance(StrEnum):
     ORACLE = "oracle"
 
 
+class Aim(StrEnum):
+    """Which batch a speed is asked for at."""
+
+    PROGRESS = "progress"  # the one with the most progress: what larger batches waste is taken off
+    THROUGHPUT = "throughput"  # the one with the most samples in a second
+    GIVEN = "given"  # the one that the job's owner asked for
+
+
 class Rates(msgspec.Struct, frozen=True):
     """A job's speed with 1, 2, … workers, packed on as few nodes as hold them: `progress[n - 1]` is with n.
 
     Work is counted in what the job's `left` is counted in: iterations at its own batch, or samples.
     """
 
-    progress: NDArray[np.float64]  # work done in a second at the best batch, what larger batches waste taken off
+    progress: NDArray[np.float64]  # work done in a second at that batch, what larger batches waste taken off
     throughput: NDArray[np.float64]  # samples in a second at that batch
-    batch: NDArray[np.int64]  # the best batch of all workers together, within the job's range; 0: the job's own
+    batch: NDArray[np.int64]  # of all workers together: the best one in the job's range, by an `Aim`; 0: the job's own
     sigma: NDArray[np.float64]  # of the logarithm of `progress`: how unsure it is
     provenance: tuple[Provenance, ...]
 
@@ -42,8 +50,8 @@ class Rates(msgspec.Struct, frozen=True):
 class Speed(Protocol):
     """What is known of one job's speed."""
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
-        """With 1 to `most` workers on nodes of so many devices. `fixed_batch`: at the batch that the job was given."""
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
+        """With 1 to `most` workers on nodes of so many devices."""
         ...
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from edl.cluster.views import Rates
+from edl.cluster.views import Aim, Rates
 from edl.simulator.courses.course import Course
 
 
@@ -36,5 +36,5 @@ class TrueSpeed:
     def __init__(self, course: Course, done: float, batch: int) -> None:
         self._course, self._done, self._batch = course, done, batch
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
-        return self._course.rates(self._done, most, devices, self._batch if fixed_batch else None)
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
+        return self._course.rates(self._done, most, devices, aim, self._batch)

@@ -17,7 +17,7 @@ from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
 from edl.cluster.policies.tiresias import gittins, noted
-from edl.cluster.views import ClusterView, JobView, Provenance, Rates
+from edl.cluster.views import Aim, ClusterView, JobView, Provenance, Rates
 from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import TrueSpeed
 
@@ -275,7 +275,7 @@ def test_when_many_wait_those_that_have_had_much_shrink(view: ClusterView) -> No
 class Told:
     """A speed that is fitted."""
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
         sizes = np.arange(1, most + 1, dtype=float)
         return Rates(sizes, sizes, np.zeros(most, dtype=np.int64), np.zeros(most), (Provenance.FITTED,) * most)
 

@@ -17,7 +17,7 @@ from edl.cluster.policies.elasticflow import ElasticFlow
 from edl.cluster.policies.gavel import Gavel
 from edl.cluster.policies.goodput import Goodput
 from edl.cluster.speed import Table
-from edl.cluster.views import ClusterView, JobView, Node
+from edl.cluster.views import Aim, ClusterView, JobView, Node, Provenance, Rates
 
 ALL = (ThroughputOptimizer(), Goodput(), Gavel(), ElasticFlow())
 OPTIMIZERS = (ThroughputOptimizer(), Goodput())
@@ -82,6 +82,13 @@ def test_every_decision_can_be_and_depends_on_no_order(policy, cluster, seed) ->
     jobs = list(cluster.jobs)
     random.Random(seed).shuffle(jobs)
     assert policy.decide(msgspec.structs.replace(cluster, jobs=tuple(jobs)), 100.0) == decision
+
+
+@given(cluster=clusters(most=6))
+@settings(deadline=None, max_examples=40)
+def test_the_largest_stand_first_and_are_placed_first(cluster) -> None:
+    sizes = [one.workers for one in Goodput().decide(cluster, 100.0).allotments.values()]
+    assert sizes == sorted(sizes, reverse=True)
 
 
 def worth_of(policy, job, size):
@@ -192,3 +199,26 @@ def test_those_who_come_first_are_admitted_first() -> None:
     jobs = [job_of(f"j{at}", [1.0] * 8, smallest=3, submitted=float(at)) for at in range(4)]
     assert [job.name for job in admitted(jobs, 7)] == ["j0", "j1"]
     assert set(ThroughputOptimizer().decide(cluster_of(7, jobs[::-1]), 0.0).allotments) == {"j0", "j1"}
+
+
+class OfEachAim:
+    """Two workers and a batch that says which was asked for."""
+
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
+        batch = {Aim.PROGRESS: 64, Aim.THROUGHPUT: 512, Aim.GIVEN: 32}[aim]
+        ones = np.ones(most)
+        return Rates(ones, ones, np.full(most, batch), np.zeros(most), (Provenance.MEASURED,) * most)
+
+
+@pytest.mark.parametrize(
+    ("policy", "batch"),
+    [
+        (ThroughputOptimizer(), 512),
+        (ThroughputOptimizer(fixed_batch=True), 32),
+        (Goodput(), 64),
+        (Goodput(fixed_batch=True), 32),
+    ],
+)
+def test_each_takes_the_batch_that_it_aims_at(policy, batch) -> None:
+    job = msgspec.structs.replace(job_of("a", [1.0]), speed=OfEachAim())
+    assert policy.decide(cluster_of(4, [job]), 0.0).allotments["a"].batch == batch

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from edl.cluster.analyzer.noise import Noise
 from edl.cluster.analyzer.throughput import StepModel
-from edl.cluster.views import Provenance, Rates
+from edl.cluster.views import Aim, Provenance, Rates
 
 Floats = NDArray[np.float64]
 
@@ -40,7 +40,7 @@ class Predicted:
         self, batches: Batches, model: StepModel, noise: Noise | None, tried: frozenset[tuple[int, int]]
     ) -> None:
         self._batches, self._model, self._noise, self._tried = batches, model, noise, tried
-        self._known: dict[tuple[int, int, bool], Rates] = {}
+        self._known: dict[tuple[int, int, Aim], Rates] = {}
 
     def holds(self, noise: Noise | None, share: float) -> bool:
         """What is known of the noise has not changed by more than that share since."""
@@ -51,16 +51,17 @@ class Predicted:
         ]
         return max(abs(math.log(ratio)) for ratio in ratios) <= share
 
-    def rates(self, most: int, devices: int, *, fixed_batch: bool = False) -> Rates:
-        key = (most, devices, fixed_batch)
+    def rates(self, most: int, devices: int, aim: Aim = Aim.PROGRESS) -> Rates:
+        key = (most, devices, aim)
         if key not in self._known:
-            self._known[key] = self._work_out(most, devices, fixed_batch)
+            self._known[key] = self._work_out(*key)
         return self._known[key]
 
-    def _work_out(self, most: int, devices: int, fixed_batch: bool) -> Rates:
+    def _work_out(self, most: int, devices: int, aim: Aim) -> Rates:
         workers = np.arange(1, most + 1, dtype=float)
         nodes = np.ceil(workers / devices)
-        wanted = self._wanted(workers, fixed_batch)
+        given = aim is Aim.GIVEN
+        wanted = self._wanted(workers, given)
         passes, samples = self._passes(workers[:, None], wanted)
         batch = workers[:, None] * passes * samples
         every = np.broadcast_to(workers[:, None], batch.shape)
@@ -68,20 +69,21 @@ class Predicted:
         step = self._model.step_s(every, np.broadcast_to(nodes[:, None], batch.shape), samples)
         seconds = step + (passes - 1) * self._model.pass_s(samples)
         gain = self._gain(batch)
-        progress = np.where(self._allowed(batch, samples, passes, fixed_batch), gain / seconds, 0.0)
-        best = np.argmax(progress, axis=1)
+        allowed = self._allowed(batch, samples, passes, given)
+        progress, throughput = np.where(allowed, gain / seconds, 0.0), np.where(allowed, batch / seconds, 0.0)
+        best = np.argmax(throughput if aim is Aim.THROUGHPUT else progress, axis=1)
         rows = np.arange(most)
         return Rates(
             progress=progress[rows, best],
-            throughput=batch[rows, best] / seconds[rows, best],
+            throughput=throughput[rows, best],
             batch=batch[rows, best].astype(np.int64),
             sigma=self._model.sigma(workers, nodes, samples[rows, best]),
             provenance=tuple(Provenance.MEASURED if place in self._tried else Provenance.FITTED for place in places),
         )
 
-    def _wanted(self, workers: Floats, fixed_batch: bool) -> Floats:
+    def _wanted(self, workers: Floats, given: bool) -> Floats:
         known = self._batches
-        if fixed_batch:
+        if given:
             return np.full((len(workers), 1), float(known.given or known.own))
         least = np.maximum(known.smallest, known.smallest_pass * workers)
         steps = np.linspace(0, 1, TRIED)
@@ -97,10 +99,10 @@ class Predicted:
         samples = np.ceil(share / passes - 1e-6)
         return passes, np.maximum(np.minimum(samples, np.floor(self._batches.largest / (workers * passes))), 1)
 
-    def _allowed(self, batch: Floats, samples: Floats, passes: Floats, fixed_batch: bool) -> NDArray[np.bool_]:
+    def _allowed(self, batch: Floats, samples: Floats, passes: Floats, given: bool) -> NDArray[np.bool_]:
         known = self._batches
         allowed = (samples <= known.largest_pass) & (known.accumulates | (passes <= 1))
-        if fixed_batch:
+        if given:
             return np.asarray(allowed)
         return np.asarray(allowed & (samples >= known.smallest_pass) & (batch <= known.largest))
 

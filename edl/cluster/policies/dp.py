@@ -1,10 +1,11 @@
 """`dp`: the optimizer of arXiv 2006.13878: the sizes with the largest sum of speed-ups in throughput.
 
-A job's worth at a size is its throughput there, at the best batch of its range, over its throughput with its fewest
-workers. Beyond the paper: a job may need several workers or none at all; sizes above a node are whole nodes; a change
-of size counts what it costs over the time that the job is expected to go on, as long as it has run and `settle_s` at
-least, and must be worth `hesitation` beyond that; `power` below 1 favours jobs that have few (1: the paper's sum);
-no job goes beyond `reach` times the most workers that it has had, unless its speed is known there.
+A job's worth at a size is its throughput there, at the batch of its range with the most samples in a second, over its
+throughput with its fewest workers. Beyond the paper: a job may need several workers or none at all; sizes above a node
+are whole nodes; a change of size counts what it costs over the time that the job is expected to go on, as long as it
+has run and `settle_s` at least, and must be worth `hesitation` beyond that; `power` below 1 favours jobs that have few
+(1: the paper's sum); no job goes beyond `reach` times the most workers that it has had, unless its speed is known
+there.
 
 Jobs are taken in the order of their submission as long as their fewest workers fit; the others wait.
 """
@@ -18,7 +19,7 @@ from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.optimum import best
 from edl.cluster.policies.goodput import kept_share, reason
-from edl.cluster.views import ClusterView
+from edl.cluster.views import Aim, ClusterView
 
 
 class ThroughputOptimizer(msgspec.Struct, frozen=True):
@@ -39,7 +40,7 @@ class ThroughputOptimizer(msgspec.Struct, frozen=True):
         within = admitted(first_come, cluster.devices)
         if not within:
             return Decision({})
-        offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
+        offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.THROUGHPUT)
         chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
         return Decision(

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.policies.tiresias import Tiresias, check, next_look, noted
-from edl.cluster.views import ClusterView, JobView, Provenance
+from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
 Floats = NDArray[np.float64]
 TWICE: Final = 2  # so many times the workers that it has had, at most, where its speed is not measured
@@ -150,7 +150,7 @@ class Expansion:
         return (1, 2, 4, self._node - size % self._node, *present)
 
     def _speedup(self, job: JobView, devices: int) -> Floats:
-        rates = job.speed.rates(min(job.largest, devices), self._node, fixed_batch=True)
+        rates = job.speed.rates(min(job.largest, devices), self._node, Aim.GIVEN)
         most = len(rates.progress)
         tried = max(job.request, TWICE * job.most_tried)
         while most > tried and rates.provenance[most - 1] in {Provenance.FITTED, Provenance.GUESSED}:

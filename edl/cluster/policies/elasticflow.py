@@ -24,7 +24,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, Decision
-from edl.cluster.views import ClusterView, JobView, Rates
+from edl.cluster.views import Aim, ClusterView, JobView, Rates
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
@@ -54,7 +54,10 @@ class ElasticFlow(msgspec.Struct, frozen=True):
         if not cluster.jobs:
             return Decision({})
         devices, each = cluster.devices, cluster.devices_per_node
-        rates = {job.name: job.speed.rates(max(min(job.largest, devices), job.smallest), each) for job in cluster.jobs}
+        rates = {
+            job.name: job.speed.rates(max(min(job.largest, devices), job.smallest), each, Aim.GIVEN)
+            for job in cluster.jobs
+        }
         ordered = sorted((job for job in cluster.jobs if job.deadline is not None), key=_by_deadline)
         unsaid = [job.name for job in ordered if job.left is None]
         if unsaid:

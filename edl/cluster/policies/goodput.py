@@ -12,6 +12,8 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
 - the weight falls with the device-seconds that a job has had, for the same reason: who has had much, needs much.
 - `doubt` says what a speed is worth that no one has measured; `reach` how far beyond what was tried a job may go.
 
+The largest stand first in a decision, so that they are placed before the small ones have taken a part of each node.
+
 Where not all jobs fit with their fewest workers: a job that has waited longer than `patience` times what it has run
 comes first, the one that has waited longest before the others; then those with the least service, which is compared by
 powers of 4, so that jobs of about the same service do not take turns.
@@ -27,7 +29,7 @@ import numpy as np
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.optimum import best
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Aim, ClusterView, JobView
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -53,13 +55,14 @@ class Goodput(msgspec.Struct, frozen=True):
         within = admitted(sorted(cluster.jobs, key=self._claim), cluster.devices)
         if not within:
             return Decision({})
-        offered = offer(cluster, within, self.reach, fixed_batch=self.fixed_batch)
+        offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.PROGRESS)
         chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
+        largest_first = sorted(zip(within, offered.rates, sizes, strict=True), key=lambda one: -one[2])
         return Decision(
             {
                 job.name: Allotment(size, int(rates.batch[size - 1]), reason(job, size, rates.progress))
-                for job, rates, size in zip(within, offered.rates, sizes, strict=True)
+                for job, rates, size in largest_first
             }
         )
 

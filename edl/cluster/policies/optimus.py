@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from edl.cluster.decision import Allotment, Decision
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Aim, ClusterView, JobView
 
 
 class Optimus(msgspec.Struct, frozen=True):
@@ -42,7 +42,7 @@ class Optimus(msgspec.Struct, frozen=True):
 def _seconds(job: JobView, cluster: ClusterView) -> NDArray[np.float64]:
     """What it would still take with 1, 2, … workers."""
     most = max(job.smallest, min(job.largest, cluster.devices))
-    progress = job.speed.rates(most, cluster.devices_per_node, fixed_batch=True).progress
+    progress = job.speed.rates(most, cluster.devices_per_node, Aim.GIVEN).progress
     left = job.left if job.left is not None else job.ran * float(progress[max(job.workers, 1) - 1])
     return np.divide(left, progress, out=np.full(most, math.inf), where=progress > 0)
 

@@ -31,7 +31,7 @@ POLICIES = {
     "tiresias": Known("tiresias", "Tiresias", sees_speed=False, placement="most-free"),
     "elastic-tiresias": Known("elastic_tiresias", "ElasticTiresias"),
     "dp": Known("dp", "ThroughputOptimizer"),
-    "goodput": Known("goodput", "Goodput"),
+    "goodput": Known("goodput", "Goodput", placement="most-free"),
     "gavel": Known("gavel", "Gavel", sees_speed=False),
     "elasticflow": Known("elasticflow", "ElasticFlow", sees_left=True),
     "optimus": Known("optimus", "Optimus", sees_left=True, placement="most-free"),

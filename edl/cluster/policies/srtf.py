@@ -12,7 +12,7 @@ import math
 import msgspec
 
 from edl.cluster.decision import Allotment, Decision
-from edl.cluster.views import ClusterView, JobView
+from edl.cluster.views import Aim, ClusterView, JobView
 
 
 class ShortestFirst(msgspec.Struct, frozen=True):
@@ -41,7 +41,7 @@ class ShortestFirst(msgspec.Struct, frozen=True):
 
 def remaining_s(job: JobView, workers: int, devices: int) -> float:
     """With so many workers at its own batch. Where it is not known what is left, as much as it has had."""
-    progress = float(job.speed.rates(job.largest, devices, fixed_batch=True).progress[workers - 1])
+    progress = float(job.speed.rates(job.largest, devices, Aim.GIVEN).progress[workers - 1])
     if job.left is None:
         return job.ran
     return job.left / progress if progress > 0 else math.inf

@@ -6,7 +6,7 @@ from typing import Protocol
 
 import msgspec
 
-from edl.cluster.views import Rates
+from edl.cluster.views import Aim, Rates
 
 Shape = tuple[int, ...]  # workers on each node that the job has some on, in the order in which it was given them
 
@@ -60,5 +60,5 @@ class Course(Protocol):
     def noise(self, done: float, batch: int) -> GradientNoise | None:
         """None: the trace does not say."""
 
-    def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:
-        """The truth at that point, with 1 to `most` workers. `batch` None: the best one in its span."""
+    def rates(self, done: float, most: int, devices: int, aim: Aim, batch: int) -> Rates:
+        """The truth at that point, with 1 to `most` workers. `batch`: what its owner asked for."""

@@ -14,7 +14,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.views import Provenance, Rates
+from edl.cluster.views import Aim, Provenance, Rates
 from edl.simulator.courses.course import BatchSpan, GradientNoise, Shape, Step
 from edl.simulator.courses.timing import Timing
 
@@ -36,7 +36,7 @@ class Epochs:
     def __init__(self, timing: Timing, validation: Mapping[int, Validation], span: BatchSpan) -> None:
         self.span: BatchSpan | None = span
         self._span = span
-        self._timing = timing
+        self.timing = timing
         self._validation = dict(validation)
         epochs = min(len(one.progress) for one in validation.values())
         self._ends = np.concatenate(
@@ -48,18 +48,16 @@ class Epochs:
         self._var = np.array([validation[batch].var[:epochs] for batch in sorted(validation)])
         self._curves: dict[int, Floats] = {}
         self._steps: dict[tuple[Shape, int], Step] = {}
-        self._choices: dict[tuple[int, int, int | None], tuple[Floats, Floats]] = {}
-        self._rates: dict[tuple[int, int, int, int | None], Rates] = {}
+        self._choices: dict[tuple[int, int, int], tuple[Floats, Floats]] = {}
+        self._rates: dict[tuple[int, int, int, Aim, int], Rates] = {}
 
     @property
     def node_size(self) -> int:
-        return self._timing.node_size
+        return self.timing.node_size
 
     def keeping(self, batch: int) -> Epochs:
         """The same of a job that keeps its batch."""
-        return Epochs(
-            self._timing, self._validation, msgspec.structs.replace(self._span, smallest=batch, largest=batch)
-        )
+        return Epochs(self.timing, self._validation, msgspec.structs.replace(self._span, smallest=batch, largest=batch))
 
     # ------------------------------------------------------------------------------------------------ the truth
 
@@ -68,7 +66,7 @@ class Epochs:
         if key not in self._steps:
             workers = sum(shape)
             one, passes = (int(part) for part in self._split(np.array(float(batch or self._span.own)), workers))
-            times = self._timing.times(shape, np.array([float(one)]), nearest=True)
+            times = self.timing.times(shape, np.array([float(one)]), nearest=True)
             pass_s, sync_s = float(times[0][0]), float(times[1][0])
             seconds = pass_s + (passes - 1) * (pass_s - sync_s)
             self._steps[key] = Step(seconds, one * passes * workers, one, pass_s, sync_s)
@@ -84,11 +82,11 @@ class Epochs:
         sqr, var = self._noise(self._epoch(done), np.array(float(batch)))
         return GradientNoise(float(sqr), float(var))
 
-    def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:
+    def rates(self, done: float, most: int, devices: int, aim: Aim, batch: int) -> Rates:
         epoch = self._epoch(done)
-        key = (epoch, most, devices, batch)
+        key = (epoch, most, devices, aim, (batch or self._span.own) if aim is Aim.GIVEN else 0)
         if key not in self._rates:
-            self._rates[key] = self._work_out(epoch, most, devices, batch)
+            self._rates[key] = self._work_out(*key)
         return self._rates[key]
 
     # ------------------------------------------------------------------------------------------------ how it is known
@@ -123,14 +121,14 @@ class Epochs:
         one = np.ceil(share / passes - NEAR)
         return np.maximum(np.minimum(one, np.floor(self._span.largest / (workers * passes))), 1), passes
 
-    def _work_out(self, epoch: int, most: int, devices: int, batch: int | None) -> Rates:
+    def _work_out(self, epoch: int, most: int, devices: int, aim: Aim, batch: int) -> Rates:
         progress, throughput, chosen = np.zeros(most), np.zeros(most), np.zeros(most, dtype=np.int64)
         for at in range(most):
             batches, seconds = self._choice(at + 1, devices, batch)
             if not len(batches):
                 continue
             gains = self._gain(epoch, batches) / seconds
-            best = int(np.argmax(gains))
+            best = int(np.argmax(batches / seconds if aim is Aim.THROUGHPUT else gains))
             progress[at], throughput[at] = gains[best], batches[best] / seconds[best]
             chosen[at] = batches[best]
         return Rates(
@@ -141,20 +139,23 @@ class Epochs:
             provenance=(Provenance.ORACLE,) * most,
         )
 
-    def _choice(self, workers: int, devices: int, batch: int | None) -> tuple[Floats, Floats]:
-        """Batches that so many workers can have, packed on nodes of so many devices, and the seconds of a step each."""
+    def _choice(self, workers: int, devices: int, batch: int) -> tuple[Floats, Floats]:
+        """Batches that so many workers can have, packed on nodes of so many devices, and the seconds of a step each.
+
+        `batch` 0: all of its span.
+        """
         key = (workers, devices, batch)
         if key not in self._choices:
             span = self._span
-            if batch is None:
+            if not batch:
                 least = max(span.smallest, span.smallest_pass * workers)
                 wanted = np.geomspace(least, span.largest, TRIED) if least <= span.largest else np.empty(0)
             else:
-                wanted = np.array([float(batch or span.own)])
+                wanted = np.array([float(batch)])
             one, passes = self._split(wanted, workers)
             full, rest = divmod(workers, devices)
             shape = (devices,) * full + ((rest,) if rest else ())
-            step, sync = self._timing.times(shape, one)
+            step, sync = self.timing.times(shape, one)
             seconds = step + (passes - 1) * (step - sync)
             fits = ~np.isnan(seconds) & (one >= span.smallest_pass) & (one <= span.largest_pass)
             self._choices[key] = (one * passes * workers)[fits], seconds[fits]

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from edl.cluster.views import Provenance, Rates
+from edl.cluster.views import Aim, Provenance, Rates
 from edl.simulator.courses.course import BatchSpan, GradientNoise, Shape, Step
 
 
@@ -45,7 +45,7 @@ class Iterations:
     def noise(self, done: float, batch: int) -> GradientNoise | None:  # noqa: ARG002
         return None
 
-    def rates(self, done: float, most: int, devices: int, batch: int | None) -> Rates:  # noqa: ARG002
+    def rates(self, done: float, most: int, devices: int, aim: Aim, batch: int) -> Rates:  # noqa: ARG002
         if self._known is None or len(self._known.progress) != most:
             sizes = np.arange(1, most + 1)
             rates = np.asarray(np.interp(sizes, self._sizes, self._rates), dtype=np.float64)

@@ -11,7 +11,7 @@ from edl.cluster.analyzer.noise import Noise
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.analyzer.throughput import CENTRES, MeasuredSteps, fit
 from edl.cluster.speed import Table
-from edl.cluster.views import Provenance
+from edl.cluster.views import Aim, Provenance
 from edl.errors import ConfigError
 
 BATCHES = Batches(own=128, smallest=128, largest=4096, smallest_pass=16, largest_pass=512, given=256)
@@ -47,13 +47,23 @@ def test_what_was_seen_at_few_sizes_tells_the_others(seed: int) -> None:
     for workers in (1, 2, 3, 4, 6, 8, 12):
         for samples in (32, 128, 512):
             job.report(analyzer, workers, samples)
-    rates = analyzer.speed("job").rates(24, 4, fixed_batch=True)
+    rates = analyzer.speed("job").rates(24, 4, Aim.GIVEN)
     for workers in (1, 4, 5, 8, 16, 24):
         truth = 2 / job.step_s(workers, -(-workers // 4), -(-256 // workers))[1] if workers > 1 else None
         if truth is not None:  # 256 are two of its own batches, and worth (9 + 1) / (9 / 2 + 1) of one
             assert rates.progress[workers - 1] == pytest.approx(truth / 2 * 10 / 5.5, rel=0.15)
     assert rates.provenance[:4] == (Provenance.MEASURED,) * 4
     assert rates.provenance[4] == Provenance.FITTED
+
+
+def test_the_batch_with_most_samples_in_a_second_may_make_less_progress() -> None:
+    analyzer, job = analyzer_of(), TrueJob(0)
+    for workers in (1, 2, 4, 8):
+        for samples in (32, 128):
+            job.report(analyzer, workers, samples, noise=2.0)
+    best, fastest = (analyzer.speed("job").rates(16, 4, aim) for aim in (Aim.PROGRESS, Aim.THROUGHPUT))
+    assert np.all(fastest.throughput >= best.throughput) and np.all(fastest.progress <= best.progress)
+    assert fastest.throughput[7] > 1.05 * best.throughput[7] and fastest.progress[7] < 0.95 * best.progress[7]
 
 
 def test_it_is_the_less_sure_the_less_it_saw() -> None:

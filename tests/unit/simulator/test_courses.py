@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from published import TRACES, WORKLOAD
 from simulated import conditions, job, run, trace
 
-from edl.cluster.views import Provenance
+from edl.cluster.views import Aim, Provenance
 from edl.simulator.courses.epochs import Epochs
 from edl.simulator.courses.timing import rotated
 from edl.simulator.engine import ClusterSimulation
@@ -57,7 +57,7 @@ def test_steps_and_work_are_inverse(share: float, batch: int) -> None:
 
 def test_a_measured_placement_is_linear_between_its_batches() -> None:
     # placements.csv of cifar10: 1,32 takes 0.0427887 s, 1,45 takes 0.0504853 s
-    steps = CIFAR._timing.times((1,), np.array([32.0, 38.5, 45.0]))[0]
+    steps = CIFAR.timing.times((1,), np.array([32.0, 38.5, 45.0]))[0]
     assert steps[0] == pytest.approx(0.0427886962890625)
     assert steps[1] == pytest.approx((steps[0] + steps[2]) / 2)
 
@@ -79,17 +79,26 @@ def test_the_batch_is_shared_out_and_made_in_passes_that_fit() -> None:
 
 @pytest.mark.parametrize("course", [CIFAR, YOLO])
 def test_the_best_batch_is_better_than_any_other_that_is_tried(course: Epochs) -> None:
-    best = course.rates(0.3 * course.total, 16, 4, None)
+    best = course.rates(0.3 * course.total, 16, 4, Aim.PROGRESS, 0)
     for batch in sorted({course._span.own, 512, course._span.largest}):
-        fixed = course.rates(0.3 * course.total, 16, 4, batch)
+        fixed = course.rates(0.3 * course.total, 16, 4, Aim.GIVEN, batch)
         assert np.all(best.progress >= fixed.progress * 0.97)  # it tries fifty
     assert set(best.provenance) == {Provenance.ORACLE}
     assert np.all((best.batch >= course._span.own) & (best.batch <= course._span.largest))
 
 
+@pytest.mark.parametrize("course", [CIFAR, YOLO])
+def test_the_batch_with_most_samples_in_a_second_may_make_less_progress(course: Epochs) -> None:
+    best, fastest = (course.rates(0.0, 16, 4, aim, 0) for aim in (Aim.PROGRESS, Aim.THROUGHPUT))
+    assert np.all(fastest.throughput >= best.throughput) and np.any(fastest.throughput > 1.05 * best.throughput)
+    assert np.all(fastest.progress <= best.progress) and np.any(fastest.progress < 0.95 * best.progress)
+    for batch in (course._span.own, 512, course._span.largest):
+        assert np.all(fastest.throughput >= course.rates(0.0, 16, 4, Aim.GIVEN, batch).throughput * 0.97)
+
+
 def test_true_speed_is_the_pace_at_which_a_job_then_runs() -> None:
     one = next(job for job in read_trace(WORKLOAD).jobs if job.name == "cifar10-0")
-    rates = TrueSpeed(one.course, 0.0, one.batch).rates(8, 4, fixed_batch=True)
+    rates = TrueSpeed(one.course, 0.0, one.batch).rates(8, 4, Aim.GIVEN)
     alone = trace(TraceJob("a", 0, 6, one.course, largest=6, batch=one.batch))
     outcome = run(alone, "fifo", conditions(2, 4))
     begun = one.course.step((4, 2), one.batch)
@@ -118,14 +127,14 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
             from edl.cluster.decision import Allotment, Decision
 
             if cluster.jobs:
-                rates[now] = cluster.jobs[0].speed.rates(8, 4, fixed_batch=True)
+                rates[now] = cluster.jobs[0].speed.rates(8, 4, Aim.GIVEN)
             return Decision({job.name: Allotment(6) for job in cluster.jobs}, look_again=now + 50)
 
     ClusterSimulation(alone, Looking(), speeds, conditions(2, 4, 60.0)).run()
     assert rates[0].provenance[0] is Provenance.GUESSED
     assert rates[50].provenance[0] is Provenance.GUESSED  # it has not made a step yet
     assert rates[100].provenance[5] is Provenance.MEASURED
-    truth = published.course.rates(0.0, 8, 4, published.batch)
+    truth = published.course.rates(0.0, 8, 4, Aim.GIVEN, published.batch)
     assert rates[150].throughput[5] == pytest.approx(truth.throughput[5], rel=0.1)
     assert heard[0] == (50.0, False) and heard[1] == (100.0, True)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from published import JOBS_60, JOBS_195, WORKLOAD
+from published import JOBS_60, JOBS_195, TRACES, WORKLOAD
 from simulated import Rule, conditions, figures
 
+from benchmarks.policies_runs import PlannedRun, play
 from edl.simulator.figures import Summary
 from edl.simulator.traces.reading import read_trace
 
@@ -73,3 +74,12 @@ def test_optimus_on_a_workload_of_pollux_is_what_their_simulator_says() -> None:
     summary = of_workload("optimus")
     assert summary.mean == pytest.approx(5_302, rel=0.05)
     assert summary.p95 == pytest.approx(20_201, rel=0.05)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(600)
+def test_goodput_with_fitted_speeds_is_no_worse_than_pollux() -> None:
+    where = str(WORKLOAD.relative_to(TRACES))
+    found = play(PlannedRun("goodput", (16, 4), trace=where, interval_s=60.0, cost="30"), TRACES)
+    assert found.fitted
+    assert found.summary.mean is not None and found.summary.mean <= 2_472
