@@ -14,6 +14,8 @@ import sys
 from types import FrameType
 from typing import NoReturn
 
+HELD_BACK = (signal.SIGTERM, signal.SIGHUP)
+
 
 def foreign_package() -> str | None:
     """What `import edl` finds if it is not ours: one line with the remedy."""
@@ -38,6 +40,8 @@ def main() -> int:
     heeded = signal.getsignal(signal.SIGINT) is signal.default_int_handler  # else it is ignored, as in `edl run &`
     if heeded:
         signal.signal(signal.SIGINT, _interrupted)
+    if sys.argv[1:2] == ["run"]:  # `edl.launch.early` lets them through, once it is known what they mean
+        signal.pthread_sigmask(signal.SIG_BLOCK, HELD_BACK)
     try:
         complaint = foreign_package()
         if complaint:

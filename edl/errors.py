@@ -32,6 +32,10 @@ class NotResumed(CheckpointError):
     """What was saved does not go with this script, or cannot be read; where the script was says nothing about that."""
 
 
+class ForeignCheckpoint(NotResumed):
+    """It does not go with this script: another worker of the same line would find the same."""
+
+
 class PeerError(EdlError):
     """The other side misbehaved or is gone; nothing here is wrong."""
 

@@ -13,7 +13,8 @@ from edl.checkpoints.reading import Checkpoint, Newest, PassedOver, chosen, newe
 from edl.checkpoints.writing import begin_life
 from edl.errors import CheckpointError, UsageError
 
-WORDS = ("auto", "never", "must")
+GOES_ON = ("auto", "must")  # from the newest checkpoint of the job
+WORDS = (*GOES_ON, "never")
 
 
 class NewLife(NamedTuple):
@@ -49,7 +50,7 @@ def to_go_on_from(where: str, job: str, resume: str, since: int = 0) -> Newest:
     `since`: of the lives after the one in which `resume` was heeded, this was the first. They go on from each other.
     """
     folder = JobFolder(files_at(where), job)
-    if since and resume not in ("auto", "must"):
+    if since and resume not in GOES_ON:
         found = newest(folder, since)
         if found.checkpoint is not None:
             return found

@@ -16,7 +16,7 @@ from edl.clock import SystemClock
 from edl.config import Settings
 from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import AccessDenied, NotEmpty, Store
+from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import remains
 from edl.daemon.remains import Remains, Standing
 from edl.errors import ConfigError, NoSuchJob
@@ -132,7 +132,7 @@ async def _look(store: Store, place: _Place, job: str) -> Remains:
 async def _remove(store: Store, found: Remains) -> None:
     try:
         await remains.remove(store, found.job)
-    except NotEmpty:
+    except StoreRefused:
         raise ConfigError(
             f"a worker has come to job {found.job} meanwhile ({tree.root(found.job)}): try again"
         ) from None

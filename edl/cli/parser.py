@@ -25,7 +25,8 @@ examples:
                                                      starts workers here once `edl migrate` moves the job here
 
 Each flag can be given as a variable too: EDL_NP=2, EDL_MAX_NP=4, EDL_JOB=mnist, ...
-Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for.
+Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for, 75 when it was
+preempted: the same line goes on with it.
 Ctrl-C ends the job and all its processes, a second Ctrl-C at once.
 """
 STATUS_EXAMPLES = """

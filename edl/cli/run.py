@@ -7,20 +7,23 @@ import asyncio
 import os
 import shlex
 import shutil
+import signal
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import msgspec
 
-from edl.checkpoints.lives import only_job
+from edl.checkpoints.lives import GOES_ON, only_job
 from edl.config import TABLE, Given, Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
+from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.lives import Lives
 from edl.launch.local import Outcome
 from edl.launch.records import Folder, launch_record, new_name
+from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, EndKind, LaunchVerdict
 from edl.launch.workers import search_path
 from edl.trainer.data.audit import check_free, prepare
 
@@ -32,7 +35,12 @@ def run(arguments: argparse.Namespace) -> int:
         raise UsageError(
             f"{waits} waits for a job that trains elsewhere: name it by --job, and its --coordinator HOST:PORT"
         )
-    command = checked_command(arguments.line)
+    with ends_early(lambda signum: early_end(settings, signum, waits=bool(waits))):
+        return _run(settings, arguments.line, waits=bool(waits))
+
+
+def _run(settings: Settings, line: Sequence[str], *, waits: bool) -> int:
+    command = checked_command(line)
     policy = try_policy(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
@@ -42,12 +50,12 @@ def run(arguments: argparse.Namespace) -> int:
         _prepare_audit(settings, job if settings.checkpoint else None)
     settings = msgspec.structs.replace(settings, batch_policy=table, job=job)
     source = policy.source if policy is not None and policy.file else None
-    outcome = asyncio.run(_run(settings, command, source, waits=bool(waits)))
-    sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home))}\n")
+    outcome = asyncio.run(_live(settings, command, source, waits=waits))
+    sys.stderr.write(f"edl: {last_line(outcome, Folder(settings.job_home), settings.resume)}\n")
     return outcome.verdict.code
 
 
-async def _run(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
+async def _live(settings: Settings, command: Sequence[str], policy: bytes | None, *, waits: bool) -> Outcome:
     lives = Lives(settings, launch_record(settings, command), policy, waits=waits)  # inside the loop it belongs to
     return await lives.run()
 
@@ -94,19 +102,36 @@ def checked_command(line: Sequence[str]) -> tuple[str, ...]:
     raise UsageError(f"command not found: {program}")
 
 
-def last_line(outcome: Outcome, folder: Folder) -> str:
-    """What there is to say about the end."""
+def early_end(settings: Settings, signum: signal.Signals, *, waits: bool) -> EarlyEnd:
+    """By a signal before there is a job: as one that comes later, before the job trains (`edl.launch.lives`)."""
+    if signum is not signal.SIGTERM or not settings.checkpoint or waits:
+        return EarlyEnd(INTERRUPTED.code, INTERRUPTED.reason)
+    job = f"job {settings.job}" if settings.job else "the job"
+    return EarlyEnd(NOT_BEGUN.code, _preempted(job, NOT_BEGUN, settings.resume))
+
+
+def last_line(outcome: Outcome, folder: Folder, resume: str = "auto") -> str:
+    """What there is to say about the end. `resume`: what the job was to go on from."""
     verdict, job = outcome.verdict, folder.path.name
     if verdict.code == 0 and _trained_nothing(outcome):
         return f"job {job} has finished: nothing is left to train"
     if verdict.code == 0:
         return f"job {job}: {verdict.note}" if verdict.note else f"job {job} finished"
     if verdict.state == "preempted":
-        return f"job {job} is preempted, and goes on when the same line is typed again: {verdict.reason}"
+        return _preempted(f"job {job}", verdict, resume)
     if verdict.reason == "interrupted":
         return f"job {job} interrupted"
+    if verdict.kind is EndKind.REFUSED:
+        return f"job {job} failed: {verdict.reason}; logs: {folder.logs}"
     told = ", ".join(event.kind.value for event in outcome.last_events)
     return f"job {job} failed: {verdict.reason}{f'; last events: {told}' if told else ''}; logs: {folder.logs}"
+
+
+def _preempted(job: str, verdict: LaunchVerdict, resume: str) -> str:
+    again = "the same line is typed again"
+    if resume not in GOES_ON and verdict != NOT_BEGUN:  # that line would begin once more where this one did
+        again = f"the line is typed again without --resume {resume}"
+    return f"{job} is preempted, and goes on when {again}: {verdict.reason}"
 
 
 def _trained_nothing(outcome: Outcome) -> bool:

@@ -21,6 +21,10 @@
 // 6. horovod.torch waits for a collective in a loop that never sleeps (WaitAndClear in horovod/torch/mpi_ops_v2.cc).
 //    Where workers share cores, one that waits takes a core from those it waits for: newcomers, which wait for the
 //    survivors from the announcement of a switch on, did so for a third of a second.
+// 7. A tensor that is enqueued while Horovod's thread ends is never answered: the thread says that it is over, and then
+//    answers all that is enqueued (Finalize in horovod/common/process_set.cc); one that had looked before that, and
+//    enqueues after it (EnqueueTensorAllreduces in horovod/common/operations.cc), waits for ever. Seen in 1 of 700
+//    broken rings that reduced small tensors.
 //
 // What is done about it, without a patch or a build of Horovod: Horovod's library calls a few functions of other
 // libraries through its global offset table, which no other library sees. `edl_watch` points some of its slots here:
@@ -37,6 +41,9 @@
 //    socket, accept, close          what Horovod's library opens is the ring's, until it closes it: `edl_cut` ends that.
 //    getenv                         the library has an environment of its own, before that of the process.
 //    sched_yield                    who waits for a collective naps between two looks, once that takes long.
+//    pthread_mutex_lock, _unlock    a queue of tensors is locked by Horovod's thread to answer all that is in it: it is
+//                                   closed from then on. It is unlocked by one that has enqueued: if it is closed, all
+//                                   that is in it is answered once more.
 //
 // All of this is the state of one library. Who watches two of them loads a copy of this one for the second.
 //
@@ -64,10 +71,12 @@
 #include <memory>
 #include <mutex>
 #include <optional>
+#include <queue>
 #include <string>
 #include <thread>
 #include <typeinfo>
 #include <unordered_map>
+#include <unordered_set>
 
 namespace {
 
@@ -145,6 +154,59 @@ Environment& environment() {
   return *own;
 }
 
+// ------------------------------------------------------------------------------------- its queues of tensors
+
+struct Function {
+  uintptr_t begin = 0, end = 0;
+
+  bool calls(const void* from) const {  // `from`: where a function returns to
+    const auto place = reinterpret_cast<uintptr_t>(from);
+    return begin < place && place <= end;
+  }
+};
+
+// A class of Horovod's, made and never ended.
+struct Status {
+  Status(const Status&);
+  ~Status();
+  alignas(16) unsigned char bytes[256];  // more than it has
+};
+
+Function add_one, add_many, answer_all;  // of horovod::common::TensorQueue
+void (*answer)(void* queue, const Status* status) = nullptr;
+const Status* over = nullptr;
+std::ptrdiff_t lock_in_queue = 0;              // where in a queue its mutex lies
+thread_local pthread_mutex_t* locked = nullptr;  // the newest, while that is looked for
+
+struct Queues {
+  std::mutex mutex;
+  std::unordered_set<pthread_mutex_t*> closed;  // by their mutexes
+  std::atomic<bool> any{false};
+};
+
+Queues& queues() {  // never destroyed, as above
+  static Queues* all = new Queues;
+  return *all;
+}
+
+void close_queue(pthread_mutex_t* mutex) {
+  const std::lock_guard<std::mutex> lock(queues().mutex);
+  queues().closed.insert(mutex);
+  queues().any = true;
+}
+
+void open_queues() {
+  const std::lock_guard<std::mutex> lock(queues().mutex);
+  queues().closed.clear();
+  queues().any = false;
+}
+
+bool is_closed(pthread_mutex_t* mutex) {
+  if (!queues().any) return false;
+  const std::lock_guard<std::mutex> lock(queues().mutex);
+  return queues().closed.count(mutex) != 0;
+}
+
 // ------------------------------------------------------------------------------------------------- replacements
 
 struct Watched : State {
@@ -186,6 +248,7 @@ struct Watched : State {
 
 void (*real_start)(std::thread*, std::unique_ptr<State>, void (*)()) = nullptr;
 void start(std::thread* thread, std::unique_ptr<State> state, void (*depend)()) {
+  if (std::strstr(typeid(*state).name(), "HorovodGlobalState")) open_queues();  // for the ring that is to form
   if (attempt_here > 0) {
     state.reset(new Watched(std::move(state), Role::kHorovods, attempt_here));
     attempt_here = 0;
@@ -278,6 +341,23 @@ char* variable(const char* name) {
   return found->second ? found->second->data() : nullptr;
 }
 
+int (*real_lock)(pthread_mutex_t*) = nullptr;
+int lock(pthread_mutex_t* mutex) {
+  if (answer_all.calls(__builtin_return_address(0))) close_queue(mutex);
+  locked = mutex;
+  return real_lock(mutex);
+}
+
+int (*real_unlock)(pthread_mutex_t*) = nullptr;
+int unlock(pthread_mutex_t* mutex) {
+  const void* from = __builtin_return_address(0);
+  const int result = real_unlock(mutex);
+  if ((add_one.calls(from) || add_many.calls(from)) && is_closed(mutex)) {
+    answer(reinterpret_cast<char*>(mutex) - lock_in_queue, over);
+  }
+  return result;
+}
+
 struct Replacement {
   const char* name;
   void* ours;
@@ -296,6 +376,8 @@ const Replacement replacements[] = {
     {"sched_yield", reinterpret_cast<void*>(&give_way), reinterpret_cast<void**>(&real_yield)},
     {"gethostname", reinterpret_cast<void*>(&name_of_host), reinterpret_cast<void**>(&real_name)},
     {"getenv", reinterpret_cast<void*>(&variable), reinterpret_cast<void**>(&real_getenv)},
+    {"pthread_mutex_lock", reinterpret_cast<void*>(&lock), reinterpret_cast<void**>(&real_lock)},
+    {"pthread_mutex_unlock", reinterpret_cast<void*>(&unlock), reinterpret_cast<void**>(&real_unlock)},
 };
 
 // ------------------------------------------------------------------------------ the global offset table of a library
@@ -372,22 +454,69 @@ int find(dl_phdr_info* info, size_t, void* data) {
   return 1;
 }
 
+// --------------------------------------------------------------------------------------- the functions of a library
+
+// Finds one of the library's own by its name, and where it lies.
+template <typename Pointer>
+bool find(void* library, const char* name, Pointer* pointer, Function* function = nullptr) {
+  void* address = dlsym(library, name);
+  Dl_info info;
+  void* symbol = nullptr;
+  if (address == nullptr || dladdr1(address, &info, &symbol, RTLD_DL_SYMENT) == 0 || symbol == nullptr) return false;
+  const auto begin = reinterpret_cast<uintptr_t>(address);
+  if (function != nullptr) *function = {begin, begin + static_cast<const ElfW(Sym)*>(symbol)->st_size};
+  *pointer = reinterpret_cast<Pointer>(address);
+  return true;
+}
+
+#define STRING "NSt7__cxx1112basic_stringIcSt11char_traitsIcESaIcEEE"
+#define QUEUE "7horovod6common11TensorQueue"
+
+// What is to be known of Horovod's queues. Its slots must point to the replacements by now.
+bool know_queues(const char* path) {
+  struct {  // as Horovod's, whatever the tensors and the messages in it are
+    std::unordered_map<std::string, int> tensors;
+    std::queue<int> messages;
+    std::mutex mutex;
+  } like;
+  void* add = nullptr;
+  bool (*has)(const void*, const std::string&) = nullptr;
+  Status (*error)(const std::string&) = nullptr;
+  void* library = dlopen(path, RTLD_NOW | RTLD_NOLOAD);
+  const bool found =
+      library != nullptr && find(library, "_ZNK" QUEUE "22IsTensorPresentInTableERK" STRING, &has) &&
+      find(library, "_ZN7horovod6common6Status12UnknownErrorERK" STRING, &error) &&
+      find(library, "_ZN" QUEUE "16AddToTensorQueueERNS0_16TensorTableEntryERNS0_7RequestE", &add, &add_one) &&
+      find(library,
+           "_ZN" QUEUE
+           "21AddToTensorQueueMultiERSt6vectorINS0_16TensorTableEntryESaIS3_EERS2_INS0_7RequestESaIS7_EE",
+           &add, &add_many) &&
+      find(library, "_ZN" QUEUE "19FinalizeTensorQueueERKNS0_6StatusE", &answer, &answer_all);
+  if (library != nullptr) dlclose(library);
+  if (!found) return false;
+  over = new Status(error("Horovod has been shut down."));  // the library's own, as what it is made of is
+  locked = nullptr;
+  has(&like, "");
+  lock_in_queue = reinterpret_cast<char*>(locked) - reinterpret_cast<char*>(&like);
+  return locked == like.mutex.native_handle();
+}
+
 }  // namespace
 
 extern "C" {
 
 // The library at `path`, which must be loaded, calls our replacements from now on. Returns how many of them it has a
-// use for: fewer than there are means that it is not as we know it. Harmless twice.
+// use for, and its queues count as one: fewer than there are means that it is not as we know it. Harmless twice.
 int edl_watch(const char* path) {
   for (const auto& replacement : replacements) *replacement.real = dlsym(RTLD_DEFAULT, replacement.name);
   Library library{path};
   if (dl_iterate_phdr(find, &library) == 0 || library.symbols == nullptr || library.names == nullptr) return 0;
   const int found = redirect(library, library.jumps, library.jump_bytes) |
                     redirect(library, library.relocations, library.relocation_bytes);
-  return __builtin_popcount(static_cast<unsigned>(found));
+  return __builtin_popcount(static_cast<unsigned>(found)) + (found != 0 && know_queues(path));
 }
 
-int edl_replacements() { return sizeof replacements / sizeof replacements[0]; }
+int edl_replacements() { return 1 + sizeof replacements / sizeof replacements[0]; }
 
 // What this host is called in Horovod's next thread; empty: its own name.
 void edl_set_host(const char* address) { std::strncpy(host, address, sizeof host - 1); }

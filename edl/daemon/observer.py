@@ -106,6 +106,7 @@ class Observer:
             saved_part=account.saved_part,
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
+            foreign=account.foreign,
             at=now,
         )
 

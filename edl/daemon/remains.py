@@ -17,7 +17,7 @@ from enum import Enum, auto
 
 import msgspec
 
-from edl.coordination.store import AccessDenied, Delete, NoNode, Store, StoreRefused
+from edl.coordination.store import AccessDenied, Check, Delete, NoNode, NotEmpty, Store, StoreRefused
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER
 
@@ -77,25 +77,32 @@ async def look(store: Store, job: str) -> Remains | None:
 
 
 async def remove(store: Store, job: str) -> None:
-    """All nodes of a job, its secret first. Harmless twice, and beside another daemon that does the same.
+    """All nodes of a job, its secret first. Harmless twice, and beside another process that does the same: where the
+    record is gone, or is that of another life by now, what else is there is not of this one.
 
-    Raises NotEmpty when a worker has come meanwhile; then all but what it made is gone.
+    Raises StoreRefused when a worker has come meanwhile, or another life has begun; what these have made stays, but for
+    the node of a worker that had come before.
     """
-    root = tree.root(job)
-    await _delete(store, [tree.secret(job)])
-    async for folder, leaves in _below(store, root, last=tree.record(job)):
+    root, record = tree.root(job), tree.record(job)
+    node = await store.read(record)
+    if node is None:
+        return
+    mine = Check(record, node.version)
+    await _delete(store, [tree.secret(job)], mine)
+    async for folder, leaves in _below(store, root, last=record):
         for begin in range(0, len(leaves), AT_ONCE):
-            await _delete(store, leaves[begin : begin + AT_ONCE])
+            await _delete(store, leaves[begin : begin + AT_ONCE], mine)
         if folder != root:
-            await _delete(store, [folder])
-    await _delete(store, [tree.record(job)])
-    with contextlib.suppress(AccessDenied):  # the folder of all jobs may be another user's: a name is left
-        await _delete(store, [root])
+            await _delete(store, [folder], mine)
+    await store.commit([Delete(record, node.version)])
+    with contextlib.suppress(AccessDenied, NoNode, NotEmpty):  # another user's folder keeps a name; or a life has begun
+        await store.delete(root)
 
 
 async def forget_secret(store: Store, job: str) -> None:
     """Of a job that is over: it is not needed any more, and a reader could speak in the job's name."""
-    await _delete(store, [tree.secret(job)])
+    with contextlib.suppress(NoNode):
+        await store.delete(tree.secret(job))
 
 
 async def sweep(store: Store, now: float, besides: str) -> list[str]:
@@ -136,13 +143,15 @@ async def _below(store: Store, folder: str, last: str) -> AsyncIterator[tuple[st
     yield folder, leaves
 
 
-async def _delete(store: Store, paths: Sequence[str]) -> None:
-    """At once; one by one where some of them are gone already."""
+async def _delete(store: Store, paths: Sequence[str], mine: Check) -> None:
+    """At once, while the record is still that one; one by one where some of them are gone already."""
     if not paths:
         return
     try:
-        await store.commit([Delete(path) for path in paths])
-    except NoNode:
+        await store.commit([mine, *map(Delete, paths)])
+    except NoNode as error:
+        if error.op == mine:
+            raise
         for path in paths:
             with contextlib.suppress(NoNode):
-                await store.delete(path)
+                await store.commit([mine, Delete(path)])

@@ -7,6 +7,7 @@ goes (`edl.daemon.remains`).
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
 
 import msgspec
@@ -14,7 +15,7 @@ import msgspec
 from edl.config import Settings
 from edl.coordination import zookeeper
 from edl.coordination.settings import Coordinator
-from edl.coordination.store import AccessDenied, NotEmpty, Store
+from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import remains
 from edl.daemon.remains import Remains, Standing
 from edl.errors import ConfigError
@@ -26,6 +27,7 @@ from edl.protocol.job import Status
 
 LOOK_AGAIN_S = 60.0  # the longest time-out of a session: a daemon that lost it with the coordinator's is back by then
 LOOK_S = 0.5
+MOST_LOOKS = 10
 
 
 def opening(settings: Settings, coordinator: Coordinator, job: str) -> Coordinator:
@@ -44,26 +46,31 @@ async def clear(settings: Settings, say: Callable[[str], object], patience_s: fl
     named, job = coordinator_of(settings), settings.job
     assert named is not None and job is not None
     coordinator = opening(settings, named, job)
-    found: Remains | None = None
     store = await zookeeper.connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
     try:
-        found = await _settled(store, job, say, patience_s)
-        if found is not None and found.verdict is not Standing.LIVING:
-            await remains.remove(store, job)
-            say(f"a former life of job {job} ({found.state}) is removed at {coordinator.hosts}")
+        if not await _lives(store, job, say, patience_s):
             return None
-    except NotEmpty:  # a worker of the next life has just come
-        pass
     except AccessDenied:
         raise ConfigError(
             f"job {job} at {coordinator.hosts} is closed to you: EDL_SECRET_FILE or EDL_COORDINATOR_AUTH of it opens it"
         ) from None
     finally:
         await store.close()
-    if found is None:
-        return None
     async with JobClient(coordinator, job) as living:
         return await living.status()
+
+
+async def _lives(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> bool:
+    """False: nothing is left of it any more. Raises ConfigError."""
+    for _ in range(MOST_LOOKS):
+        found = await _settled(store, job, say, patience_s)
+        if found is None or found.verdict is Standing.LIVING:
+            return found is not None
+        with contextlib.suppress(StoreRefused):  # another line does the same, or the next life has just begun
+            await remains.remove(store, job)
+            say(f"a former life of job {job} ({found.state}) is removed")
+            return False
+    raise ConfigError(f"job {job} is removed and begun again and again by others: end these, and type the line again")
 
 
 async def _settled(store: Store, job: str, say: Callable[[str], object], patience_s: float) -> Remains | None:

@@ -29,6 +29,7 @@ from edl.launch.local import PRINT_TIMEOUT_S, Launch, Outcome
 from edl.launch.output import Printer
 from edl.launch.records import Folder, LaunchRecord, claim, renew
 from edl.launch.restarting import Again, Enough, LifeEnd, Restarting
+from edl.launch.supervision import OwnChoice
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.protocol.job import JobState, Status
 
@@ -96,13 +97,20 @@ class Lives:
         return end
 
     async def _live(self) -> Outcome:
-        launch = self._launch = Launch(self._settings, self._record, self._printer, self._policy, waits=self._waits)
+        launch = self._launch = Launch(
+            self._settings, self._record, self._printer, self._policy, waits=self._waits, chosen=self._chosen()
+        )
         if self._asked.is_set():
             launch.ask_to_go() if self._to_go else launch.interrupt()
         try:
             return await launch.run()
         finally:
             self._record, self._launch = launch.record, None
+
+    def _chosen(self) -> OwnChoice | None:
+        """By this line, where others may have begun the job with another choice."""
+        path = self._settings.resume_from
+        return None if self._record.own_coordinator or not path else OwnChoice(path, self._began)
 
     # ------------------------------------------------------------------------------------------- from life to life
 
@@ -159,7 +167,10 @@ class Lives:
         return None if verdict is None else msgspec.structs.replace(outcome, verdict=verdict)
 
     def _end_of(self, outcome: Outcome) -> LifeEnd:
-        status, newest = outcome.status, self._began + outcome.newest_step
+        status = outcome.status
+        if status is not None and status.resumed:  # by another line's choice, perhaps
+            self._began = status.base
+        newest = self._began + outcome.newest_step
         going = self._to_go or (status is not None and status.state is JobState.PREEMPTING)
         return LifeEnd(outcome.verdict, self._began, newest, outcome.cause, 0, outcome.restarts, to_go=going)
 

@@ -48,6 +48,7 @@ from edl.launch.supervision import (
     KillWorkers,
     LookAtJob,
     Looked,
+    OwnChoice,
     PreemptJob,
     Stage,
     StartWorkers,
@@ -96,10 +97,13 @@ class Launch:
         policy: bytes | None = None,
         *,
         waits: bool = False,
+        chosen: OwnChoice | None = None,
     ) -> None:
         """`record`: whose name is claimed. `policy`: the code that the job's size is chosen by, where that is a file
-        of the user's. `waits`: no worker is started before the job is moved to this machine.
+        of the user's. `waits`: no worker is started before the job is moved to this machine. `chosen`: the checkpoint
+        that the job is to go on from, where that is this line's choice.
         """
+        self._chosen = chosen
         self.record = record
         self._waits = waits
         self._policy = policy
@@ -119,7 +123,7 @@ class Launch:
         self._last_word: asyncio.Task[None] | None = None
         self._ending_job: asyncio.Task[None] | None = None
         self._going: asyncio.Task[None] | None = None
-        self._announced = False
+        self._announced = self._compared = False
         self._waited = False  # for the daemons to end
         self._restarts = settings.max_restarts
 
@@ -242,7 +246,7 @@ class Launch:
         limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
         started = {worker.slot: worker.pid for worker in self._workers}
         own, restarts = self.record.own_coordinator, self._restarts
-        supervisor = Supervisor(started, limits, hosts=own, restarts=restarts, waits=self._waits)
+        supervisor = Supervisor(started, limits, hosts=own, restarts=restarts, waits=self._waits, chosen=self._chosen)
         while supervisor.phase is not Stage.ENDED:
             happening = await self._next_happening(supervisor.deadline)
             for command in supervisor.handle(happening, self._clock.now()):
@@ -328,10 +332,20 @@ class Launch:
                 worker.take_rank(job.ranks[worker.pid])
         if job.state != self.record.state and job.state not in OVER:
             self._write_record(state=job.state)
+        if job.members and not self._compared:
+            self._compared = True
+            self._compare(job)
         if job.state == "running" and not self._announced:
             self._announced = True
             name = self.record.job
             self._printer.say(f"job {name} is running with {job.size} workers; see `edl status {name}`")
+
+    def _compare(self, job: JobSeen) -> None:
+        """With what was said of it before its first worker was there."""
+        if job.resumed and job.resumed != self._settings.resume_from:
+            self._printer.say(
+                f"job {self.record.job} goes on from step {job.base}, {job.resumed}, as another line has begun it so"
+            )
 
     # ---------------------------------------------------------------------------------------------- cleaning up
 

@@ -39,6 +39,7 @@ PROSPECTS: Final = {
     EndKind.CRASHED: Prospects(True, "a device, a file or a network may have failed"),
     EndKind.LOST: Prospects(True, "hosts may come back"),
 }
+PLAIN: Final = frozenset({EndKind.INTERRUPTED, EndKind.STOPPED, EndKind.SPENT, EndKind.REFUSED})  # no word of why
 NUMBER: Final = re.compile(r"0x[0-9a-fA-F]+|[0-9]+")
 AT_ITS_START: Final = {  # no life of it has made a step: then a script is wrong, as a rule, and not a machine
     EndKind.CRASHED: "a script that fails before its first step would do so again",
@@ -114,8 +115,7 @@ class Restarting:
         return f"--max-restarts {self._allowed} is used up" if self._allowed else ""
 
     def _why_not(self, verdict: LaunchVerdict) -> str:
-        by_hand = verdict.kind in {EndKind.INTERRUPTED, EndKind.STOPPED, EndKind.SPENT}
-        if by_hand or not self._allowed:
+        if verdict.kind in PLAIN or not self._allowed:
             return ""
         why = AT_ITS_START.get(verdict.kind, PROSPECTS[verdict.kind].why)
         return f"it is not begun again: {why}"

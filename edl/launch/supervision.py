@@ -74,6 +74,8 @@ class JobSeen(msgspec.Struct, frozen=True):
     migration: int = 0  # its number, while all workers of some host are to leave it
     awaited: int = 0  # workers that are to be started on this machine for that
     failed_by: FailedBy = FailedBy.FAULT
+    resumed: str = ""  # the checkpoint that it goes on from
+    base: int = 0  # the step of that
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -174,6 +176,13 @@ class Bounds(msgspec.Struct, frozen=True):
         )
 
 
+class OwnChoice(msgspec.Struct, frozen=True):
+    """The checkpoint that a line of the job has chosen to go on from."""
+
+    path: str
+    step: int
+
+
 class Supervisor:
     """One launch. `handle` is the only way in; `deadline` says when it wants to hear `DeadlineReached`."""
 
@@ -185,8 +194,11 @@ class Supervisor:
         hosts: bool = False,
         restarts: int = 0,
         waits: bool = False,
+        chosen: OwnChoice | None = None,
     ) -> None:
         """`hosts`: the job's coordinator ends with this launch, so this must not end before the job.
+
+        `chosen`: what the job was to go on from, for all that this launch knew.
 
         `restarts`: so many crashed workers are replaced at most. `waits`: for the job to be moved to this machine, as
         often as it is, until it is over.
@@ -199,6 +211,7 @@ class Supervisor:
         self._hosts = hosts
         self.restarts = restarts  # that are left
         self._waits = waits
+        self._chosen = chosen  # None: it has turned out to be so, or it does not matter
         self._moving = 0  # the number of the newest migration that workers were started for
         self._moved = 0  # so many, besides those that take the place of crashed ones
         self._room = 0  # of so many that are to come here
@@ -321,6 +334,13 @@ class Supervisor:
             return self._leave(now)
         if self.phase is Stage.SETTLING:
             return self._end(self._finished()) if job.state == "finished" else []
+        if (refused := self._begun_otherwise(job)) is not None:
+            return self._fail(refused.reason, now, refused)
+        return self._follow(before, now)
+
+    def _follow(self, before: JobSeen, now: float) -> list[Command]:
+        """The job is not over, nor are its workers."""
+        job = self._job
         knows_the_dead = (job.pids - job.done).isdisjoint(self._gone)
         goes_on = job.state in RUNNING and job.size and knows_the_dead
         if self.phase is Stage.DOUBTING and goes_on:
@@ -335,6 +355,24 @@ class Supervisor:
         grows = job.state in RUNNING and job.state != "preempting"
         due = (grows or larger) and self.phase is Stage.WATCHING and knows_the_dead
         return self._replenish(job, now) if due else []
+
+    def _begun_otherwise(self, job: JobSeen) -> LaunchVerdict | None:
+        """Several lines that begin a job at once each choose a checkpoint, and the job goes on from that of the first
+        worker. One that has chosen an older one goes along. One that has chosen a newer one does not: what was trained
+        up to it would be lost.
+        """
+        chosen = self._chosen
+        if chosen is None or not job.members:  # no worker is in it yet
+            return None
+        self._chosen = None
+        if job.base >= chosen.step:
+            return None
+        began = f"from step {job.base}, {job.resumed}" if job.resumed else "at its start"
+        reason = (
+            f"another line has begun it {began}, and here {chosen.path} of step {chosen.step} is saved: end it by "
+            "`edl stop`, and type one line everywhere; all machines have to see one folder"
+        )
+        return LaunchVerdict(1, "failed", reason, kind=EndKind.REFUSED)
 
     def _replenish(self, job: JobSeen, now: float) -> list[Command]:
         """Start those that are missing: of the newly asked for, as others may start workers too, and of our crashed."""

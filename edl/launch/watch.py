@@ -19,6 +19,7 @@ from edl.protocol.job import Status, WorkerState
 
 INTERVAL_S = 1.0
 GOING = frozenset({WorkerState.LEAVING, WorkerState.DONE})
+ENDS = frozenset({Kind.JOB_FINISHED, Kind.JOB_FAILED, Kind.JOB_PREEMPTED})
 START_INTERVAL_S = 0.1  # until the job runs, so that its first output can have the ranks
 
 
@@ -92,6 +93,8 @@ class JobWatch:
 
     def _learn(self, events: Iterable[Event]) -> None:
         for event in events:
+            if event.kind in ENDS:  # a short job is seen once it is over, where its status has no step
+                self.newest_step = max(self.newest_step, event.step)
             if event.kind is not Kind.WORKER_LOST:
                 continue
             lost = facts.WorkerLost.of(event.details)
@@ -122,4 +125,6 @@ def job_seen(status: Status) -> JobSeen:
         awaited=sum(awaited),
         short="" if status.state.value in OVER else status.reason,
         failed_by=status.failed_by,
+        resumed=status.resumed,
+        base=status.base,
     )

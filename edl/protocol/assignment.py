@@ -74,5 +74,6 @@ class Orders(msgspec.Struct, frozen=True):
     summons: Summons | None = None
     save: Save | None = None  # what it is to copy, as its part of a checkpoint
     origin: Origin | None = None  # of this life; None: it has begun anew
+    life: int = 1  # its number
     hold: Hold | None = None  # where it waits for what becomes of that
     resumable: bool = False  # with STOP: the job was asked to go, and can be gone on with

@@ -16,6 +16,13 @@ class MemberSnapshot(msgspec.Struct, frozen=True, array_like=True):
     leases: tuple[Lease, ...]  # not fully trained
 
 
+class Deal(msgspec.Struct, frozen=True, array_like=True):
+    """Samples for some steps, dealt to the members in runs. Rounds lease them; until then they are unassigned."""
+
+    left: int = 0  # of its steps, those after the newest round
+    steps: int = 0  # that were dealt for at most; 0: the next deal is a first one
+
+
 class LedgerSnapshot(msgspec.Struct, frozen=True):
     """As large as there are members, leases not yet trained and returned pieces, however many samples there are."""
 
@@ -28,3 +35,4 @@ class LedgerSnapshot(msgspec.Struct, frozen=True):
     returned: tuple[tuple[int, int], ...]  # unassigned places before the frontier: from, to
     members: tuple[MemberSnapshot, ...]  # in order of rank
     late: int = -1  # the newest epoch whose samples came back after scripts had been given its final round
+    deal: Deal = Deal()  # the newest one

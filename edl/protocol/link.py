@@ -122,6 +122,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The script's end: `reason` is empty when all went well."""
 
     reason: str
+    foreign: bool = False  # what was saved does not go with it
 
 
 Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | CheckpointWanted | Diverged | Figures

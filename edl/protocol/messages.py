@@ -75,6 +75,7 @@ class Observation(msgspec.Struct, frozen=True):
     saved_part: tuple[int, PartInfo | None] = (0, None)  # of the newest saving of which its part is durable
     save_failed: tuple[int, Reason] = (0, "")  # the newest to which it has no part to give, and why
     save_wanted: int = 0  # its script has asked that the job be saved after this step, or a later one
+    foreign: bool = False  # it has failed as what was saved does not go with its script
     at: float = 0.0  # when that was so, by a clock of the worker's machine that never goes back
 
 

@@ -49,6 +49,7 @@ def known_of(account: TrainerAccount) -> Known:
         "phase": account.phase,
         "generation": account.generation,
         "reason": account.reason if failed else "",
+        "foreign": account.foreign,
         "data": account.data,
         "leaving": account.leaving,
         "booted": account.booted,

@@ -78,6 +78,10 @@ class Checks:
         """With all lives before."""
         return {*self._before, *(sample for at, hand in self._steps.items() if at <= step for sample in hand)}
 
+    def samples_of_steps(self) -> list[list[Sample]]:
+        """Of each step of this life, rank by rank."""
+        return [self._steps[step] for step in sorted(self._steps)]
+
     def violated(self, invariant: str, complaint: str) -> NoReturn:
         raise Violation(self.job.story(f"{invariant}: {complaint}"))
 

@@ -48,7 +48,7 @@ def inheritance(job: SimJob) -> Inheritance | None:
     )
 
 
-def next_life(job: SimJob, *, seed: int, workers: int, **more: Any) -> SimJob:
+def next_life(job: SimJob, *, seed: int, workers: int, job_class: type[SimJob] = SimJob, **more: Any) -> SimJob:
     """Of a job whose workers are all gone. Without a checkpoint it begins anew."""
     inherits = inheritance(job)
     done = 0 if inherits is None else inherits.resumed.step
@@ -60,7 +60,7 @@ def next_life(job: SimJob, *, seed: int, workers: int, **more: Any) -> SimJob:
         auto=job.checkpointing.auto,
         life=job.life + 1,
     )
-    return SimJob(
+    return job_class(
         job.spec,
         seed=seed,
         steps=max(0, job.whole_steps - done),

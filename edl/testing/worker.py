@@ -252,4 +252,5 @@ class SimWorker:
             saved_part=account.saved_part,
             save_failed=account.save_failed,
             save_wanted=account.save_wanted,
+            foreign=account.foreign,
         )

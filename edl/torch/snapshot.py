@@ -14,6 +14,7 @@ import msgspec
 import torch
 
 from edl.checkpoints.names import optimizer_tensor
+from edl.errors import UsageError
 from edl.torch.apart import Whole, version_of
 from edl.torch.state import Adoption, Described, as_bytes, hyper_parameters, states
 from edl.torch.tensors import TorchTensors, form
@@ -41,7 +42,7 @@ class TorchSnapshot:
             found += [_Tensor(optimizer_tensor(number, path), tensor, False, False) for path, tensor in of_state]
         order = sorted(range(len(found)), key=lambda at: not found[at].is_early)
         state_of_all = Described(tuple((name, form(tensor)) for name, tensor in named), tuple(described))
-        self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order)))
+        self.description = msgspec.msgpack.encode(_Ordered(state_of_all, tuple(order), _kinds(holder)))
         self.early: Sequence[StatePiece] = [one.piece() for one in found if one.is_early]
         self.late: Sequence[StatePiece] = [one.piece() for one in found if not one.is_early]
         self.whole: Callable[[], bool] = _Versions([one.tensor for one in found if not one.is_early]).same
@@ -75,6 +76,7 @@ class _Tensor(NamedTuple):
 class _Ordered(msgspec.Struct, frozen=True):
     described: Described
     order: tuple[int, ...]  # of each stored tensor: which one it is of those that are described
+    kinds: tuple[str, ...] = ()  # of the optimizers: their classes; empty: edl of before did not say
 
 
 def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview], None]) -> None:
@@ -83,6 +85,7 @@ def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview],
     head = msgspec.msgpack.decode(description, type=_Ordered)
     named = list(holder.tensors())
     contents = [tensor for _, tensor in named]
+    _check_kinds(_kinds(holder), head.kinds)
     remedy = "Build the model and wrap the optimizers that the job trained, in the same order"
     adoption = Adoption("the checkpoint is of another model", contents, remedy)
     with torch.no_grad():
@@ -93,6 +96,17 @@ def restore(holder: Whole, description: bytes, fill: Callable[[int, memoryview],
                 raw = bytearray(tensor.numel() * tensor.element_size())
                 fill(number, memoryview(raw))
                 put_bytes(tensor, memoryview(raw))
+
+
+def _kinds(holder: Whole) -> tuple[str, ...]:
+    return tuple(type(optimizer).__name__ for optimizer in holder.optimizers())
+
+
+def _check_kinds(here: tuple[str, ...], there: tuple[str, ...]) -> None:
+    """An optimizer takes over whatever state it is given, and some do so of any other. Raises UsageError."""
+    for number, (mine, theirs) in enumerate(zip(here, there, strict=False)):
+        if mine != theirs:
+            raise UsageError(f"optimizer {number} is {mine} here, {theirs} in the checkpoint. Wrap the same ones")
 
 
 def bytes_of(tensor: torch.Tensor) -> memoryview:

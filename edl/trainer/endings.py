@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
 
-from edl.errors import NotResumed
+from edl.errors import ForeignCheckpoint, NotResumed
 from edl.protocol.saving import PREEMPTED_CODE
 
 GRACE_S = 1.0  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
@@ -49,8 +49,9 @@ class Exit(SystemExit):
         self._status = status
 
 
-def note_failures(note: Callable[[str], None]) -> None:
-    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all.
+def note_failures(note: Callable[[str, bool], None]) -> None:
+    """Hear of the exception that ends the script; it is shown as ever, or in one line where that says it all. With it
+    comes whether what was saved does not go with the script.
 
     Of `sys.exit()` too, where its status is not 0.
 
@@ -59,12 +60,14 @@ def note_failures(note: Callable[[str], None]) -> None:
     hook = sys.excepthook
 
     def exit_noting(status: object = None, /) -> NoReturn:
-        raise Exit(note, status)
+        raise Exit(lambda reason: note(reason, False), status)
 
     sys.exit = exit_noting
 
     def noting(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        note("interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}")
+        reason = "interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}"
+        foreign = isinstance(error, ForeignCheckpoint)
+        note(str(error) if foreign else reason, foreign)
         if isinstance(error, NotResumed):
             sys.stderr.write(f"edl: {error}\n")
         else:

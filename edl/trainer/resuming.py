@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from edl.checkpoints.names import parse_name
-from edl.errors import CheckpointError, NotResumed, UsageError
+from edl.core.data.inheriting import BEGIN_ANEW
+from edl.errors import CheckpointError, ForeignCheckpoint, NotResumed, UsageError
+from edl.protocol.assignment import Orders
 from edl.protocol.audit import LifeAudited
 from edl.trainer import random_states
 from edl.trainer.extras import Extras
@@ -31,36 +33,31 @@ class Resuming:
     def __init__(self, framework: Framework, extras: Extras) -> None:
         self._framework = framework
         self._extras = extras
-        self._path = ""
         self._generation = 0  # the newest that it was taken over for
 
-    def begin_with(self, path: str) -> None:
-        """The checkpoint of that path; empty: the job begins anew."""
-        self._path = path
-
     @property
-    def is_due(self) -> bool:
-        """There is a checkpoint, and nothing of it was taken over yet."""
-        return bool(self._path) and not self._generation
+    def has_begun(self) -> bool:
+        """Something was taken over."""
+        return self._generation > 0
 
-    def take_over(self, generation: int, rank: int, size: int) -> None:
-        """In a ring that begins before the first step. Raises NotResumed."""
-        if not self._path or generation == self._generation:
+    def take_over(self, path: str, generation: int, rank: int, size: int) -> None:
+        """What is saved there, in a ring that begins before the first step. Raises NotResumed, ForeignCheckpoint."""
+        if generation == self._generation:
             return
         self._generation = generation
         try:
-            with closing(_opened(self._path)) as found:
+            with closing(_opened(path)) as found:
                 self._take(found, rank, size)
-        except (CheckpointError, UsageError) as error:
+        except UsageError as error:
+            raise ForeignCheckpoint(f"{path} does not go with this script: {error}; {BEGIN_ANEW}") from error
+        except CheckpointError as error:
             raise NotResumed(str(error)) from error
-        logger.info("this worker goes on from %s", self._path)
+        logger.info("this worker goes on from %s", path)
 
     def _take(self, found: Checkpoint, rank: int, size: int) -> None:
         manifest = found.manifest
         if manifest.framework != self._framework.name:
-            raise CheckpointError(
-                f"{found.path} is one of {manifest.framework}, and this script trains with {self._framework.name}"
-            )
+            raise UsageError(f"it is one of {manifest.framework}, and this script trains with {self._framework.name}")
         state = [one for one in manifest.tensors if one.belongs != "registered"]
         self._framework.restore(manifest.state, lambda number, into: found.read(state[number].name, into))
         more = [one for one in manifest.tensors if one.belongs == "registered"]
@@ -87,9 +84,10 @@ class Resuming:
         random_states.give_back(self._framework, own.random)
 
 
-def life_begun(life: int, path: str) -> LifeAudited:
-    """For the audit: with the checkpoint of that path; empty: the job begins anew."""
-    *_, job, name = ["", *path.rstrip("/").split("/")]
+def life_begun(orders: Orders | None) -> LifeAudited:
+    """For the audit: which one it is, and what it has begun with."""
+    life, origin = (1, None) if orders is None else (orders.life, orders.origin)
+    *_, job, name = ["", *("" if origin is None else origin.path).rstrip("/").split("/")]
     found = parse_name(name)
     return LifeAudited(life) if found is None else LifeAudited(life, found.life, found.step, job)
 

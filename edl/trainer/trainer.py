@@ -130,7 +130,7 @@ class Trainer:
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
-            begun = life_begun(settings.life, settings.resume_from)
+            begun = lambda: life_begun(self._machine.orders)  # noqa: E731
             self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker, begun)
         link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
         self._count = self._shell.count
@@ -142,9 +142,6 @@ class Trainer:
         note_failures(self._note_failure)
         leave_on_sigterm(self._ask_to_leave, self._shell.interruption)
         self._shell.step_timeout_s = self._settings.step_timeout_s
-        if settings.resume_from:
-            self._resuming.begin_with(settings.resume_from)
-            self._machine.resumes = True
         link.start()
         self._shell.take_first()
         atexit.register(self._end_comparing)  # while the ring stands: it leaves by itself, before `shutdown`
@@ -159,11 +156,12 @@ class Trainer:
             self._shards.close()
         link = self._shell.link
         self._end_comparing()
-        if self._resuming.is_due and self._machine.models_may_differ and not self._machine.failure:
+        origin = self._not_taken_over()
+        if origin is not None and self._machine.models_may_differ and not self._machine.failure:
             logger.warning(
                 "this worker had nothing left to train, and its script has ended without the state of %s: put "
                 "shards.in_step(...) around the outermost iterable of the training loop",
-                self._settings.resume_from,
+                origin.path,
             )
         self._shell.copier.finish()
         self._shell.hear(ScriptEnded())
@@ -184,8 +182,8 @@ class Trainer:
         else:
             self._shell.hear(LeaveWanted())  # noted first: whichever daemon there is hears it now or in the story
 
-    def _note_failure(self, reason: str) -> None:
-        self._shell.hear(ScriptFailed(reason))
+    def _note_failure(self, reason: str, foreign: bool = False) -> None:
+        self._shell.hear(ScriptFailed(reason, foreign))
 
     # ------------------------------------------------------------------------------------------------ who and where
 
@@ -262,6 +260,11 @@ class Trainer:
         self._started()
         orders = self._machine.orders
         return None if orders is None else orders.origin
+
+    def _not_taken_over(self) -> Origin | None:
+        """What the job goes on from, where nothing of it was taken over here."""
+        orders = self._machine.orders
+        return None if orders is None or self._resuming.has_begun else orders.origin
 
     @property
     def steps_before(self) -> int:
@@ -473,7 +476,8 @@ class Trainer:
         """Before a forward pass, where the script lets us know it: the first generation starts from equal models."""
         machine = self._machine
         if machine.models_may_differ and threading.get_ident() == self._thread:
-            self._resuming.take_over(machine.generation, machine.rank, machine.size)
+            if (origin := self.resumed()) is not None:
+                self._resuming.take_over(origin.path, machine.generation, machine.rank, machine.size)
             self._shell.hear(BatchBegins())
 
     def waited(self, nanoseconds: int) -> None:
@@ -552,7 +556,7 @@ class Trainer:
         shell.end_beside()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
-        if machine.models_may_differ and self._resuming.is_due:
+        if machine.models_may_differ and self._not_taken_over() is not None:
             self._begin_late()
             return False
         old, weightless, done = machine.size, machine.weightless, machine.step + 1

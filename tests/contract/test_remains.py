@@ -8,7 +8,7 @@ import msgspec
 import pytest
 
 from edl import events
-from edl.coordination.store import NotEmpty
+from edl.coordination.store import NotEmpty, StoreRefused
 from edl.core.job.machine import new_record
 from edl.daemon import remains
 from edl.daemon.remains import Standing
@@ -93,6 +93,36 @@ async def test_a_worker_that_comes_meanwhile_keeps_its_node(store: Any, name: st
         await remains.remove(store, name)
     assert await store.read(own) is None  # what was there when it was looked at has gone
     assert await store.read(tree.record(name)) is not None
+
+
+@pytest.mark.parametrize("done", range(7))
+async def test_a_life_that_begins_meanwhile_loses_nothing(store: Any, name: str, done: int) -> None:
+    """Two lines clear what a former life has left. One is through first, and its life begins before the other is."""
+    await leave(store, name)
+    real, left = store.commit, done
+
+    async def commit(ops: Any, **fence: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left == -1:
+            store.commit = real
+            await remains.remove(store, name)
+            await leave(store, name, JobState.RUNNING)
+            record = await store.read(tree.record(name))
+            await store.write(tree.record(name), record.value, record.version)  # as one that leads does at once
+            store.commit = commit
+        return await real(ops, **fence)
+
+    for path in (tree.record(name), tree.record(name)):  # the job that is over was led for a while
+        node = await store.read(path)
+        await store.write(path, node.value, node.version)
+    store.commit = commit
+    with pytest.raises(StoreRefused):
+        await remains.remove(store, name)
+    assert left < 0, "the other line had nothing left to do"
+    for path in (tree.record(name), tree.secret(name), tree.workers(name), tree.candidates(name), tree.leader(name)):
+        assert await store.read(path) is not None, path
+    assert len(await store.children(tree.events(name))) == 250
 
 
 @pytest.mark.parametrize(("age_s", "due"), [(99.0, False), (100.0, True)])

@@ -172,9 +172,8 @@ def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_
     ids=lambda script: "-".join(script[::2]),
 )
 def test_preempted_again_and_again_it_ends_bit_for_bit(edl, tmp_path, script):
-    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost.
-
-    All steps are leased at once: where rounds of leases end otherwise, a step has other samples (docs/checkpoints.md).
+    """At random moments, at one size. Each sample is trained once over all lives, and no step is lost. Beyond what is
+    leased: `test_order_of_samples.py`.
     """
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
@@ -318,7 +317,8 @@ def test_what_cannot_be_gone_on_from_is_refused_in_one_line(edl, tmp_path, kept)
 @pytest.mark.parametrize(
     ("script", "words"),
     [
-        (("torch_saved.py", "--width", "9"), "the checkpoint is of another model"),
+        (("torch_saved.py", "--width", "9"), "does not go with this script: the checkpoint is of another model"),
+        (("torch_saved.py", "--optimizer", "SGD"), "optimizer 0 is SGD here, Adam in the checkpoint"),
         (("torch_saved.py", "--samples", "210"), "trains on other data than what was saved"),
         pytest.param(("torch_saved.py", "--epochs", "3"), "epochs=3 for 4", marks=pytest.mark.soak),
         pytest.param(
@@ -331,8 +331,11 @@ def test_what_cannot_be_gone_on_from_is_refused_in_one_line(edl, tmp_path, kept)
 def test_another_script_is_refused_and_says_why(edl, tmp_path, kept, script, words):
     folder = copied(kept, tmp_path / "ck")
     err = refused(edl, tmp_path, script=script, checkpoint=folder)
-    assert words in err.splitlines()[-1]
+    last = err.splitlines()[-1]
+    assert words in last
+    assert "; with --resume never the job begins anew; logs: " in last
     assert "Traceback" not in err
+    assert not [event for event in edl.events("ck") if event["kind"] == "worker_lost"]
     assert len(durable(folder)) == 2
 
 

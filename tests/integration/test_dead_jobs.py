@@ -2,13 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
+import sys
 import time
+from pathlib import Path
 
 import pytest
-from saved_job import Life
+from pace import patient
+from saved_job import JOBS, Life
+
+from edl.coordination.server import LocalServer
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 EVERY = ("--checkpoint-every", "15steps")
@@ -62,3 +68,41 @@ def test_that_fails_in_the_same_step_again_says_so_and_is_over(edl, tmp_path):
         "RuntimeError: batch 40 is too much; it had failed so before, and nothing beyond step" in err.splitlines()[-1]
     )
     assert 1 <= len(job.events("life_begun")) <= 3, "its steps, and when it is saved, are seen a little late"
+
+
+async def test_that_two_lines_begin_at_once_goes_on_from_one_choice(edl, tmp_path):
+    """Their machines do not see the same checkpoints. Workers wait for a file, so that both lines have chosen first."""
+    script = ("torch_saved.py", "--epochs", "1000", "--step-time", "0.05")
+    saved = Life(edl, tmp_path / "saved", *script, checkpoint=tmp_path / "ck", flags=EVERY)
+    path = (await asyncio.to_thread(saved.wait_event, "checkpoint_durable"))["path"]
+    await asyncio.to_thread(saved.kill)
+    server, lines = await LocalServer.start(tmp_path / "zookeeper"), {}
+    (tmp_path / "secret").write_text("s" * 40)
+    (tmp_path / "secret").chmod(0o600)
+    command = [sys.executable, str(JOBS / script[0]), "--out", str(tmp_path / "out"), *script[1:]]
+    try:
+        for name, folder in (("anew", "none"), ("resumes", "ck")):
+            here = tmp_path / name
+            waits = f'touch {here}.here; until [ -e {here}.go ]; do sleep 0.05; done; exec "$@"'
+            flags = ["--coordinator", server.coordinator.hosts, "--checkpoint", str(tmp_path / folder)]
+            lines[name] = edl.start(
+                *("run", "--job", "ck", "--secret-file", str(tmp_path / "secret"), *flags, "sh", "-c", waits, "sh"),
+                *command,
+                EDL_HOME=str(here),
+            )
+        for name, line in lines.items():
+            await asyncio.to_thread(edl.wait, (tmp_path / f"{name}.here").exists, f"a worker of {name}")
+            assert line.poll() is None, line.communicate()
+        (tmp_path / "anew.go").touch()
+        said = await asyncio.to_thread(lines["anew"].stderr.readline)
+        assert said.startswith("edl: job ck is running with 1 workers")
+        (tmp_path / "resumes.go").touch()
+        _, err = await asyncio.to_thread(lines["resumes"].communicate, timeout=patient(60))
+        assert lines["resumes"].returncode == 1
+        assert "another line has begun it at its start, and here " in err.splitlines()[-1], err
+        assert f"{Path(path).parent}/" in err.splitlines()[-1]
+        assert lines["anew"].poll() is None, "the job of the other line goes on"
+        lines["anew"].send_signal(signal.SIGINT)
+        assert await asyncio.to_thread(lines["anew"].wait, patient(30)) == 1
+    finally:
+        await server.stop()

@@ -23,9 +23,14 @@ LIBRARY = """
 #include <chrono>
 #include <condition_variable>
 #include <cstdlib>
+#include <functional>
 #include <mutex>
+#include <queue>
 #include <stdexcept>
+#include <string>
 #include <thread>
+#include <unordered_map>
+#include <vector>
 #include <arpa/inet.h>
 #include <sys/socket.h>
 #include <unistd.h>
@@ -103,25 +108,116 @@ extern "C" int looks(int milliseconds) {
   for (; std::chrono::steady_clock::now() < end; ++count) std::this_thread::yield();
   return count;
 }
+
+// A queue of tensors, as Horovod's.
+namespace horovod::common {
+struct Status {
+  static Status UnknownError(const std::string& message);
+  std::string reason;
+};
+Status Status::UnknownError(const std::string& message) { return {message}; }
+
+struct TensorTableEntry {
+  std::string name;
+  std::function<void(const Status&)> callback;
+};
+
+struct Request {};
+
+class TensorQueue {
+ public:
+  bool IsTensorPresentInTable(const std::string& name) const;
+  Status AddToTensorQueue(TensorTableEntry& entry, Request& message);
+  Status AddToTensorQueueMulti(std::vector<TensorTableEntry>& entries, std::vector<Request>& messages);
+  void FinalizeTensorQueue(const Status& status);
+
+ private:
+  std::unordered_map<std::string, TensorTableEntry> tensors_;
+  std::queue<Request> messages_;
+  mutable std::mutex mutex_;
+};
+
+bool TensorQueue::IsTensorPresentInTable(const std::string& name) const {
+  std::lock_guard<std::mutex> guard(mutex_);
+  return tensors_.find(name) != tensors_.end();
+}
+
+Status TensorQueue::AddToTensorQueue(TensorTableEntry& entry, Request& message) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  tensors_.emplace(entry.name, entry);
+  messages_.push(message);
+  return {};
+}
+
+Status TensorQueue::AddToTensorQueueMulti(std::vector<TensorTableEntry>& entries, std::vector<Request>& messages) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto& entry : entries) tensors_.emplace(entry.name, entry);
+  for (auto& message : messages) messages_.push(message);
+  return {};
+}
+
+void TensorQueue::FinalizeTensorQueue(const Status& status) {
+  std::lock_guard<std::mutex> guard(mutex_);
+  for (auto& [name, entry] : tensors_) entry.callback(status);
+  tensors_.clear();
+}
+
+struct HorovodGlobalState {};
+void BackgroundThreadLoop(HorovodGlobalState&) {}
+}
+
+// What the tensors are told that are enqueued before Horovod's thread is over, after that, and for the next ring.
+extern "C" const char* told() {
+  using namespace horovod::common;
+  static std::string all;
+  static TensorQueue queue, other;
+  HorovodGlobalState state;
+  Request message;
+  auto entry = [](std::string name) {
+    return TensorTableEntry{name, [=](const Status& status) { all += name + ": " + status.reason + "; "; }};
+  };
+  auto early = entry("early"), late = entry("late"), of_other = entry("of another"), next = entry("next");
+  std::vector<TensorTableEntry> many{entry("one"), entry("two")};
+  std::vector<Request> messages(2);
+  all.clear();
+  queue.AddToTensorQueue(early, message);
+  queue.FinalizeTensorQueue({"it ends"});
+  queue.AddToTensorQueue(late, message);
+  all += "| ";
+  queue.AddToTensorQueueMulti(many, messages);
+  all += "| ";
+  other.AddToTensorQueue(of_other, message);
+  std::thread(BackgroundThreadLoop, std::ref(state)).join();
+  queue.AddToTensorQueue(next, message);
+  all += queue.IsTensorPresentInTable("next") ? "next waits" : "next is lost";
+  return all.c_str();
+}
 """
 
 
-@pytest.fixture
-def native(tmp_path):
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
     compiler = shutil.which("c++")
     if compiler is None:
         pytest.skip("no C++ compiler, so no guard either")
-    source, library = tmp_path / "waiting.cpp", tmp_path / "libwaiting.so"
+    folder = tmp_path_factory.mktemp("library")
+    source, library = folder / "waiting.cpp", folder / "libwaiting.so"
     source.write_text(LIBRARY)
     options = ["-std=c++17", "-shared", "-fPIC", "-O1", "-pthread"]
     own = "-Wl,-Bsymbolic"  # its Loop, not that of Horovod's gloo, which all see once another test has imported it
     subprocess.run([compiler, *options, own, source, "-o", library], check=True)
-    return guarded(str(library))
+    return library
 
 
-def guarded(library: str, *, copied: bool = False) -> Any:
+@pytest.fixture
+def native(built, tmp_path):
+    return guarded(shutil.copy(built, tmp_path))
+
+
+def guarded(library: str) -> Any:
+    """With a guard of its own: the first one in this process may be around Horovod by now."""
     loaded: Any = ctypes.CDLL(library)
-    loaded.guard = Guard(library, copied=copied)
+    loaded.guard = Guard(library, copied=True)
     assert loaded.guard.whole
     loaded.guard.arm(1)
     loaded.variable.restype = ctypes.c_char_p
@@ -145,6 +241,15 @@ def test_to_horovods_thread_a_host_is_called_by_the_address_it_listens_at(native
         native.name_of_host.restype = ctypes.c_char_p
         names.append(native.name_of_host().decode())
     assert names == ["10.77.0.2", socket.gethostname()]
+
+
+def test_a_tensor_that_is_enqueued_when_horovods_thread_is_over_is_answered(native):
+    native.told.restype = ctypes.c_char_p
+    over = "Horovod has been shut down."
+    late, many, rest = native.told().decode().split("| ")
+    assert late == f"early: it ends; late: {over}; "
+    assert sorted(many.split("; ")) == ["", f"one: {over}", f"two: {over}"]
+    assert rest == "next waits"
 
 
 def pair(server: socket.socket) -> list[socket.socket]:
@@ -216,7 +321,7 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
 
 
 def test_two_copies_of_a_library_share_nothing(native):
-    other = guarded(private_copy(native._name), copied=True)
+    other = guarded(private_copy(native._name))
     for library, value in ((native, "1"), (other, "2")):
         with library.guard.environment({"EDL_TEST_OWN": value}):
             pass

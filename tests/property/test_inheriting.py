@@ -228,7 +228,8 @@ def test_a_script_that_trains_on_other_data_is_told_in_one_line(now: DataSpec, s
     versions = LedgerVersions(None, Batching(), {}, Resumed(0, 1, "/c/j/1", ledger.snapshot()))
     with pytest.raises(UsageError) as error:
         versions.open("v0", now, (), 0)
-    assert str(error.value) == f"worker v0 trains on other data than what was saved in /c/j/1: {said}"
+    complaint = f"worker v0 trains on other data than what was saved in /c/j/1: {said}"
+    assert str(error.value) == f"{complaint}; with --resume never the job begins anew"
 
 
 def test_more_epochs_may_be_asked_for_and_one_by_one() -> None:

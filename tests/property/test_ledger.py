@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from itertools import pairwise
+from unittest.mock import patch
 
 import msgspec
 from hypothesis import HealthCheck, settings
@@ -20,6 +22,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from edl.core.data import ledger as rules
 from edl.core.data.ledger import Ledger
 from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ledger import LedgerSnapshot
@@ -28,6 +31,7 @@ EVENTS = int(os.environ.get("EDL_LEDGER_EVENTS", "4000"))
 EVENTS_PER_JOB = 60
 MOST_WORKERS = 6
 MOST_EPOCHS = 6
+DEALS = [(1, 1), (2, 5), (3, 12), (64, 16384)]  # the first and the longest one, in steps
 MODES = [  # whole_epochs, by_sample, open_ended
     (True, False, False),
     (True, False, True),
@@ -181,8 +185,11 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         batch=st.integers(1, 5),
         mode=st.sampled_from(MODES),
         size=st.integers(0, 4),
+        deals=st.sampled_from(DEALS),
     )
-    def begin(self, total, epochs, batch, mode, size):
+    def begin(self, total, epochs, batch, mode, size, deals):
+        self.deals = patch.multiple(rules, FIRST_DEAL=deals[0], LONGEST_DEAL=deals[1])
+        self.deals.start()
         spec = DataSpec(total, epochs, batch, whole_epochs=mode[0], by_sample=mode[1], open_ended=mode[2])
         roster = [self.newcomer() for _ in range(size)]
         self.batches = dict.fromkeys(roster, batch)
@@ -337,6 +344,12 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         """No deadlock: the workers that are left come to the end of the data, by granting and committing alone."""
         if not hasattr(self, "ledger"):
             return
+        try:
+            self.come_to_the_end()
+        finally:
+            self.deals.stop()
+
+    def come_to_the_end(self):
         if not self.ledger.roster:
             self.enter([self.newcomer()], self.ledger.step)
         for _ in range(2000):
@@ -374,9 +387,29 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
             ((lease, worker) for worker, leases in given.items() for lease in leases), key=lambda one: one[0].after_step
         ):
             self.twin.lease(worker, lease)
-        leased = [one for leases in given.values() for lease in leases for one in samples_of(lease)]
-        assert not leased or not self.twin.unassigned or max(leased) < min(self.twin.unassigned), "not the first ones"
+        self.come_in_order(given, covered)
         return bool(given)
+
+    def come_in_order(self, given: dict[str, tuple[Lease, ...]], covered: int) -> None:
+        """Newcomers beside others are leased the first samples. A round's are in the order of ranks, and its first
+        rank with any has the first of those that were there.
+        """
+        leases = [(self.ledger.roster.index(worker), lease) for worker, ones in given.items() for lease in ones]
+        left = set(self.twin.unassigned)
+        for after_step in sorted(
+            {lease.after_step for _, lease in leases if lease.after_step >= covered}, reverse=True
+        ):
+            hands = [
+                samples_of(lease)
+                for _, lease in sorted(leases, key=lambda one: one[0])
+                if lease.after_step == after_step
+            ]
+            runs = [(min(hand), max(hand)) for hand in hands if hand]
+            assert all(before[1] < after[0] for before, after in pairwise(runs)), "not in the order of ranks"
+            left |= {sample for hand in hands for sample in hand}
+            assert not runs or runs[0][0] == min(left), "not the first ones"
+        beside = [sample for _, lease in leases if lease.after_step < covered for sample in samples_of(lease)]
+        assert not beside or not left or max(beside) < min(left), "not the first ones"
 
     def commit(self, step: int) -> None:
         self.epochs_told += self.ledger.commit(step)

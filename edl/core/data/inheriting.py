@@ -6,7 +6,7 @@ What is leased up to a step stays as it is while one ring trains, but for a cut 
 
 A life that is resumed counts its steps from 0, and its workers are others (`rebased`). What the workers of the life
 before held is in the name of their ranks until the first ring is planned: where that one is as large, its workers go on
-with what their ranks held, in the same order; else all of it is leased anew.
+with what their ranks held, in the same order, and with the deal under way; else all of it is leased anew.
 
 Owns: these two forms of a ledger. Does not own: which samples are whose (`edl.core.data.ledger`), nor when a job is
 saved (`edl.core.checkpoint`).
@@ -25,6 +25,7 @@ from edl.protocol.data import DataSpec, Lease
 from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
 from edl.protocol.saving import Resumed
 
+BEGIN_ANEW: Final = "with --resume never the job begins anew"
 RANK: Final = "#"  # no worker's id begins so
 
 
@@ -67,14 +68,18 @@ def inherited(resumed: Resumed, worker: str, spec: DataSpec, step: int) -> Ledge
     Raises UsageError.
     """
     if resumed.ledger is None:
-        raise UsageError(f"worker {worker} asks for data, and the scripts that were saved in {resumed.path} did not")
+        raise UsageError(
+            f"worker {worker} asks for data, and the scripts that were saved in {resumed.path} did not; {BEGIN_ANEW}"
+        )
     before = resumed.ledger.spec
     differing = list(spec.differences(before))
     if spec.has_end and spec.epochs < before.epochs:  # else it asks for more of them, one by one
         differing.append("epochs")
     if differing:
         named = ", ".join(f"{name}={getattr(spec, name)} for {getattr(before, name)}" for name in differing)
-        raise UsageError(f"worker {worker} trains on other data than what was saved in {resumed.path}: {named}")
+        raise UsageError(
+            f"worker {worker} trains on other data than what was saved in {resumed.path}: {named}; {BEGIN_ANEW}"
+        )
     ledger = Ledger.restore(rebased(resumed.ledger, step))
     ledger.extend(spec.epochs)
     return ledger

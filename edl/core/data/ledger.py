@@ -3,10 +3,18 @@
 Owns: leases, and what follows from them and the committed step: progress, weights, ends of epochs (I7).
 Does not own: which sample stands at a position (`edl.core.data.permutation`), how leases travel, when more are granted.
 
-Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets a run of
-positions long enough for `batch` samples in each of them. Only a round that takes the last unassigned samples (it is
-*final*) ends in a step with fewer, spread as evenly as the members' batches. So all run dry at the same step, and a
-committed step says of every lease how far it is trained; no worker has to report it.
+Samples are granted in *rounds*. A round extends the coverage of all members by the same steps; each gets `batch`
+samples in each of them. Only a round that takes the last unassigned samples (it is *final*) ends in a step with fewer,
+spread as evenly as the members' batches. So all run dry at the same step, and a committed step says of every lease how
+far it is trained; no worker has to report it.
+
+How long a round is follows from how fast steps are; who trains what must not. So samples are *dealt* for a number of
+steps that does not: a run of positions for each member, in order of rank. A round leases the next steps of these runs,
+and what is dealt and not leased is unassigned as before. The runs are not kept, only how many steps of them are left:
+they follow each other in the order of places, so dealing the first unassigned samples for these steps finds them again.
+Where members or batches change, or leases are taken back, the next round deals anew. Each deal is for twice as many
+steps as the one before in its epoch. So it is short where changes follow each other, which leave a piece of each run
+behind; and the rounds that end with a deal are few, however far ahead is leased.
 
 Survivors of a change of roster keep their leases, because their input pipelines have read ahead. A newcomer is given a
 lease beside each of theirs that is not yet trained, as far as there are samples: whole batches, then empty shares.
@@ -41,12 +49,14 @@ from itertools import chain, pairwise
 
 import msgspec
 
-from edl.core.data.rounds import deal, evenly, sums, whole_batches
+from edl.core.data.rounds import evenly, sums, whole_batches
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Totals
-from edl.protocol.ledger import LedgerSnapshot, MemberSnapshot
+from edl.protocol.ledger import Deal, LedgerSnapshot, MemberSnapshot
 
+FIRST_DEAL = 64  # steps
+LONGEST_DEAL = 16384
 SPECULATIVE = 64  # epochs beyond those wanted: each costs every member a lease, however short it is
 HISTORY = 32  # events kept for the story of an InvalidTransition
 
@@ -76,6 +86,7 @@ class Ledger:
         self._covered = step
         self._epoch = 0  # of the newest round
         self._closed = False  # the newest round was final
+        self._deal = Deal()
         self._ended = 0  # epochs before this one are trained
         self._late = -1  # the newest epoch whose samples came back after scripts had been given its final round
         self._totals: tuple[Totals, ...] | None = None  # as last worked out, while that holds
@@ -207,7 +218,10 @@ class Ledger:
         self._history.append(("enter", len(roster), step))
         sizes = _by_worker(roster, batches, self._spec)
         members = {worker: self._members.get(worker) or _Holder(0) for worker in sizes}
+        changes = [*sizes.items()] != [(worker, member.batch) for worker, member in self._members.items()]
         self._advance(step)
+        if changes:
+            self._deal = Deal()
         for worker, member in members.items():
             member.batch = sizes[worker]
         self._withdraw()
@@ -263,6 +277,8 @@ class Ledger:
     def resize(self, batches: Sequence[int]) -> None:
         """What is leased from now on is of these batches, by rank."""
         self._history.append(("resize", batches))
+        if list(batches) != _batches(self._members.values()):
+            self._deal = Deal()
         for member, batch in zip(self._members.values(), batches, strict=True):
             member.batch = batch
         self._outdated_until = self._last_outdated()
@@ -287,7 +303,7 @@ class Ledger:
         else:
             self._epoch, self._closed = newest.epoch, newest.final
         self._covered, self._totals, self._trained_at = step, None, None
-        self._outdated_until = 0
+        self._outdated_until, self._deal = 0, Deal()
 
     def extend(self, epochs: int) -> None:
         """At least so many epochs are wanted in all; fewer than before is no news."""
@@ -309,6 +325,7 @@ class Ledger:
             returned=self._pool.returned,
             members=tuple(members),
             late=self._late,
+            deal=self._deal,
         )
 
     @classmethod
@@ -318,7 +335,7 @@ class Ledger:
         ledger._pool = Unassigned(ledger._pool.total, ledger._pool.epochs, snapshot.frontier, snapshot.returned)
         ledger._members = {one.worker: _Holder(one.batch, one.number, one.leases) for one in snapshot.members}
         ledger._epoch, ledger._closed, ledger._ended = snapshot.epoch, snapshot.closed, snapshot.ended
-        ledger._late = snapshot.late
+        ledger._late, ledger._deal = snapshot.late, snapshot.deal
         ledger._count_anew()
         return ledger
 
@@ -367,6 +384,7 @@ class Ledger:
         begun = max(self._spec.epochs, self._epoch_at(self._step + 1) + 1)
         if self._epoch < begun:
             return
+        self._deal = Deal()
         for member in self._members.values():
             kept = tuple(lease for lease in member.leases if lease.epoch < begun)
             taken = member.leases[len(kept) :]
@@ -453,17 +471,20 @@ class Ledger:
         available = self._pool.count(self._limit(epoch))
         if not members or not available or epoch >= self._pool.epochs:
             return False
-        steps = self._steps_of_round(steps, available, epoch)
-        if steps == 0:
+        deal = self._deal if self._deal.left > 0 else self._next_deal(available, epoch)
+        if not deal.left:
             return False
         batches = _batches(members)
         if self._spared and self._covered == self._step:
             others = [0 if worker in self._spared else one.batch for worker, one in self._members.items()]
-            steps, batches = (1, others) if any(others) else (steps, batches)
-        steps, counts = evenly(available, steps, batches)
+            deal, batches = (Deal(1), others) if any(others) else (deal, batches)
+        until, dealt = evenly(available, deal.left, batches)
+        steps = min(steps, until)
+        counts = [min(count, steps * batch) for count, batch in zip(dealt, batches, strict=True)]
         self._closed = sum(counts) == available
+        self._deal = Deal() if self._closed else Deal(until - steps, deal.steps)
         self._epoch = epoch
-        self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed))
+        self._give(members, counts, Lease(0, self._covered, steps, 0, (), epoch, self._closed), dealt=dealt)
         self._covered += steps
         return True
 
@@ -481,22 +502,30 @@ class Ledger:
         """A round of `epoch` takes samples up to the end of this one."""
         return epoch if self._spec.whole_epochs else self._spec.epochs - 1
 
-    def _steps_of_round(self, steps: int, available: int, epoch: int) -> int:
+    def _next_deal(self, available: int, epoch: int) -> Deal:
+        """Of no steps where what is left must wait until all before it is trained."""
         a_step = sum(_batches(self._members.values()))
+        steps = twice = min(2 * self._deal.steps, LONGEST_DEAL) if self._deal.steps > 0 else FIRST_DEAL
         if not self._spec.whole_epochs:
             # Members hold runs of the stream one after the other: without a bound the last would be epochs ahead.
             steps = min(steps, -(-self._pool.count(epoch) // a_step))
-        if not self._spec.by_sample:
-            return steps
-        if available <= a_step:
-            return 1 if self._covered == self._step else 0
-        return min(steps, (available - 1) // a_step)
+        if self._spec.by_sample:
+            last = 1 if self._covered == self._step else 0
+            steps = last if available <= a_step else min(steps, (available - 1) // a_step)
+        return Deal(steps, twice)
 
     def _give(
-        self, members: Sequence[_Holder], counts: Sequence[int], form: Lease, *, batch: int | None = None
+        self,
+        members: Sequence[_Holder],
+        counts: Sequence[int],
+        form: Lease,
+        *,
+        dealt: Sequence[int] | None = None,
+        batch: int | None = None,
     ) -> None:
+        """To each its count; of the run of so many that is `dealt` to it, the first ones."""
         self._totals = None
-        hands = deal(self._pool.take(sum(counts)), counts)
+        hands = self._pool.deal(counts if dealt is None else dealt, counts)
         last_steps = self._last_steps()
         for member, ranges in zip(members, hands, strict=True):
             member.number += 1

@@ -8,9 +8,10 @@ returned pieces, sorted, and everything from the frontier on.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
-from edl.protocol.data import Range
+from edl.core.data.rounds import deal
+from edl.protocol.data import Range, cut
 
 Piece = tuple[int, int]  # places from..to-1
 
@@ -58,8 +59,15 @@ class Unassigned:
             self.frontier += count
         return tuple(piece for start, stop in taken for piece in self._ranges(start, stop))
 
+    def deal(self, counts: Sequence[int], taken: Sequence[int]) -> list[tuple[Range, ...]]:
+        """The next sum(counts) samples as runs of so many, one after the other: so many of each are taken."""
+        runs = deal(self.take(sum(counts)), counts)
+        lengths = [*zip(runs, counts, taken, strict=True)]
+        self.give_back(piece for run, count, first in lengths for piece in cut(run, first, count))
+        return [cut(run, 0, first) for run, _, first in lengths]
+
     def give_back(self, ranges: Iterable[Range]) -> None:
-        """Samples that a worker held and will not train."""
+        """Samples that were taken, and that no worker will train as it is."""
         back = ((piece.epoch * self.total + piece.start, piece.epoch * self.total + piece.stop) for piece in ranges)
         self.returned = _merged([*self.returned, *back])
         if self.returned and self.returned[-1][1] == self.frontier:

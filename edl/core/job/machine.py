@@ -314,9 +314,18 @@ class JobMachine:
             case Phase.DONE if member.state is not WorkerState.DONE:
                 self._end_of(member)
             case Phase.FAILED:
-                self._lose(worker, observation.reason)
+                self._fail(worker, observation)
             case _:  # the other phases change no state by themselves: `_advance` looks at all members together
                 pass
+
+    def _fail(self, worker: str, observation: Observation) -> None:
+        """Before the first step, one whose script is not that of the checkpoint ends the job: others of the same line
+        would find the same.
+        """
+        if observation.foreign and not self.newest_step:
+            self._working.end(JobState.FAILED, f"worker {worker}: {observation.reason}", FailedBy.REFUSAL)
+        else:
+            self._lose(worker, observation.reason)
 
     def _heed_divergence(self, found: Divergence) -> None:
         """Every member of a ring tells of it (I15); it is heeded once, also by the leaders to come."""

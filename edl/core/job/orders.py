@@ -61,6 +61,7 @@ class OrderBook:
             summons=self._summons(worker),
             save=self._save(worker),
             origin=self._origin,
+            life=record.job_policy.checkpointing.life,
             hold=self._hold,
             resumable=record.state is JobState.PREEMPTED,
         )

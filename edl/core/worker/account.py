@@ -25,6 +25,7 @@ class TrainerAccount:
         self.pause: Pause | None = None
         self.leaving = False
         self.reason = ""
+        self.foreign = False
         self.missed = 0
         self.prepares = False
         self.sends_state = False
@@ -60,8 +61,9 @@ class TrainerAccount:
                 self.phase, self.generation, self.reason = Phase.BROKEN, generation, clipped(reason)
             case say.LeaveAsked():
                 self.leaving = True
-            case say.Ended(reason):
+            case say.Ended(reason, foreign):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
+                self.foreign = foreign
             case (
                 say.Hello()
                 | say.Opened()

@@ -190,6 +190,7 @@ class ScriptFailed:
     """Why the script ends, when it does not end well. The first reason counts."""
 
     reason: str
+    foreign: bool = False  # what was saved does not go with this script
 
 
 @dataclass(frozen=True, slots=True)

@@ -122,12 +122,12 @@ class WorkerMachine:
         self.supply = Supply(leases, self.unusual)
         self.next_ring = NextRing()
         self.copying = Copying()
-        self.resumes = False  # before the first step it takes over what was saved
         self.opened: DataSpec | None = None
         self.rehearsed = False
         self.missed = 0  # the newest generation whose switch it has missed
         self.diverged: Divergence | None = None  # the newest difference found
         self.failure = ""  # why the script ends, when it does not end well
+        self._foreign = False  # what was saved does not go with it
         self._entering: Entering | None = None
         self._failed_generation = 0  # a newer one that could not be entered
         self._tainted = False  # a copy broke off: this state must not become another's
@@ -264,6 +264,11 @@ class WorkerMachine:
         if self._ended is not None:
             story.append(self._ended)
         return story
+
+    @property
+    def _resumes(self) -> bool:
+        """Before the first step it takes over what was saved."""
+        return self.orders is not None and self.orders.origin is not None
 
     def _where(self, *, waiting: bool) -> Location:
         return Location(max(self.generation, self._failed_generation), self.count.step, waiting)
@@ -493,7 +498,7 @@ class WorkerMachine:
         self.generation, self._failed_generation, self._broke = place.generation, 0, None
         self.next_ring.sit()
         self.entered_after = self.count.step = beginning.step
-        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self.resumes)
+        self.models_may_differ = beginning.step == 0 and (place.size > 1 or self._resumes)
         self.supply.weightless = False
         self.unusual.sit(entering.assignment.checking, beginning.step, place.size, beside=beginning.offer > 0)
         sat: list[Command] = [self.supply.weigh(1.0 / place.size), RecordRing(place, beginning.step)]
@@ -593,12 +598,13 @@ class WorkerMachine:
                 return [TellDaemon(say.LeaveAsked())]
             case CheckpointWished():
                 return self.copying.want(self.count.step + 1) if self.generation else []
-            case ScriptFailed(reason):
-                self.failure = self.failure or reason
+            case ScriptFailed(reason, foreign):
+                if not self.failure:
+                    self.failure, self._foreign = reason, foreign
                 return []
             case ScriptEnded():
                 self._move(StateChange.ENDED)
-                self._ended = say.Ended(self.failure)
+                self._ended = say.Ended(self.failure, self._foreign)
                 return [*self.next_ring.release(), TellDaemon(self._ended)]
 
     def _open(self, spec: DataSpec) -> list[Command]:

@@ -10,6 +10,7 @@ dies. It does not outlive the machine: nothing waits for a disk.
 from __future__ import annotations
 
 import os
+import threading
 import zlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -70,7 +71,10 @@ class AuditFile(Audit):
 
     on = True
 
-    def __init__(self, folder: Path, job: str, worker: str, life: LifeAudited = FIRST_LIFE) -> None:
+    def __init__(
+        self, folder: Path, job: str, worker: str, life: Callable[[], LifeAudited] = lambda: FIRST_LIFE
+    ) -> None:
+        """`life` is asked with the first line: by then the leader has said which one it is."""
         prepare(folder)
         self._path = folder / PATTERN.replace("*", worker)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC | os.O_NOFOLLOW
@@ -80,7 +84,8 @@ class AuditFile(Audit):
             raise ConfigError(f"EDL_AUDIT={folder}: {_taken(self._path)}") from None
         except OSError as error:
             raise ConfigError(f"EDL_AUDIT={folder}: no file can be made in it: {error.strerror}") from None
-        self._write(Began(VERSION, job, worker, life))
+        self._head: Callable[[], Began] | None = lambda: Began(VERSION, job, worker, life())
+        self._beginning = threading.Lock()
 
     def opened(self, spec: DataSpec) -> None:
         self._write(DataOpened(spec))
@@ -99,6 +104,14 @@ class AuditFile(Audit):
         self._write(DataEnded(epochs, step))
 
     def _write(self, line: Line) -> None:
+        if self._head is not None:
+            with self._beginning:  # no other line may come before it
+                if self._head is not None:
+                    self._append(self._head())
+                    self._head = None
+        self._append(line)
+
+    def _append(self, line: Line) -> None:
         text = encoded(line)
         try:
             written = os.write(self._file, text)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import numpy as np
 import path
 import task
 import tensorflow as tf
@@ -17,6 +18,7 @@ parser.add_argument("--out", type=Path, required=True)
 parser.add_argument("--way", required=True)
 parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=8)
+parser.add_argument("--samples", type=int, default=task.SAMPLES)
 parser.add_argument("--batch", type=int, default=task.BATCH)
 parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
 options = parser.parse_args()
@@ -29,9 +31,11 @@ tf.config.threading.set_intra_op_parallelism_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
 edl.init(batch_size=options.batch)
 keras.utils.set_random_seed(1 + edl.rank())  # each draws numbers of its own; the model is that of rank 0
-inputs, targets = tf.constant(task.INPUTS), tf.constant(task.TARGETS)
+inputs, targets = (
+    tf.constant(np.resize(one, (options.samples, *one.shape[1:]))) for one in (task.INPUTS, task.TARGETS)
+)
 shards = edl.elastic_shard_generator(
-    task.SAMPLES, epochs=None if options.way == "fit" else options.epochs, shuffle=True
+    options.samples, epochs=None if options.way == "fit" else options.epochs, shuffle=True
 )
 extra = edl.register(batches=0)
 

@@ -27,6 +27,7 @@ parser.add_argument("--step-time", type=float, default=0.03)
 parser.add_argument("--epochs", type=int, default=4)
 parser.add_argument("--samples", type=int, default=task.SAMPLES)
 parser.add_argument("--width", type=int, default=8)
+parser.add_argument("--optimizer", default="Adam")
 parser.add_argument("--large", type=int, default=0, help="so many numbers more in the model: a copy takes its time")
 parser.add_argument("--own", type=int, default=0, help="so many steps on data of the script's own")
 parser.add_argument("--noise", type=float, default=0.1, help="of the samples, as the loader's process draws it")
@@ -114,7 +115,7 @@ def leaves(value: Any) -> Any:
 model: Any = Net()
 trained: list[int] = []
 began: list[tuple[int, int]] = []  # step and epoch of each mini-batch
-optimizer: Any = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=model)
+optimizer: Any = edl.Optimizer(getattr(torch.optim, options.optimizer)(model.parameters(), lr=0.01), model=model)
 
 
 def own_data() -> list[Any]:

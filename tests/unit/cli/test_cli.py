@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -19,15 +20,18 @@ from edl.config import TABLE, Settings
 from edl.events import Event, Kind
 from edl.facts import told
 from edl.host.processes import process_start_time
+from edl.launch import verdicts
+from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.local import Outcome
 from edl.launch.names import invent
 from edl.launch.records import Folder, LaunchRecord, claim
-from edl.launch.verdicts import LaunchVerdict
+from edl.launch.verdicts import EndKind, LaunchVerdict
 from edl.launch.whereabouts import recorded_status
 from edl.protocol.data import DataCounts
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
 
 DOCS = Path(__file__).parents[3] / "docs" / "cli.md"
+SAVED = LaunchVerdict(75, "preempted", "step 9 is saved", kind=EndKind.PREEMPTED)
 FLAG = re.compile(r"(?<![\w-])--?[a-z][a-z-]*")
 
 
@@ -154,6 +158,62 @@ sys.exit(horovod_edl.main())
     here = DOCS.parents[1]
     done = subprocess.run([sys.executable, "-c", script], cwd=here, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (1, "edl: interrupted\n")
+
+
+WHILE_IMPORTED = """
+class Finder:  # is asked for each module
+    def find_spec(self, name, path=None, target=None):
+        if name == "edl.launch.lives":
+            asked()
+sys.meta_path.insert(0, Finder())
+"""
+ONCE_SETTINGS_ARE_KNOWN = """
+import edl.cli.run
+real = edl.cli.run.checked_command
+edl.cli.run.checked_command = lambda line: asked() or real(line)
+"""
+NOT_BEGUN = (75, "edl: job x is preempted, and goes on when the same line is typed again: it had not begun to train\n")
+
+
+@pytest.mark.parametrize("moment", [WHILE_IMPORTED, ONCE_SETTINGS_ARE_KNOWN])
+@pytest.mark.parametrize(
+    ("signum", "flags", "end"),
+    [
+        (signal.SIGTERM, [], (1, "edl: interrupted\n")),
+        (signal.SIGHUP, ["--checkpoint", "ck"], (1, "edl: interrupted\n")),
+        (signal.SIGTERM, ["--checkpoint", "ck"], NOT_BEGUN),
+    ],
+)
+def test_a_signal_before_edl_run_has_begun_ends_it_in_order(tmp_path, home, moment, signum, flags, end):
+    """The end of a machine does not wait for a Python to boot, and code 75 has a job queued once more."""
+    line = ["edl", "run", "--job", "x", *flags, "touch", "begun"]
+    script = f"""
+import os, signal, sys
+def asked():
+    os.kill(os.getpid(), {int(signum)})
+    [None for _ in range(1000)]
+    return None
+sys.argv = {line}
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # tests may run under nohup
+{moment}
+import horovod_edl
+sys.exit(horovod_edl.main())
+"""
+    environ = {**os.environ, "PYTHONPATH": str(DOCS.parents[1]), "EDL_HOME": str(home)}
+    command = [sys.executable, "-c", script]
+    done = subprocess.run(command, cwd=tmp_path, env=environ, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == end
+    assert (list(tmp_path.iterdir()), list(home.iterdir())) == ([home], [])
+
+
+def test_nohup_is_heeded_from_the_start():
+    act = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with ends_early(lambda signum: EarlyEnd(3, f"{signum} is not ignored")):
+            os.kill(os.getpid(), signal.SIGHUP)
+        assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGHUP, act)
 
 
 # ------------------------------------------------------------------------------------------------------- flags
@@ -387,11 +447,27 @@ def test_following_ends_with_the_job(home, capsys):
         (LaunchVerdict(0, "finished", note="its workers left"), "job x: its workers left"),
         (LaunchVerdict(1, "failed", "interrupted"), "job x interrupted"),
         (LaunchVerdict(1, "failed", "boom"), "job x failed: boom; last events: scaled; logs: h/x/logs"),
+        (LaunchVerdict(1, "failed", "no", kind=EndKind.REFUSED), "job x failed: no; logs: h/x/logs"),
     ],
 )
 def test_the_last_line(verdict, line):
     event = Event(1.5, "x", Kind.SCALED, 1, 2, 30)
     assert last_line(Outcome(verdict, (event,)), Folder(Path("h/x"))) == line
+
+
+@pytest.mark.parametrize(
+    ("resume", "verdict", "again"),
+    [
+        ("auto", SAVED, "the same line is typed again"),
+        ("must", SAVED, "the same line is typed again"),
+        ("never", SAVED, "the line is typed again without --resume never"),
+        ("ck/y", SAVED, "the line is typed again without --resume ck/y"),
+        ("ck/y", verdicts.NOT_BEGUN, "the same line is typed again"),
+    ],
+)
+def test_what_is_to_be_typed_after_a_preemption(resume, verdict, again):
+    line = last_line(Outcome(verdict, ()), Folder(Path("h/x")), resume)
+    assert line == f"job x is preempted, and goes on when {again}: {verdict.reason}"
 
 
 def test_invented_names_are_names():

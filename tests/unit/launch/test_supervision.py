@@ -23,6 +23,7 @@ from edl.launch.supervision import (
     KillWorkers,
     LookAtJob,
     Looked,
+    OwnChoice,
     PreemptJob,
     Stage,
     StartWorkers,
@@ -658,3 +659,34 @@ class TestKind:
         play(supervisor, WorkerExited(0, 1), JobSilent())
         assert supervisor.verdict is not None
         assert (supervisor.verdict.kind, supervisor.verdict.exits) == (EndKind.CRASHED, "exited with code 1")
+
+
+class TestAnotherLinesChoice:
+    """Several lines of one job begin it at once."""
+
+    @staticmethod
+    def watching(base: int, resumed: str, members: int = 1) -> Supervisor:
+        supervisor = Supervisor({0: 100, 1: 101}, LIMITS, chosen=OwnChoice("/c/x/0001-000002-000000000063", 63))
+        play(supervisor, JobSeen("starting"))
+        play(supervisor, JobSeen("starting", members=members, base=base, resumed=resumed))
+        return supervisor
+
+    @pytest.mark.parametrize(("base", "resumed"), [(63, "/c/x/0001-000002-000000000063"), (80, "/c/x/newer")])
+    def test_of_a_checkpoint_as_new_is_gone_along_with(self, base, resumed):
+        assert self.watching(base, resumed).phase is Stage.WATCHING
+
+    @pytest.mark.parametrize(
+        ("base", "resumed", "began"), [(0, "", "at its start"), (31, "/c/x/older", "from step 31, /c/x/older")]
+    )
+    def test_of_an_older_one_is_not(self, base, resumed, began):
+        supervisor = self.watching(base, resumed)
+        assert supervisor.phase is Stage.ENDING
+        assert supervisor.verdict is not None
+        assert (supervisor.verdict.code, supervisor.verdict.kind) == (1, EndKind.REFUSED)
+        assert supervisor.verdict.reason == (
+            f"another line has begun it {began}, and here /c/x/0001-000002-000000000063 of step 63 is saved: end it by "
+            "`edl stop`, and type one line everywhere; all machines have to see one folder"
+        )
+
+    def test_is_not_known_before_a_worker_is_there(self):
+        assert self.watching(0, "", members=0).phase is Stage.WATCHING

@@ -11,7 +11,7 @@ SCRIPT = """
 import atexit, sys
 from edl.trainer.endings import note_failures
 noted = []
-note_failures(noted.append)
+note_failures(lambda reason, foreign: noted.append(reason + "!" * foreign))
 atexit.register(lambda: print(noted))
 {}
 """
@@ -26,6 +26,8 @@ atexit.register(lambda: print(noted))
         ("sys.exit(3)", 3, ["SystemExit: 3"]),
         ("sys.exit('no space left')", 1, ["SystemExit: no space left"]),
         ("raise OSError('no space left')", 1, ["OSError: no space left"]),
+        ("from edl.errors import *; raise NotResumed('gone')", 1, ["NotResumed: gone"]),
+        ("from edl.errors import *; raise ForeignCheckpoint('another model')", 1, ["another model!"]),
         ("try: sys.exit(3)\nexcept SystemExit as error: assert (error.code, error.args) == (3, (3,))", 0, []),
     ],
 )

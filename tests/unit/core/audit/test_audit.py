@@ -273,7 +273,7 @@ def test_what_is_a_usual_mini_batch_does_not_depend_on_the_audit(tmp_path: Path)
     count.usual_until = 3
     audited = AuditedCount(count, AuditFile(tmp_path, "j", "v"), lambda: 7, lambda: 0.5)
     assert [audited.advance() for _ in range(4)] == [True, True, False, False]
-    assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1, 0.5), Committed(7, 2, 0.5)), ()]
+    assert [found.lines for found in read(tmp_path)] == [(Committed(7, 1, 0.5), Committed(7, 2, 0.5))]
 
 
 class OneLease:

@@ -15,8 +15,11 @@ from edl.core.audit.account import Account, LifeAccount, Offender, Portion, acco
 from edl.core.audit.lineage import WorkerAudit
 from edl.core.data.permutation import samples_at
 from edl.errors import ConfigError, UsageError
+from edl.protocol.assignment import Orders, Verdict
 from edl.protocol.audit import BatchGiven, Began, Committed, DataEnded, DataOpened, LifeAudited, Line, Sat, encoded
 from edl.protocol.data import DataSpec, Range
+from edl.protocol.ring import Place
+from edl.protocol.saving import Origin
 from edl.trainer.data.audit import AuditFile, check_free, read
 from edl.trainer.resuming import life_begun
 
@@ -224,12 +227,19 @@ def test_a_step_of_a_later_life_is_named_with_it(tmp_path: Path, capsys: pytest.
 
 
 def test_a_worker_writes_which_life_it_is_of(tmp_path: Path) -> None:
-    begun = life_begun(3, "/somewhere/else/mnist/0002-000012-000000001200/")
-    assert begun == LifeAudited(3, 2, 1200, "mnist")
-    assert life_begun(3, "") == LifeAudited(3)
-    AuditFile(tmp_path, "mnist", "w1", begun)
-    AuditFile(tmp_path, "mnist", "w0")
-    assert [one.begun for one in read(tmp_path)] == [LifeAudited(), begun]
+    """As its leader says: another line may have begun the job, with a choice of its own."""
+    known: list[Orders] = []
+    audit = AuditFile(tmp_path, "mnist", "w1", lambda: life_begun(known[-1] if known else None))
+    assert read(tmp_path) == []  # nothing is known of it yet
+    path = "/somewhere/else/mnist/0002-000012-000000001200/"
+    known.append(Orders(1, 1, Verdict.STAY, "", 0, 0, 2, False, None, (), origin=Origin(path, 1200, 3, 0), life=3))
+    audit.sat(Place(1, 0, 1, "w1"), 0)
+    audit.ended(1, 9)
+    begun = LifeAudited(3, 2, 1200, "mnist")
+    assert [(one.begun, len(one.lines)) for one in read(tmp_path)] == [(begun, 2)]
+    known.append(msgspec.structs.replace(known[0], origin=None))
+    assert life_begun(known[-1]) == LifeAudited(3)
+    assert life_begun(None) == LifeAudited()
 
 
 def test_a_file_of_the_version_without_lives_is_read(tmp_path: Path) -> None:

@@ -299,14 +299,15 @@ def test_a_job_that_is_resumed_goes_on_with_what_is_left(size: int) -> None:
 
 
 def _of_steps(size: int) -> list[int]:
-    """What so many ranks train in 17 of 40 steps that were leased at once."""
-    return [400 * rank + at for rank in range(size) for at in range(170)]
+    """What so many ranks train in 17 of the 64 steps that were dealt at once."""
+    return [640 * rank + at for rank in range(size) for at in range(170)]
 
 
 def test_a_job_that_trains_on_other_data_than_it_did_fails_with_one_line() -> None:
     job = Job(DataSpec(total=1_000_000, epochs=1, batch=20), resumed=saved_data())
     assert job.record.state is JobState.FAILED
-    assert job.record.reason == "worker a trains on other data than what was saved in /c/j/0001: batch=20 for 10"
+    said = "worker a trains on other data than what was saved in /c/j/0001: batch=20 for 10"
+    assert job.record.reason == f"{said}; with --resume never the job begins anew"
 
 
 def test_what_a_script_asks_for_is_served_by_the_saving_under_way_unless_that_is_of_an_earlier_step() -> None:

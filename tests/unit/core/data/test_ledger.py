@@ -11,7 +11,7 @@ from edl.core.data.ledger import SPECULATIVE, Ledger
 from edl.core.data.unassigned import Unassigned
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataCounts, DataSpec, Lease, Range, Totals, cut
-from edl.protocol.ledger import LedgerSnapshot
+from edl.protocol.ledger import Deal, LedgerSnapshot
 
 
 def ledger_of(total: int, *roster: str, epochs: int = 1, batch: int = 4, **mode: Any) -> Ledger:
@@ -68,10 +68,102 @@ def test_a_round_gives_all_members_the_same_steps():
     ledger = ledger_of(100, "a", "b")
     assert ledger.grant(3) == {
         "a": (Lease(1, 0, 3, 4, (Range(0, 0, 12),)),),
-        "b": (Lease(1, 0, 3, 4, (Range(0, 12, 24),)),),
+        "b": (Lease(1, 0, 3, 4, (Range(0, 50, 62),)),),
     }
     assert ledger.grant(3) == {}
     assert ledger.covered_step == 3
+
+
+def test_a_round_goes_on_with_the_runs_that_were_dealt():
+    ledger = ledger_of(46, "a", "b")  # five full steps, and one of 6
+    ledger.grant(2)
+    assert held(ledger) == {"a": [(0, 0, 8)], "b": [(0, 23, 31)]}
+    assert (ledger.snapshot().returned, ledger.snapshot().frontier) == (((8, 23),), 31)  # the rest is unassigned
+    assert ledger.counts() == DataCounts(epoch=0, total=46, trained=0, leased=16, unassigned=30, ahead=2)
+    ledger.grant(4)
+    assert [samples(ledger.leases(worker, after=1)) for worker in "ab"] == [[(0, 8, 16)], [(0, 31, 39)]]
+    ledger.grant(9)
+    assert [samples(ledger.leases(worker, after=2)) for worker in "ab"] == [[(0, 16, 23)], [(0, 39, 46)]]
+    assert ledger.totals() == (Totals(5, 8), Totals(6, 6))
+
+
+def ends_of_rounds(ledger: Ledger) -> list[int]:
+    return [lease.until_step for lease in ledger.leases(ledger.roster[0])]
+
+
+def test_each_deal_of_an_epoch_is_twice_as_long_as_the_one_before_and_a_round_ends_with_it():
+    ledger = ledger_of(10**6, "a", "b", epochs=3)
+    ledger.grant(100_000)
+    assert ends_of_rounds(ledger) == [64 * (2**n - 1) for n in range(1, 10)] + [49088, 65472, 81856, 98240, 100_000]
+    ledger.grant(125_100)
+    assert ends_of_rounds(ledger)[-4:] == [114_624, 125_000, 125_064, 125_100]
+    ledger.grant(125_200)
+    assert ends_of_rounds(ledger)[-2:] == [125_192, 125_200]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda ledger: ledger.enter(["a", "b", "c"], 100),
+        lambda ledger: ledger.enter(["b"], 100),
+        lambda ledger: ledger.enter(["b", "a"], 100),
+        lambda ledger: ledger.enter(["a", "b"], 100, [3, 5]),
+        lambda ledger: ledger.enter(["a", "c"], 100, spare=True),
+        lambda ledger: ledger.resize([3, 5]),
+        lambda ledger: ledger.rebatch(100),
+    ],
+)
+def test_where_members_or_batches_change_the_next_round_is_of_a_first_deal(change):
+    ledger = ledger_of(10**6, "a", "b")
+    ledger.grant(100)
+    change(ledger)
+    ledger.grant(1000)
+    ends = [lease.until_step for lease in ledger.leases("b" if "b" in ledger.roster else "a") if lease.until_step > 101]
+    assert ends in (
+        [164, 292, 548, 1000],
+        [165, 293, 549, 1000],
+    )  # that of a newcomer that is spared comes after a step
+
+
+def test_a_ring_of_the_same_workers_and_batches_goes_on_with_the_deal():
+    ledger = ledger_of(10**6, "a", "b")
+    ledger.grant(100)
+    ledger.enter(["a", "b"], 50)
+    ledger.resize([4, 4])
+    ledger.grant(300)
+    assert ends_of_rounds(ledger) == [64, 100, 192, 300]
+
+
+def test_an_epoch_that_is_taken_back_is_dealt_from_its_beginning_again():
+    ledger = ledger_of(1000, "a", "b", open_ended=True)
+    ledger.grant(150)
+    before = held(ledger)
+    assert ends_of_rounds(ledger) == [64, 125, 150]
+    ledger.enter(["a", "b"], 10)
+    assert ends_of_rounds(ledger) == [64, 125]
+    ledger.grant(200)
+    assert ends_of_rounds(ledger) == [64, 125, 189, 200]
+    assert all(before[worker][-1][:2] == held(ledger)[worker][2][:2] for worker in "ab")
+
+
+def test_what_is_on_record_of_a_deal_can_be_wrong_and_hurt_no_sample():
+    ledger = ledger_of(1000, "a", "b")
+    ledger.grant(10)
+    for deal in (Deal(-5, 64), Deal(0, -1), Deal(10**12, -1), Deal(3, 10**12)):
+        restored = Ledger.restore(msgspec.structs.replace(ledger.snapshot(), deal=deal))
+        assert sum(run_out(restored)) == 1000
+
+
+def test_a_ledger_that_was_kept_before_there_were_deals_goes_on():
+    ledger = ledger_of(10**4, "a", "b")
+    ledger.grant(10)
+    fields = msgspec.json.decode(msgspec.json.encode(ledger.snapshot()))
+    del fields["deal"]
+    restored = Ledger.restore(msgspec.convert(fields, LedgerSnapshot))
+    assert ledger.validate() == restored.validate() == 10**4
+    restored.grant(100)
+    assert ends_of_rounds(restored) == [10, 74, 100]
+    restored.validate()
 
 
 def test_what_is_left_of_an_epoch_is_spread_over_its_last_step():
@@ -141,7 +233,7 @@ def test_a_newcomer_is_leased_beside_the_survivors():
     ledger.grant(4)
     ledger.enter(["a", "b"], 1)
     assert ledger.grant(5) == {
-        "b": (Lease(1, 1, 3, 4, (Range(0, 16, 28),)), Lease(2, 4, 1, 4, (Range(0, 32, 36),))),
+        "b": (Lease(1, 1, 3, 4, (Range(0, 16, 28),)), Lease(2, 4, 1, 4, (Range(0, 64, 68),))),
         "a": (Lease(2, 4, 1, 4, (Range(0, 28, 32),)),),
     }
     assert ledger.totals() == (Totals(5, 8),)
@@ -214,12 +306,13 @@ def test_newcomers_catch_up_in_whole_batches():
 
 
 def test_what_the_gone_held_is_leased_first():
-    ledger = ledger_of(100, "a", "b", "c")
+    ledger = ledger_of(96, "a", "b", "c")
     ledger.grant(2)
     ledger.enter(["c"], 1)
-    assert ledger.counts() == DataCounts(epoch=0, total=100, trained=12, leased=4, unassigned=84, ahead=1)
-    assert samples(ledger.grant(4)["c"]) == [(0, 4, 8), (0, 12, 16)]
-    assert samples(ledger.grant(5)["c"]) == [(0, 24, 28)]
+    assert held(ledger) == {"c": [(0, 64, 72)]}
+    assert ledger.counts() == DataCounts(epoch=0, total=96, trained=12, leased=4, unassigned=80, ahead=1)
+    assert samples(ledger.grant(4)["c"]) == [(0, 4, 12)]
+    assert samples(ledger.grant(13)["c"]) == [(0, 12, 32), (0, 36, 52)]
 
 
 def test_all_but_one_leave():
@@ -497,16 +590,17 @@ def test_validate_sees_an_epoch_that_ended_too_early():
 
 
 def test_a_billion_samples_and_a_thousand_workers_cost_what_the_workers_cost():
-    """Counted, not timed: every grant creates one lease per worker, however many steps and samples it covers."""
+    """Counted, not timed: every grant creates a few leases per worker, however many steps and samples it covers."""
     workers = [f"worker-{number:04}" for number in range(1000)]
     ledger = Ledger(DataSpec(10**9, 90, 64, shuffle=True), workers)
     given = ledger.grant(10_000)
-    assert sum(map(len, given.values())) == 1000
+    assert sum(map(len, given.values())) == 8 * 1000  # one for each deal: of 64 steps, 128, ...
+    assert len(ledger.snapshot().returned) == 999  # of each run what is not leased yet, but for the last
     ledger.enter(workers[500:], 0)
-    assert len(ledger.snapshot().returned) == 1  # neighbours' pieces that touch are one
+    assert len(ledger.snapshot().returned) < 520  # neighbours' pieces that touch are one
     ledger.enter(workers[501::2], 5000)
-    assert len(ledger.snapshot().returned) <= 251
-    assert sum(map(len, ledger.grant(11_000).values())) == 250
+    assert len(ledger.snapshot().returned) < 520
+    assert sum(map(len, ledger.grant(11_000).values())) == 5 * 250
     wire = msgspec.msgpack.encode(ledger.snapshot())
     assert len(wire) < 60_000
     restored = Ledger.restore(msgspec.msgpack.decode(wire, type=LedgerSnapshot))

@@ -56,6 +56,7 @@ from edl.protocol.assignment import Assignment, Orders, Share, Verdict
 from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.protocol.divergence import Checking
 from edl.protocol.ring import Place
+from edl.protocol.saving import Origin
 
 SPEC = DataSpec(total=80, epochs=1, batch=4)
 MINE = Lease(1, 0, 10, 4, (Range(0, 0, 40),))
@@ -360,11 +361,27 @@ def test_who_is_told_to_leave_takes_part_up_to_its_last_step() -> None:
     assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("")]
 
 
+@pytest.mark.parametrize("resumed", [False, True])
+def test_what_is_saved_is_taken_over_if_the_leader_says_so_whatever_its_launcher_knew(resumed: bool) -> None:
+    worker = Worker()
+    origin = Origin("/c/j/0001-000001-000000000031", 31, 2, 0) if resumed else None
+    worker.enters(worker.seat(1, 0, size=1), origin=origin)
+    assert worker.machine.models_may_differ == resumed
+
+
 def test_the_first_reason_for_a_bad_end_counts() -> None:
     worker = Worker().sits()
     worker.machine.handle(ScriptFailed("ValueError: x"))
     worker.machine.handle(ScriptFailed("SystemExit: 1"))
     assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("ValueError: x")]
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_a_script_that_does_not_go_with_what_was_saved_says_so(foreign: bool) -> None:
+    worker = Worker().sits()
+    worker.machine.handle(ScriptFailed("other", foreign))
+    worker.machine.handle(ScriptFailed("SystemExit: 1", not foreign))
+    assert said(worker.machine.handle(ScriptEnded())) == [say.Ended("other", foreign)]
 
 
 def test_another_daemon_is_told_all_that_one_must_know() -> None:

@@ -1,0 +1,39 @@
+"""What a launcher keeps of a job that it looks at now and then."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from edl.events import Event, Kind
+from edl.launch.records import Folder
+from edl.launch.watch import JobWatch
+from edl.protocol.job import JobState, Status
+
+
+class LookedAt:
+    """A job that is over by the time of the first look. Its leader is gone, and with it the newest step."""
+
+    def __init__(self, *events: Event) -> None:
+        self._events = list(events)
+
+    async def status(self) -> Status:
+        return OVER
+
+    async def events(self, after: int) -> tuple[int, list[Event]]:
+        return len(self._events), self._events[after:]
+
+
+OVER = Status(
+    job="x", state=JobState.FINISHED, reason="", term=1, generation=1, leader="", step=0, epoch=0, size=0, target=1,
+    min_workers=1, max_workers=0, workers=(), data=None, spec=None,
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", [Kind.JOB_FINISHED, Kind.JOB_FAILED, Kind.JOB_PREEMPTED])
+async def test_the_step_of_a_job_that_was_too_short_to_be_seen_training_is_told_by_its_end(tmp_path: Path, kind: Kind):
+    ahead = Event(1.0, "x", Kind.CHECKPOINT_BEGUN, 1, 1, 40)  # it tells of a step to come
+    watch = JobWatch(LookedAt(ahead, Event(2.0, "x", kind, 1, 1, 10)), Folder(tmp_path), lambda seen: None)
+    await watch.look()
+    assert watch.newest_step == 10
