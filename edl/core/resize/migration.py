@@ -103,6 +103,12 @@ def held_back(record: Record) -> frozenset[str]:
     return frozenset(migration.newcomers).difference(record.roster, planned)
 
 
+def came_in_vain(record: Record) -> frozenset[str]:
+    """Newcomers on the host that is left: they would leave before they are of use. Not those that a ring counts on."""
+    planned = record.plan.roster if record.plan is not None else ()
+    return frozenset(leavers(record)).difference(record.roster, planned)
+
+
 def is_complete(record: Record) -> bool:
     """No worker is left there, and the ring has all that came for them."""
     migration = record.migration

@@ -162,6 +162,8 @@ def _moved(now: Situation, able: set[str], forced: bool) -> set[str]:
     able = able - migration.spare(record, able)
     if not outgoing:
         held = able & migration.held_back(record)
+        if not forced:
+            held |= able & migration.came_in_vain(record)
         missing = migration.lost(record)
         return able - set(sorted(held, key=lambda worker: now.members[worker].number)[missing:])
     rest = able - outgoing
@@ -288,13 +290,16 @@ def _trains_behind(now: Situation, worker: str, missed: Container[str]) -> bool:
 
 
 def _instead(now: Situation, roster: tuple[str, ...]) -> Follow | None:
-    """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met."""
+    """Of the planned generation, where only newcomers fail: of those who were planned for, as they have met. Where
+    these are too few, of others too: the ring that works is needed until then.
+    """
     plan, after_step = now.record.plan, kept_step(now)
     if plan is None or after_step is None:
         return None
     known = tuple(worker for worker in roster if worker in plan.roster or worker in now.record.roster)
-    if len(known) < now.minimum or all(_is(now, worker, WorkerState.LEAVING) for worker in known):
-        return None  # too few; or others need the model of these, which would go before that
+    if all(_is(now, worker, WorkerState.LEAVING) for worker in known):
+        return None  # others need the model of these, which would go before that
+    known = known if len(known) >= now.minimum else roster
     return Follow(known, forced=False, after_step=after_step, why=why(now, known))
 
 

@@ -136,7 +136,7 @@ def test_a_newcomer_that_has_not_failed_comes_before_those_that_have() -> None:
     assert job.roster == ("w0", "n2")
 
 
-def test_a_plan_that_would_keep_its_step_without_a_newcomer_is_made_anew_where_too_few_would_be_left() -> None:
+def test_a_plan_keeps_its_step_with_a_newcomer_that_none_has_met_where_too_few_would_be_left() -> None:
     job = training(3, minimum=3)
     last = job.machine.seen.observation("w2")
     assert last is not None
@@ -144,11 +144,11 @@ def test_a_plan_that_would_keep_its_step_without_a_newcomer_is_made_anew_where_t
     job.feed(Reported("w2", leaving))
     job.ready("n1")
     assert job.roster == ("w0", "w1", "n1")
+    after_step = job.record.plan.after_step
     job.ready("n2")
     job.feed(Vanished("n1", "gone"))
     assert job.roster == ("w0", "w1", "n2"), "the two that were planned for are fewer than the least size"
-    assert job.record.plan is not None
-    assert job.record.plan.after_step is None
+    assert job.record.plan.after_step == after_step is not None, "the ring that works is needed until then"
 
 
 def test_a_ring_that_fails_for_a_newcomers_sake_is_made_anew_without_it_at_once() -> None:
