@@ -103,7 +103,9 @@ class Migrations:
         self._job.disturb()
 
     def _keeps_its_size(self, before: Record, record: Record) -> None:
-        """No more train than are asked for, and none leaves before another can come. A lost worker may be missing."""
+        """No more train than are asked for, beside those that came uncalled to another host, as into any job; and none
+        leaves before another can come. A lost worker may be missing.
+        """
         plan = record.plan
         assert plan is not None
         were = {one.identity.id: one.state for one in before.members}
@@ -122,7 +124,7 @@ class Migrations:
             self._job.checks.violated("migrations", f"{told} leave a job of {record.target}, and {plan.roster} go on")
         states = {one.identity.id: one.state for one in record.members}
         staying = [worker for worker in plan.roster if states.get(worker) is not WorkerState.LEAVING]
-        if len(staying) > max(record.target, len(record.roster), 2):
+        if len(staying) > max(record.target, len(record.roster), 2) + coming:
             self._job.checks.violated("migrations", f"{plan.roster} are more than {record.target}")
 
     def _is_told(self, worker: str, state: WorkerState, were: dict[str, WorkerState]) -> bool:
