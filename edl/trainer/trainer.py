@@ -130,8 +130,8 @@ class Trainer:
         self._stand_in = 0 if self._settings.stand_in is None else os.getppid()
         worker = self._settings.worker_id or f"w{secrets.token_hex(4)}"
         if self._settings.audit is not None:
-            begun = lambda: life_begun(self._machine.orders)  # noqa: E731
-            self._shell.audit = AuditFile(self._settings.audit, self._settings.job or "", worker, begun)
+            folder, job = self._settings.audit, self._settings.job or ""
+            self._shell.audit = AuditFile(folder, job, worker, lambda: life_begun(self._machine.orders))
         link = self._shell.link = DaemonLink(self._settings, worker, self._shell.take_news, self._shell.story)
         self._count = self._shell.count
         if self._shell.audit.on:

@@ -10,6 +10,7 @@ from itertools import chain
 from unittest.mock import patch
 
 import msgspec
+from data_modes import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,13 +20,6 @@ from edl.core.data.ledger import Ledger
 from edl.protocol.data import DataSpec
 from edl.protocol.ledger import LedgerSnapshot
 
-MODES = [  # whole_epochs, by_sample, open_ended
-    (True, False, False),
-    (True, False, True),
-    (True, True, False),
-    (False, True, False),
-    (False, False, False),
-]
 MOST_EPOCHS = 3
 DEALS = [(1, 1), (1, 4), (2, 8), (5, 5), (64, 16384)]  # the first one, the longest: of so many steps
 

@@ -10,6 +10,7 @@ from collections import Counter
 
 import msgspec
 import pytest
+from data_modes import MODES
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,13 +24,6 @@ from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.saving import Resumed
 from edl.testing.saving_checks import trained_by
 
-MODES = [  # whole_epochs, by_sample, open_ended
-    (True, False, False),
-    (True, False, True),
-    (True, True, False),
-    (False, True, False),
-    (False, False, False),
-]
 MOST_EPOCHS = 4
 
 Sample = tuple[int, int]  # epoch, position

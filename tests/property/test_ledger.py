@@ -11,6 +11,7 @@ from itertools import pairwise
 from unittest.mock import patch
 
 import msgspec
+from data_modes import MODES
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
@@ -32,13 +33,6 @@ EVENTS_PER_JOB = 60
 MOST_WORKERS = 6
 MOST_EPOCHS = 6
 DEALS = [(1, 1), (2, 5), (3, 12), (64, 16384)]  # the first and the longest one, in steps
-MODES = [  # whole_epochs, by_sample, open_ended
-    (True, False, False),
-    (True, False, True),
-    (True, True, False),
-    (False, True, False),
-    (False, False, False),
-]
 
 Sample = tuple[int, int]  # epoch, position
 
