@@ -1,17 +1,26 @@
 """This worker's batches as a `tf.data.Dataset`.
 
-Owns: which tensors records become. Does not own: the batches (`edl.trainer.data.shards`).
+Owns: which tensors records become, and that a script which leaves an iteration does not wait for samples there. Does
+not own: the batches (`edl.trainer.data.shards`).
+
+TensorFlow takes an iterator down in the thread that drops it, and waits there for what its pipeline is at. That may
+wait for samples, which may never come: a script drops its iterator as it breaks off, or as an exception passes through
+its loop, say of a collective whose ring is gone. So the pipeline is told before.
 """
 
 from __future__ import annotations
 
+import functools
+import weakref
 from collections.abc import Iterator
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import numpy as np
 import tensorflow as tf
 
 from edl.errors import DataError, UsageError
+from edl.trainer.data.passes import Pass
 from edl.trainer.data.shards import ShardGenerator
 
 KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: tf.float32}
@@ -20,15 +29,83 @@ KINDS = {str: tf.string, bytes: tf.string, bool: tf.bool, int: tf.int64, float: 
 def dataset_of(shards: ShardGenerator, batch_size: int) -> Any:
     """One element per step: sample ids, or records as a vector, or as a dict of one vector for each column."""
     example = shards.example()
-    if isinstance(example, int):
-        return tf.data.Dataset.from_generator(lambda: shards.batches(batch_size), output_signature=_vector(int, ""))
     if isinstance(example, dict):
-        signature = {name: _vector(type(value), f" in {name!r}") for name, value in example.items()}
+        signature: Any = {name: _vector(type(value), f" in {name!r}") for name, value in example.items()}
     else:
         signature = _vector(type(example), "")
-    return tf.data.Dataset.from_generator(
-        lambda: _tensors(shards.batches(batch_size), signature), output_signature=signature
-    )
+
+    def batches() -> Iterator[Any]:
+        given: Iterator[Any] = shards.batches(batch_size)
+        try:
+            yield from given if isinstance(example, int) else _tensors(given, signature)
+        except UsageError:
+            if not shards.left:  # else nobody hears of it, and TensorFlow would log it
+                raise
+
+    dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
+    _iterations.of(dataset, shards)
+    return dataset
+
+
+@dataclass(eq=False, slots=True)
+class _Iteration:
+    """One that the script has not left yet."""
+
+    shards: ShardGenerator
+    before: Pass | None  # the newest when it was made: not its own
+
+    def has(self, newest: Pass) -> bool:
+        """Whether that pass may be its own: TensorFlow calls for it later, from a thread of the pipeline's."""
+        return newest is not self.before
+
+
+class _Iterations:
+    """All iterations over datasets that are made of one of ours, and how they end."""
+
+    def __init__(self) -> None:
+        self._ours: list[tuple[weakref.ref[Any], ShardGenerator]] = []
+        self._live: list[_Iteration] = []  # in the order in which they were made
+        self._listens = False
+
+    def of(self, dataset: Any, shards: ShardGenerator) -> None:
+        """This dataset hands out what is of `shards`."""
+        self._ours = [one for one in self._ours if one[0]() is not None]
+        self._ours.append((weakref.ref(dataset), shards))
+        if not self._listens:
+            self._listens, made = True, tf.data.Dataset.__iter__
+
+            @functools.wraps(made)
+            def begin(source: Any) -> Any:
+                iterator = made(source)
+                for one in self._sources(source):
+                    self._begin(iterator, one)
+                return iterator
+
+            tf.data.Dataset.__iter__ = begin
+
+    def _sources(self, dataset: Any) -> Iterator[ShardGenerator]:
+        for ours, shards in self._ours:
+            if ours() is dataset:
+                yield shards
+                return
+        for one in dataset._inputs():
+            yield from self._sources(one)
+
+    def _begin(self, iterator: Any, shards: ShardGenerator) -> None:
+        iteration = _Iteration(shards, shards.newest_pass)
+        self._live.append(iteration)
+        # Called before anything that belongs to the iterator is taken down.
+        weakref.finalize(iterator, self._end, iteration).atexit = False
+
+    def _end(self, iteration: _Iteration) -> None:
+        newest = iteration.shards.newest_pass
+        several = [one for one in self._live if one.shards is iteration.shards and newest and one.has(newest)]
+        self._live.remove(iteration)
+        if newest is not None and several and several[-1] is iteration:
+            newest.leave()
+
+
+_iterations: Final = _Iterations()
 
 
 def _vector(kind: type, where: str) -> Any:

@@ -7,6 +7,7 @@ state (`edl.tensorflow.state`).
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import threading
@@ -69,8 +70,16 @@ class TensorFlowBytes:
 
 def _largest(values: list[int], name: str) -> list[int]:
     with context.eager_mode(), tf.device("CPU:0"):
-        found = hvd._allreduce(tf.constant(values, tf.int64), op=hvd.Max, name=name)
-        return [int(value) for value in found.numpy()]
+        return [int(value) for value in _reduction(name)(tf.constant(values, tf.int64)).numpy()]
+
+
+@functools.cache
+def _reduction(name: str) -> Any:
+    """A graph, as only there an operation has a name of its own: Horovod knows all that execute eagerly by one name,
+    and refuses one that comes while another, say a script's, is on its way.
+    """
+    reduce = functools.partial(hvd._allreduce, op=hvd.Max, name=name)
+    return tf.function(reduce, input_signature=[tf.TensorSpec([None], tf.int64)], autograph=False)
 
 
 def _failed(error: BaseException) -> bool:

@@ -23,9 +23,10 @@ def share_of(ledger: Ledger, worker: str, generation: int = 1) -> Share:
 
 
 class SoloFeed:
-    """One worker is the whole job. Leases come at once, as a leader would grant them."""
+    """One worker is the whole job. Leases come at once, as a leader would grant them; up to step `last`, if any."""
 
-    def __init__(self) -> None:
+    def __init__(self, last: int | None = None) -> None:
+        self._last = last
         self.leases = LeaseBuffer()
         self._ledger: Ledger | None = None
         self.committed = 0
@@ -96,7 +97,8 @@ class SoloFeed:
     def _offers(self, step: int | None) -> bool:
         if self.newcomer:
             return False
-        self.ledger.grant(self.committed + HORIZON_STEPS)
+        until_step = self.committed + HORIZON_STEPS
+        self.ledger.grant(until_step if self._last is None else min(until_step, self._last))
         self._told += 1
         self.leases.adopt(share_of(self.ledger, "w"), (1, self._told))
         return self.leases.offers(max(step or 0, self.step()))

@@ -470,6 +470,8 @@ class Trainer:
     def _wait_committed(self, handed_out: Callable[[], int]) -> None:
         """On the pipeline's thread: until the step that was handed out last is committed, or void and stepped back."""
         while self._machine.step < handed_out() and not self._leases.closed:
+            if self._shards is not None:
+                self._shards.check_goes_on()
             time.sleep(COMMIT_POLL_S)
 
     def begin_batch(self) -> None:

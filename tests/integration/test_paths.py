@@ -70,7 +70,8 @@ def check(edl: Any, job: Job) -> None:
     events = through_all(edl, job)
     sizes = [(event["from"], event["to"]) for event in events if event["kind"] == "scaled"]
     assert sizes[0] == (2, 3) and sizes[-1] == (3, 2)
-    assert [event["kind"] for event in events].count("worker_lost") == KILLS
+    lost = [event for event in events if event["kind"] == "worker_lost"]
+    assert len(lost) == KILLS, lost
     voided = Counter((event["worker"], event["generation"]) for event in events if event["kind"] == "batch_voided")
     assert max(voided.values(), default=0) <= 1, "one in each ring that broke, or that the word to leave came late in"
     assert len(job.results()) == 2

@@ -40,6 +40,7 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(warm: WarmPython,
             a_step_without_samples_changes_nothing(fleet, members)
         if way == "eager":
             variables_that_some_losses_do_not_depend_on(fleet)
+            collectives_of_a_script_may_come_beside_ours(fleet)
 
 
 def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> None:
@@ -52,6 +53,11 @@ def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> 
     fleet.together(members, "weight", [(1 / len(members),)] * len(members))
     assert fleet.together(members, "train", [stand_ins] * len(members)) == [""] * len(members)
     assert fleet.together(members, "weights") != before[0]
+
+
+def collectives_of_a_script_may_come_beside_ours(fleet: Fleet) -> None:
+    fleet.form([0, 1])
+    assert fleet.together([0, 1], "ask_beside", [(True,), (False,)]) == [[0.5, True]] * 2
 
 
 def variables_that_some_losses_do_not_depend_on(fleet: Fleet) -> None:

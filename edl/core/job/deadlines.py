@@ -3,7 +3,7 @@
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
 (`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
 
-Four things are awaited, each with a bound of its own:
+Five things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
@@ -12,7 +12,10 @@ Four things are awaited, each with a bound of its own:
   then a ring takes time to form: one that has neither come nor failed to after twice the longest step hangs. Likewise a
   newcomer that has said nothing of the **ring** it forms with others, beside the one that trains;
 - the end of a **step**, where others have waited in vain for as long as the longest step may take, and their ring has
-  failed by that. All have had that time: a member that does not find the same within moments hangs.
+  failed by that. All have had that time: a member that does not find the same within moments hangs;
+- the **last** step that anyone has samples for. The others have ended it, so its all-reduce is behind all members; they
+  wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member that
+  has not ended that step after twice the longest one hangs.
 """
 
 from __future__ import annotations
@@ -71,6 +74,9 @@ class Awaited:
         """For people: what the worker did not do in time."""
         if self.what == "step":
             return "its step took longer than --step-timeout, and the others gave up waiting for it: it hangs"
+        if self.what == "last step":
+            bound = f"within {self.bound_s:g} s, two step time-outs"
+            return f"it has not ended the last step that there are samples for {bound}, as the others have: it hangs"
         if self.what == "seat":
             return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
         if self.what.startswith("ring"):
@@ -99,14 +105,22 @@ class Waits:
             self.until += away_s
 
     def look(
-        self, record: Record, members: dict[str, Member], seen: Observations, now: float, *, saving: bool = False
+        self,
+        record: Record,
+        members: dict[str, Member],
+        seen: Observations,
+        now: float,
+        *,
+        last_step: int | None = None,
+        saving: bool = False,
     ) -> None:
         """See which workers are awaited now; one that still is for the same thing has been all along.
 
-        `saving`: all may be at the end of their scripts, for which they have a time of their own.
+        `last_step`: there are no samples beyond it as yet. `saving`: all may be at the end of their scripts, for which
+        they have a time of their own.
         """
         before, self._waits = self._waits, {}
-        for worker, what, bound_s in self._awaited(record, members, seen, saving):
+        for worker, what, bound_s in self._awaited(record, members, seen, last_step, saving):
             wait, generation = before.get(worker), seen.generation(worker)
             if wait is None or (wait.what, wait.seen) != (what, generation):
                 wait = Awaited(worker, what, generation, bound_s, now + bound_s)
@@ -118,29 +132,24 @@ class Waits:
         return [wait for wait in self._waits.values() if now >= wait.until] if now >= self.until else []
 
     def _awaited(
-        self, record: Record, members: dict[str, Member], seen: Observations, saving: bool
+        self, record: Record, members: dict[str, Member], seen: Observations, last_step: int | None, saving: bool
     ) -> Iterator[tuple[str, str, float]]:
-        plan, late = record.plan, self._late(record, seen)
+        late = self._late(record, seen)
         for worker in late:
             yield worker, "step", self.deadlines.moments_s
-        if record.begun or plan is not None:  # else all wait for others to come, however long that takes
+        if record.begun or record.plan is not None:  # else all wait for others to come, however long that takes
             for member in members.values():
                 if member.state in BOOTING:
                     yield member.identity.id, member.state.value, self.deadlines.boot_s
         for worker in _owing_word(record, members, seen):
             yield worker, f"ring {record.planned}", self.deadlines.seat_s
-        if plan is None or saving:
-            return
-        if _is_time(plan, record, members, seen):
-            due = plan.generation
+        if record.plan is None:
+            held, what = _behind(record, seen, last_step), "last step"
         else:
-            due = max((seen.generation(worker) for worker in plan.roster), default=0)
-        if due <= record.generation:
-            return
-        for worker in plan.roster:
-            there = seen.generation(worker) >= due or _state(members, worker) in (None, WorkerState.DONE)
-            if not there and worker not in late:
-                yield worker, "seat", self.deadlines.seat_s
+            held, what = [] if saving else _absent(record.plan, record, members, seen), "seat"
+        for worker in held:
+            if worker not in late:
+                yield worker, what, self.deadlines.seat_s
 
     def _late(self, record: Record, seen: Observations) -> list[str]:
         """Members still in a step that the others have waited for too long, and that have not failed with them."""
@@ -158,6 +167,25 @@ def _owing_word(record: Record, members: dict[str, Member], seen: Observations) 
         return []
     new = (worker for worker in muster.roster if worker not in record.roster and worker in members)
     return [worker for worker in new if seen.prepared(worker, muster.generation) is None]
+
+
+def _absent(plan: Plan, record: Record, members: dict[str, Member], seen: Observations) -> list[str]:
+    """Members of the next ring that are not there, once they should be."""
+    if _is_time(plan, record, members, seen):
+        due = plan.generation
+    else:
+        due = max((seen.generation(worker) for worker in plan.roster), default=0)
+    if due <= record.generation:
+        return []
+    ended = (None, WorkerState.DONE)
+    return [one for one in plan.roster if seen.generation(one) < due and _state(members, one) not in ended]
+
+
+def _behind(record: Record, seen: Observations, last_step: int | None) -> list[str]:
+    """Members still in the last step that there are samples for, where another member has ended it."""
+    if last_step is None or seen.newest_step(record.roster)[0] < last_step:
+        return []
+    return [one for one in record.roster if seen.trains(one, record.generation) and seen.step(one) < last_step]
 
 
 def _state(members: dict[str, Member], worker: str) -> WorkerState | None:

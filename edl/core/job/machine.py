@@ -374,8 +374,9 @@ class JobMachine:
 
     def _expel(self) -> None:
         """No worker's hang holds up the others (I12)."""
-        working = self._working
-        self._waits.look(self.record, working.members, self.seen, working.now, saving=self._ending.is_clear)
+        working, ledger = self._working, self.ledger
+        last_step, saving = None if ledger is None else ledger.wanted_step, self._ending.is_clear
+        self._waits.look(self.record, working.members, self.seen, working.now, last_step=last_step, saving=saving)
         for wait in self._waits.overdue(self._working.now):
             self._lose(wait.worker, wait.told)
 

@@ -138,6 +138,12 @@ class Pass:
         with self._lock:
             self.state = State.GIVEN_UP
 
+    def leave(self) -> None:
+        """The script's iteration is over, at its end or before that: then a pipeline that still waits is told."""
+        with self._lock:
+            if self.state is not State.ENDED:
+                self.state = State.GIVEN_UP
+
     def step_back(self, void: int) -> bool:
         """Step `void` must come again. True: it is what `next` gives next, or the pass that follows."""
         with self._lock:

@@ -228,9 +228,19 @@ class ShardGenerator:
             self._epochs_done = self.epochs_done
             self._pass.give_up()
 
+    @property
+    def newest_pass(self) -> Pass | None:
+        """The one that is handed out, or was last."""
+        return self._pass
+
+    @property
+    def left(self) -> bool:
+        """The script has left its iteration, and has begun no other."""
+        return self._pass is not None and self._pass.state is State.GIVEN_UP
+
     def check_goes_on(self) -> None:
         """On a pipeline's thread that waits: raises once its iteration was left, which the closing thread waits for."""
-        if self._pass is not None and self._pass.state is State.GIVEN_UP:
+        if self.left:
             raise UsageError(LEFT)
 
     def keep_in_step(self, wait_committed: Callable[[Callable[[], int]], None]) -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import functools
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
+import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
 
@@ -198,6 +200,17 @@ def branches() -> Branches:
     return Branches()
 
 
+def ask_beside(first: bool) -> list[Any]:
+    """Of the ring whether all say the same, while a collective of the script's own is under way: before that, or after
+    it, which so ends only when that question is on its way elsewhere.
+    """
+    early = framework.ring.same(7) if first else None
+    time.sleep(0.0 if first else 0.5)
+    mean = float(hvd.allreduce(tf.constant(float(first)), name="loss"))
+    answer = early or framework.ring.same(7)
+    return [mean, answer()]
+
+
 def disturb() -> None:
     """What a rehearsal leaves behind."""
     job.disturb()
@@ -211,6 +224,7 @@ commands = {
     "weights": lambda: flat(job.weights()),
     "slots": lambda: [flat(job.slots()), registered and registered.shown()],
     "disturb": disturb,
+    "ask_beside": ask_beside,
     "branches": lambda used: branches().step(used),
 }
 serve(framework, commands, registered.values() if registered else {})

@@ -23,7 +23,8 @@ DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
 class Job:
     """A leader's machine with two workers that train."""
 
-    def __init__(self) -> None:
+    def __init__(self, spec: DataSpec = SPEC) -> None:
+        self.spec = spec
         self.machine = JobMachine(new_record("j", 0.0), LeadTimes.of(10.0), DEADLINES)
         self.lost: dict[str, str] = {}
         for worker in ("w0", "w1"):
@@ -45,7 +46,8 @@ class Job:
         self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
 
     def see(self, worker: str, phase: Phase, generation: int, step: int, at: float) -> None:
-        self.feed(Reported(worker, Observation(phase, generation, step, generation, 0.01, SPEC, None, False, "")), at)
+        observation = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "")
+        self.feed(Reported(worker, observation), at)
 
     def state(self, worker: str) -> WorkerState | None:
         states = {member.identity.id: member.state for member in self.machine.record.members}
@@ -177,3 +179,42 @@ def test_a_step_is_measured_by_reports_which_may_be_late(stall_s: float, workers
 def test_short_steps_are_too_long_at_half_their_time_at_least() -> None:
     assert not Deadlines.of(2).was_too_long(0.9, 3)
     assert Deadlines.of(2).was_too_long(1.0, 3)
+
+
+LAST = 5  # the last step of a hundred samples, in mini-batches of ten for each of two workers
+
+
+def test_a_worker_that_hangs_in_the_last_step_that_there_are_samples_for_is_lost() -> None:
+    """The others wait for samples, in no all-reduce that could time out."""
+    job = Job(DataSpec(total=100, epochs=1, batch=10))
+    ledger = job.machine.ledger
+    assert ledger is not None and ledger.wanted_step == LAST
+    job.see("w0", Phase.TRAINING, 1, LAST - 1, 5.0)
+    job.see("w1", Phase.TRAINING, 1, LAST - 1, 5.0)
+    job.wait(5, 100)
+    assert not job.lost, "both may be in a long step"
+    job.see("w0", Phase.TRAINING, 1, LAST, 100.0)
+    job.wait(100, 119)
+    assert not job.lost, "it may come to its end"
+    job.wait(119, 121)
+    assert job.lost == {
+        "w1": "it has not ended the last step that there are samples for within 20 s, two step time-outs, "
+        "as the others have: it hangs"
+    }
+
+
+def test_a_worker_that_ends_the_last_step_in_time_does_not_hang() -> None:
+    job = Job(DataSpec(total=100, epochs=1, batch=10))
+    job.see("w0", Phase.TRAINING, 1, LAST, 5.0)
+    job.wait(5, 24)
+    job.see("w1", Phase.TRAINING, 1, LAST, 24.0)
+    job.wait(24, 900)
+    assert job.lost == {}, "scripts may evaluate for as long as they like"
+
+
+def test_where_there_are_samples_a_worker_behind_the_others_is_left_to_their_all_reduce() -> None:
+    job = Job()
+    job.see("w0", Phase.TRAINING, 1, 7, 5.0)
+    job.see("w1", Phase.TRAINING, 1, 6, 5.0)
+    job.wait(5, 900)
+    assert job.lost == {}
