@@ -150,6 +150,14 @@ class Job:
         wish = Wish(_at_least_one("min_p", min_p), _at_least_one("max_p", max_p), 1, batches, timeout)
         return loop_thread().run(self._profile(wish))
 
+    def batch(self, samples: int) -> None:
+        """Have all workers together take so many samples a step from now on, however many they are.
+
+        The rate follows where the script has called `edl.scale_rate(...)`. Raises ScaleRejected with the remedy,
+        JobFailed when the job is over, PeerError when it has no leader for long.
+        """
+        loop_thread().run(self._batch(_at_least_one("samples", samples)))
+
     def checkpoint(self) -> str:
         """Save the job; returns once that is durable, with the path of the checkpoint. Raises JobFailed, PeerError."""
         return loop_thread().run(self._checkpoint())
@@ -215,6 +223,9 @@ class Job:
             if self._where.folder is None:
                 raise
             return [from_flat(flat) async for flat in story(self._where, follow=False)]
+
+    async def _batch(self, samples: int) -> None:
+        await (await self._opened()).batch(samples)
 
     async def _checkpoint(self) -> str:
         return await saved(await self._opened())

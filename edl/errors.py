@@ -65,7 +65,7 @@ class TimedOut(EdlError, TimeoutError):
 
 
 class ScaleRejected(EdlError):
-    """A request for another size that cannot be met, now or later; the reason names the remedy."""
+    """A request for another size, host or batch that cannot be met, now or later; the reason names the remedy."""
 
     def __init__(self, reason: str) -> None:
         super().__init__(reason)

@@ -21,6 +21,7 @@ class Kind(StrEnum):
     LEADER_ELECTED = "leader_elected"
     LEADER_RESIGNED = "leader_resigned"
     SCALE_ASKED = "scale_asked"
+    BATCH_ASKED = "batch_asked"
     RECOUNT = "recount"
     RECOUNTED = "recounted"
     WORKER_JOINING = "worker_joining"

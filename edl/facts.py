@@ -97,6 +97,18 @@ class SizeAsked(Fact, frozen=True, kw_only=True):
         return f"{self.before} → {self.size} workers{leavers}"
 
 
+class BatchAsked(Fact, frozen=True, kw_only=True):
+    """A request for another batch is taken: from one of the next steps on."""
+
+    kind = Kind.BATCH_ASKED
+    batch: int
+    before: int
+    workers: int
+
+    def words(self) -> str:
+        return f"{self.before} → {self.batch} samples a step, of {self.workers} workers together"
+
+
 class PolicyDecided(Fact, frozen=True, kw_only=True):
     """The job's own policy has decided."""
 
@@ -285,7 +297,7 @@ class WorkersDiverged(Fact, frozen=True, kw_only=True):
 
 
 class LeasesCut(Fact, frozen=True, kw_only=True):
-    """What was leased beyond a step is cut anew, for other workers or other shares."""
+    """What was leased beyond a step is cut anew, for other workers, other shares or another batch."""
 
     kind = Kind.RECUT
     after_step: int

@@ -43,6 +43,14 @@ examples:
   edl events mnist --follow       and what happens from now on, until the job is over
   edl events mnist --json | jq 'select(.kind == "scaled") | .pause_ms'
 """
+BATCH_EXAMPLES = """
+examples:
+  edl batch mnist 512             from one of the next steps on, 512 samples a step, however many workers there are
+
+Training does not stop for it. The learning rate follows where the script has called edl.scale_rate(...). A worker whose
+part of a step would not fit its memory: edl.set_max_microbatch(n).
+"""
+
 SCALE_EXAMPLES = """
 examples:
   edl scale mnist 4               ask for four workers
@@ -209,6 +217,7 @@ def build() -> Parser:
     _add_status(found)
     _add_events(found)
     _add_scale(found)
+    _add_batch(found)
     _add_stop(found)
     _add_profile(found)
     _add_hosts(found)
@@ -256,6 +265,13 @@ def _add_scale(found: argparse._SubParsersAction[Parser]) -> None:
         help="give up asking after so long (default: 60), with --wait also waiting (default: never), where the request "
         "stands [EDL_TIMEOUT]",
     )
+
+
+def _add_batch(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "ask for another batch: samples a step, of all workers together"
+    parser = _command(found, "batch", _later("batch", "batch"), summary, BATCH_EXAMPLES)
+    _add_job(parser)
+    parser.add_argument("samples", metavar="N", help="samples of each step, of all workers together")
 
 
 def _add_stop(found: argparse._SubParsersAction[Parser]) -> None:

@@ -267,6 +267,7 @@ class Leader:
             case (
                 say.Register()
                 | say.AskStop()
+                | say.AskBatch()
                 | say.AskCheckpoint()
                 | say.AskPreempt()
                 | say.AskMigrate()

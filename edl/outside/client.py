@@ -165,6 +165,12 @@ class JobClient:
                 raise ScaleRejected(_reason(reply))
             await asyncio.sleep(LOOK_S)
 
+    async def batch(self, samples: int, timeout_s: float = 30.0) -> None:
+        """Ask for so many samples a step, of all workers together. Raises ScaleRejected, and PeerError as `stop`."""
+        reply = await self._insist(say.AskBatch(samples), timeout_s)
+        if isinstance(reply, say.Rejected):
+            raise ScaleRejected(reply.reason)
+
     async def scale(self, size: int, timeout_s: float = 30.0) -> Ack:
         """Ask for `size` workers, whatever is under way. Raises ScaleRejected, JobFailed, and PeerError as `stop`."""
         reply = await self._insist(say.AskScale(size, _new_id()), timeout_s)

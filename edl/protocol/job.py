@@ -227,6 +227,7 @@ class Record(msgspec.Struct, frozen=True):
     migrations: int = 0  # ever begun
     migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
     failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
+    asked_batch: int = 0  # samples a step, of all workers, that people asked for meanwhile; 0: as `job_policy` says
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):

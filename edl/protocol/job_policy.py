@@ -33,18 +33,21 @@ class BatchRule(StrEnum):
     LOCAL = "fixed-local"
     GLOBAL = "fixed-global"
     TABLE = "function"
+    ASKED = "asked"  # `edl batch`: no job begins with it
 
 
 class Batching(msgspec.Struct, frozen=True):
     """How large the batch of a step is, at any number of workers."""
 
     rule: BatchRule = BatchRule.LOCAL
-    most: Annotated[int, msgspec.Meta(ge=0)] = 0  # of all workers together; 0: no bound (LOCAL)
+    most: Annotated[int, msgspec.Meta(ge=0)] = 0  # of all workers together; 0: no bound (LOCAL). ASKED: just so many
     table: Annotated[
         tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)
     ] = ()  # what the user's function said: (workers, batch of all), ascending
 
     def __str__(self) -> str:
+        if self.rule is BatchRule.ASKED:
+            return self.rule.value
         return f"{self.rule.value},most={self.most}" if self.most else self.rule.value
 
 

@@ -156,6 +156,12 @@ class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
     request: str = ""
 
 
+class AskBatch(msgspec.Struct, frozen=True, tag="ask_batch"):
+    """From the command line or a scheduler: so many samples a step, of all workers together, however many they are."""
+
+    samples: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+
+
 class AskCheckpoint(msgspec.Struct, frozen=True, tag="ask_checkpoint"):
     """From the command line or a scheduler: save the job. `request`: its id; asked again under it, the answer says what
     has come of it.
@@ -189,7 +195,7 @@ class AskStop(msgspec.Struct, frozen=True, tag="ask_stop"):
 
 
 Scaling = AskScale | AskScaleOut | AskScaleIn
-Asked = AskStatus | AskStop | AskCheckpoint | AskPreempt | AskMigrate | Scaling
+Asked = AskStatus | AskStop | AskBatch | AskCheckpoint | AskPreempt | AskMigrate | Scaling
 Request = Register | Report | Await | AskAddresses | AskPresence | Asked
 
 

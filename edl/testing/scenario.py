@@ -99,11 +99,19 @@ def scenario(
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.replace_one)
     _move(job, random.Random(f"moving {seed}"), workers, within_s)  # noqa: S311
+    if not spec.by_sample and not own_data:
+        _batch_anew(job, seed, within_s)
+    return job
+
+
+def _batch_anew(job: SimJob, seed: int, within_s: float) -> None:
     uneven = random.Random(f"shares {seed}")  # noqa: S311
-    if uneven.random() < 0.2 and not spec.by_sample and not own_data:
+    if uneven.random() < 0.2:
         for _ in range(2):
             job.after(uneven.random() * within_s, job.share_out)
-    return job
+    asking = random.Random(f"asks for batches {seed}")  # noqa: S311
+    for _ in range(asking.choice((0, 0, 0, 0, 1, 3))):
+        job.after(asking.random() * within_s, job.ask_batch, asking.randint(1, 40))
 
 
 def _move(job: SimJob, source: random.Random, workers: int, within_s: float) -> None:

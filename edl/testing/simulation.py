@@ -60,7 +60,7 @@ from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, JobPolicy
-from edl.protocol.messages import AskCheckpoint, AskPreempt, AskScale, Phase, Register
+from edl.protocol.messages import AskBatch, AskCheckpoint, AskPreempt, AskScale, Phase, Register
 from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
@@ -457,6 +457,12 @@ class SimJob:
             shares = {worker: self.random.choice((0.3, 0.6, 1.0)) for worker in self.durable.roster}
             self.note(f"the batch is to be shared out as {shares}")
             self.call(Ruled(self.durable.target, (), "uneven", {}, act=True, shares=shares))
+
+    def ask_batch(self, samples: int) -> None:
+        """`edl batch`, said once: it may come to no leader."""
+        if self.durable.state not in OVER:
+            self.note(f"a batch of {samples} is asked for")
+            self.call(AskBatch(samples))
 
     def _start_for_the_slow(self) -> None:
         if self.durable.state not in OVER:

@@ -130,6 +130,8 @@ def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) ->
         if interruption.take_signal():
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not graceful
+        if sys.is_finalizing():
+            return  # it ends by itself, and a thread that is begun now would never run, nor be seen to have begun
         # On a thread: the one that was interrupted may hold the very lock that `leave` needs.
         threading.Thread(target=leave, daemon=True, name="edl-leave").start()
 

@@ -129,3 +129,27 @@ def test_a_newcomer_has_samples_where_all_of_its_epoch_was_leased(
     usual = found.keys() - short - {step + 1 for step in began(job)}
     assert {found[step] for step in usual if step > change["after_step"]} == {change["batch"]}
     assert change["batch"] == 2 * max(size for step, size in found.items() if step <= began(job)[-1])
+
+
+def test_another_batch_is_asked_for_while_it_trains(edl: Any, tmp_path: Any) -> None:
+    """All of it is trained by one worker after the other has died, too."""
+    script = ["torch_elastic.py", "--batch", str(BATCH), "--step-time", "0.06"]
+    job = Job(edl, tmp_path / "out", 2, epochs=40, script=script, EDL_MAX_RESTARTS="0")
+    status = job.wait_size(2)
+    job.wait_steps(3)
+    asked = edl("batch", "s", "40")
+    assert asked.returncode == 0 and asked.stdout == "job s: 40 samples a step asked for, of all workers together\n"
+    job.wait_steps(20)
+    cut = recut_for(job, 2)
+    assert cut and cut["batch"] == 40
+    refused = edl("batch", "s", "1")
+    assert refused.returncode == 1 and refused.stderr.endswith("needs a sample in each step: ask for 2 at least\n")
+    os.kill(next(worker["pid"] for worker in status["workers"] if worker["id"] != status["leader"]), signal.SIGKILL)
+    alone = job.wait_size(1)
+    assert (alone["batching"], alone["batch"]) == ("asked", 40)
+    job.wait_steps(20)
+    job.finish()
+    job.expect_exactly_once()
+    found, short = batches(job), final_steps(job)
+    assert {size for step, size in found.items() if step > cut["after_step"] and step not in short} == {40}
+    assert {size for step, size in found.items() if step <= cut["after_step"] and step not in short} == {2 * BATCH}

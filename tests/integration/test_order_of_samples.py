@@ -15,11 +15,11 @@ from edl.protocol.audit import BatchGiven, Sat
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(900)]
-EPOCH = 300  # steps; dealt for 64 of them, for 128, and for the rest
+EPOCH = 150  # steps; dealt for 64 of them, for 128, and for the rest
 SIZED = ("--epochs", "2", "--samples", str(2 * 8 * EPOCH - 5))
 TORCH = ("torch_saved.py", *SIZED)
 TENSORFLOW = ("tf_saved.py", *SIZED, "--batch", "8", "--way")
-PREEMPTED_AT = (70, 110, 110)  # steps of each life; the last one has the rest
+PREEMPTED_AT = (60, 130)  # steps of each life; the last one has the rest
 SHORT = {"EDL_SESSION_TIMEOUT": "2"}  # leases of 5 s
 
 

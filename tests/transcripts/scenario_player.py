@@ -26,6 +26,7 @@
     vanish W                    a daemon has no session any more
     scale N, scale_out N, scale_in N or W[,W...] [request=ID]
                                 another size is asked for
+    batch N                     so many samples a step are asked for
     migrate H [to=H:SLOTS[,...]] [request=ID] [within=S]
                                 all workers of a host are to leave it
     rule N REASON, replace W REASON
@@ -78,6 +79,7 @@ from edl.protocol.divergence import Divergence
 from edl.protocol.job import Identity, Muster
 from edl.protocol.job_policy import JobPolicy
 from edl.protocol.messages import (
+    AskBatch,
     AskCheckpoint,
     AskMigrate,
     AskPreempt,
@@ -277,6 +279,9 @@ class Player:
                 yield Vanished(given.word(0), "its daemon's session ended")
             case "scale" | "scale_out" | "scale_in":
                 yield _scaling(given)
+            case "batch":
+                given.end(1)
+                yield AskBatch(int(given.word(0)))
             case "migrate":
                 yield _migration(given)
             case _:

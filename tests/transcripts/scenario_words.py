@@ -140,6 +140,10 @@ def _target(name: str, old: int, new: int, after: Record) -> list[str]:
     return [f"wanted size: {old} → {new}"]
 
 
+def _asked_batch(name: str, old: int, new: int, after: Record) -> list[str]:
+    return [f"{new} samples a step, of all together"]
+
+
 def _state(name: str, old: Any, new: Any, after: Record) -> list[str]:
     return [f"job: {old.value} → {new.value}"]
 
@@ -206,6 +210,7 @@ _SHOWN: Final[Mapping[str, _Shown]] = {
     "trials": _trials,
     "limits": _limits,
     "target": _target,
+    "asked_batch": _asked_batch,
     "state": _state,
     "unended": _unended,
     "taken": _taken,

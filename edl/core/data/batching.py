@@ -3,6 +3,7 @@
 - `fixed-local`: each worker takes what the script says, so the batch of all grows with the workers, up to a maximum;
   from there on it stays, and is shared out (Or, Zhang and Freedman, MLSys 2020);
 - `fixed-global`: all together take what the script says, however many they are;
+- a number that people ask for while the job trains: all together take that, however many they are;
 - a table that a function of the user's has filled: number of workers -> batch of all.
 
 Owns: the numbers. Does not own: from which step on they hold (`edl.core.data.rebatch`), nor what the user typed
@@ -23,9 +24,16 @@ def batch_of_all(batching: Batching, size: int, given: int) -> int:
             return given
         case BatchRule.LOCAL:
             return min(size * given, batching.most) if batching.most else size * given
+        case BatchRule.ASKED:
+            return batching.most
         case BatchRule.TABLE:
             known = [batch for workers, batch in batching.table if workers <= size]
             return known[-1] if known else size * given
+
+
+def in_force(policy: Batching, asked: int) -> Batching:
+    """What counts: the job's own rule, or so many samples that people have asked for since; 0: they have not."""
+    return Batching(BatchRule.ASKED, most=asked) if asked else policy
 
 
 def even_shares(batch: int, size: int) -> tuple[int, ...]:

@@ -13,13 +13,15 @@ import msgspec
 
 from edl import facts
 from edl.core.data import rebatch
+from edl.core.data.batching import batch_of_all, in_force
 from edl.core.data.ledger import Ledger
+from edl.core.job.inputs import Refuse
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
 from edl.core.worker.moves import NEVER
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec
-from edl.protocol.job import FailedBy, JobState, Plan, WorkerState
+from edl.protocol.job import OVER, FailedBy, JobState, Plan, WorkerState
 from edl.protocol.job_policy import Rebatch
 from edl.protocol.ledger import LedgerSnapshot
 
@@ -45,6 +47,7 @@ class Leasing:
         self._enough_until = 0  # until a worker has applied this step, no more need be leased
         self._marked = (0, 0.0)  # the newest mark that this leader knows of, and since when
         self._marks_for_switch = False  # it is for a switch that is wanted
+        self._batch_due = bool(working.record.asked_batch)  # what is leased may not be of the batch asked for
         self._slowest: set[str] = set()  # members of the ring that are not beyond the newest stable step
 
     def open(self, worker: str, spec: DataSpec) -> None:
@@ -58,6 +61,30 @@ class Leasing:
                 self._project_anew(newest)
         except UsageError as error:
             working.end(JobState.FAILED, str(error), FailedBy.REFUSAL)
+
+    def ask_batch(self, samples: int) -> None:
+        """All workers together are to take so many a step: in what is leased from now on, and soon in all."""
+        working, record, ledger = self._working, self._working.record, self._working.ledgers.ledger
+        workers = len(record.roster) or record.target
+        if record.state in OVER:
+            refusal = working.over()
+        elif ledger is None:
+            refusal = "it has read no samples of edl's: if its script uses elastic_shard_generator(), ask again later"
+        elif ledger.spec.by_sample:
+            refusal = "its script cuts batches itself: iterate elastic_shard_generator().batches(n), and start it again"
+        elif samples < workers:
+            refusal = f"it has {workers} workers, and each needs a sample in each step: ask for {workers} at least"
+        else:
+            refusal = ""
+        if refusal:
+            working.commands.append(Refuse(refusal))
+        elif samples != record.asked_batch and ledger is not None:
+            before = in_force(record.job_policy.batching, record.asked_batch)
+            working.ledgers.batching = in_force(record.job_policy.batching, samples)
+            working.change(asked_batch=samples)
+            batch = batch_of_all(before, workers, ledger.spec.batch)
+            working.tell(facts.BatchAsked(batch=samples, before=batch, workers=workers))
+            self._batch_due = True
 
     def matters(self, worker: str, step: int) -> bool:
         """Does a worker's step decide anything? The last one's makes a step stable, the first one's needs leases."""
@@ -228,6 +255,11 @@ class Leasing:
         for_switch, self._marks_for_switch = self._marks_for_switch, False
         if for_switch:
             return
+        if self._batch_due and working.record.plan is None:  # a plan's data is of the batch of before
+            self._batch_due = False
+            if working.ledgers.settle():
+                working.keep_ledger(rebatch=rebatch.lifted(working.record))
+                ledger = working.ledgers.ledger
         if self._holds_up():
             working.change(rebatch=None)
         match rebatch.follows(working.record, ledger, working.seen, self._mark):

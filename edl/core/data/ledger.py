@@ -117,6 +117,11 @@ class Ledger:
         return self._covered
 
     @property
+    def batches(self) -> tuple[int, ...]:
+        """Samples of a full step, by rank, in what is leased from now on."""
+        return tuple(_batches(self._members.values()))
+
+    @property
     def batch(self) -> int:
         """Samples of a full step, of all members together, in what is leased from now on."""
         return sum(_batches(self._members.values()))

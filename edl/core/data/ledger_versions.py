@@ -164,6 +164,17 @@ class LedgerVersions:
         if self.ledger is not None:
             self.ledger.resize(self._batches(self.ledger.spec, self.ledger.roster))
 
+    def settle(self) -> bool:
+        """What is leased from now on is of the batches that the rule says. True where it was of others."""
+        ledger = self.ledger
+        if ledger is None or ledger.spec.by_sample or not ledger.roster:
+            return False
+        wanted = self._batches(ledger.spec, ledger.roster)
+        if wanted == ledger.batches:
+            return False
+        ledger.resize(wanted)
+        return True
+
     def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:
         batch = batch_of_all(self.batching, len(roster), spec.batch)
         if not self.shares.keys() & set(roster):

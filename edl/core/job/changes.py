@@ -43,6 +43,7 @@ class OtherChanges(TypedDict, total=False):
     rebatches: int
     diverged: tuple[int, int, bool]
     shares: dict[str, float]
+    asked_batch: int
     voided: dict[str, int]
     keep_s: float
     past: tuple[str, ...]

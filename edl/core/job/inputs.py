@@ -9,7 +9,16 @@ from dataclasses import dataclass, field
 
 from edl.facts import Fact
 from edl.protocol.figures import Rate
-from edl.protocol.messages import AskCheckpoint, AskMigrate, AskPreempt, AskStop, Observation, Register, Scaling
+from edl.protocol.messages import (
+    AskBatch,
+    AskCheckpoint,
+    AskMigrate,
+    AskPreempt,
+    AskStop,
+    Observation,
+    Register,
+    Scaling,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +85,7 @@ class TimePassed:
 
 FromPublisher = SavingPublished | PublishingFailed
 FromWorkers = Register | Reported | Vanished
-Asked = AskStop | AskCheckpoint | AskPreempt | AskMigrate | Scaling
+Asked = AskStop | AskBatch | AskCheckpoint | AskPreempt | AskMigrate | Scaling
 Input = TookOver | FromWorkers | Asked | FromPublisher | Measured | Ruled | TimePassed
 
 

@@ -55,6 +55,7 @@ from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
 from edl.protocol.job import OVER, FailedBy, Gone, JobState, Limits, Member, Record, WorkerState
 from edl.protocol.messages import (
+    AskBatch,
     AskCheckpoint,
     AskMigrate,
     AskPreempt,
@@ -142,7 +143,16 @@ class JobMachine:
                 news = self._on_reported(happened)
             case Vanished():
                 self._miss(happened.worker, happened.reason)
-            case AskStop() | AskCheckpoint() | AskPreempt() | AskMigrate() | AskScale() | AskScaleOut() | AskScaleIn():
+            case (
+                AskStop()
+                | AskBatch()
+                | AskCheckpoint()
+                | AskPreempt()
+                | AskMigrate()
+                | AskScale()
+                | AskScaleOut()
+                | AskScaleIn()
+            ):
                 self._on_asked(happened)
             case SavingPublished() | PublishingFailed():
                 self._checkpoints.hear(happened)
@@ -167,6 +177,8 @@ class JobMachine:
         match happened:
             case AskStop():
                 self._working.end(JobState.FAILED, happened.reason, FailedBy.STOP)
+            case AskBatch():
+                self._leasing.ask_batch(happened.samples)
             case AskCheckpoint():
                 self._checkpoints.ask(happened)
             case AskPreempt():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 
+from edl.core.data.batching import in_force
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
@@ -45,7 +46,7 @@ def status_of(
         rates=record.rates,
         autoscale=record.job_policy.autoscale,
         ruling=record.ruling,
-        batching=str(record.job_policy.batching),
+        batching=str(in_force(record.job_policy.batching, record.asked_batch)),
         batch=ledger.batch if ledger else 0,
         unfit=record.trials.unfit,
         failed_by=record.failed_by,

@@ -16,6 +16,7 @@ from typing import Unpack
 
 import msgspec
 
+from edl.core.data.batching import in_force
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.job.changes import Changes, OtherChanges
 from edl.core.job.durations import Durations
@@ -38,7 +39,9 @@ class WorkingState:
     def __init__(self, record: Record) -> None:
         self.record = record
         self.members = _by_id(record)
-        self.ledgers = LedgerVersions(record.ledger, record.job_policy.batching, record.shares, record.resumed)
+        self.ledgers = LedgerVersions(
+            record.ledger, in_force(record.job_policy.batching, record.asked_batch), record.shares, record.resumed
+        )
         self.seen = Observations()
         self.durations = Durations()
         self.commands: list[Command] = []

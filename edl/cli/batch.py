@@ -1,0 +1,31 @@
+"""`edl batch`: asks for another batch of a job that trains."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+
+from edl.cli import show
+from edl.cli.commands import heed_interrupts, located
+from edl.errors import EdlError, ScaleRejected, UsageError
+from edl.launch.whereabouts import Whereabouts
+
+
+def batch(arguments: argparse.Namespace) -> int:
+    if not arguments.samples.isdecimal() or not 1 <= int(arguments.samples) <= 10**9:
+        raise UsageError(f"{arguments.samples}: the samples of a step must be a whole number of at least 1")
+    where, samples = located(arguments), int(arguments.samples)
+    try:
+        asyncio.run(_batch(where, samples))
+    except ScaleRejected as rejected:
+        raise EdlError(f"job {where.job} cannot have a batch of {samples}: {rejected.reason}") from None
+    except asyncio.CancelledError:
+        raise EdlError("interrupted") from None
+    show.say(f"job {where.job}: {samples} samples a step asked for, of all workers together")
+    return 0
+
+
+async def _batch(where: Whereabouts, samples: int) -> None:
+    heed_interrupts()
+    async with where.client() as job:
+        await job.batch(samples)
