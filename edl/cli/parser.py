@@ -48,7 +48,7 @@ examples:
   edl batch mnist 512             from one of the next steps on, 512 samples a step, however many workers there are
 
 Training does not stop for it. The learning rate follows where the script has called edl.scale_rate(...). A worker whose
-part of a step would not fit its memory: edl.set_max_microbatch(n).
+part of a step would not fit its memory: take it in microbatches, `for part, share in edl.microbatches(ids, most=256)`.
 """
 
 SCALE_EXAMPLES = """

@@ -1,6 +1,7 @@
 """How the learning rate follows the batch, and schedules of it: pure functions of steps, and of samples trained.
 
-When the batch goes from B to kB, the rate has to grow: linearly (k), by the square root, or by the user's rule. All at
+When the batch goes from B to kB, the rate has to grow: linearly (k), by the square root, by the gradient noise that is
+measured (AdaScale), or by the user's rule. All at
 once it would multiply the noise in the momentum, too; so it grows in a straight line over some steps (Lin et al.,
 "Dynamic Mini-batch SGD", 2019): 1 + (t - t0) / T * (k - 1), T = 8.
 
@@ -20,6 +21,7 @@ from typing import Any, Final, Protocol
 import msgspec
 
 from edl.errors import UsageError
+from edl.policy.noise import MeasuredNoise
 
 RAMP_STEPS: Final = 8
 
@@ -29,11 +31,15 @@ class Scaling(StrEnum):
 
     LINEAR = "linear"
     ROOT = "sqrt"
+    ADASCALE = "adascale"
     NONE = "none"
 
 
-def factor(rule: Scaling | Callable[[float], float], k: float) -> float:
-    """By what the rate is multiplied for a batch that is `k` times as large as the script's."""
+def factor(rule: Scaling | Callable[[float], float], base: int, batch: int, noise: MeasuredNoise | None) -> float:
+    """By what the rate is multiplied for a `batch` where the script's is `base`. `noise` is for AdaScale's rule, by
+    which the rate stays as it is until that is known.
+    """
+    k = batch / base
     if not isinstance(rule, Scaling):
         return rule(k)
     match rule:
@@ -41,6 +47,8 @@ def factor(rule: Scaling | Callable[[float], float], k: float) -> float:
             return k
         case Scaling.ROOT:
             return math.sqrt(k)
+        case Scaling.ADASCALE:
+            return 1.0 if noise is None else noise.gain(base, batch)
         case Scaling.NONE:
             return 1.0
 

@@ -333,6 +333,14 @@ class TensorFlowFramework:
     def adding_up(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the script itself adds up what its tapes give
 
+    def measure_noise(self, every: int) -> None:  # noqa: ARG002 - the port's
+        raise UsageError(
+            "the gradient noise is measured with edl.torch only: with TensorFlow take scale_rate('linear') or 'sqrt'"
+        )
+
+    def take_noise(self) -> None:
+        """It is not measured."""
+
     def set_rate(self, factor: float) -> None:
         self._rate.set(factor)
 

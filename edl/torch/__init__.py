@@ -45,6 +45,8 @@ on_resize = _trainer.on_resize
 register = _trainer.register
 report = _trainer.report
 scale_rate = _trainer.scale_rate
+measure_noise = _trainer.measure_noise
+gradient_noise = _trainer.gradient_noise
 schedule_rate = _trainer.schedule_rate
 microbatches = bites = _trainer.microbatches  # bites: the name of before
 elastic_shard_generator = _trainer.elastic_shard_generator
@@ -143,9 +145,11 @@ __all__ = [
     "epoch",
     "errors",
     "generation",
+    "gradient_noise",
     "init",
     "load_checkpoint",
     "local_rank",
+    "measure_noise",
     "microbatches",
     "notify_batch_end",
     "on_resize",

@@ -47,6 +47,7 @@ class TorchFramework:
         self._share = Weight()
         self._backward = Backward()
         self._rate = 1.0
+        self._noise_every = 0
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
@@ -78,7 +79,7 @@ class TorchFramework:
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, passes)
-        reducer.number, reducer.rate = len(self._reducers), self._rate
+        reducer.number, reducer.rate, reducer.noise_every = len(self._reducers), self._rate, self._noise_every
         attach(optimizer, reducer)
         self._reducers.append(reducer)
         self.track(optimizer)
@@ -200,6 +201,17 @@ class TorchFramework:
             for reducer in self._reducers:
                 stack.enter_context(reducer.paused())
             yield
+
+    def measure_noise(self, every: int) -> None:
+        self._noise_every = every
+        for reducer in self._reducers:
+            reducer.noise_every = every
+
+    def take_noise(self) -> tuple[float, float] | None:
+        found = [one for reducer in self._reducers if (one := reducer.take_noise()) is not None]
+        if not found or len(found) < len(self._reducers):
+            return None
+        return sum(sqr for sqr, _ in found), sum(var for _, var in found)
 
     def set_rate(self, factor: float) -> None:
         self._rate = factor

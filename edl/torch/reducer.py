@@ -27,6 +27,7 @@ from torch.nn.parameter import is_lazy
 
 from edl.collectives.share import Weight
 from edl.errors import RingBroken, UsageError
+from edl.policy.noise import of_step
 from edl.torch.backward import Backward, finish, task_id
 from edl.torch.tensor_ring import TensorRing
 from edl.trainer.framework import StepPort
@@ -65,6 +66,9 @@ class Reducer:
         self._applied = 0.0  # the weight in the newest update
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
+        self.noise_every = 0  # steps, from one measurement of the gradient noise to the next; 0: it is not measured
+        self._own: list[torch.Tensor] | None = None  # norms of this worker's own gradients, where it is measured
+        self._noise: tuple[float, float] | None = None
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
         for parameter, name in names.items():
             self.add(parameter, name)
@@ -161,6 +165,8 @@ class Reducer:
         self._factor = self._share.factor(size)
         if self._reducing:
             self._averaging.expect(self._names)
+        measures = self._reducing and self.noise_every and self._number == 1 and step % self.noise_every == 0
+        self._own, self._noise = ([] if measures else None), None
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have
@@ -181,10 +187,34 @@ class Reducer:
         began = time.perf_counter_ns()
         self._try(self._averaging.wait)
         self._trainer.waited(time.perf_counter_ns() - began)
+        if self._own is not None and self._reducing:
+            self._try(lambda: self._measure(self._own or []))
         if self._trainer.voided:
             self._blank()
         self._averaged = True
         self._clear()
+
+    def take_noise(self) -> tuple[float, float] | None:
+        """As the port's."""
+        found, self._noise = self._noise, None
+        return found
+
+    def _measure(self, own: list[torch.Tensor]) -> None:
+        """Of the norms before gradients were averaged, and after. A worker without samples has none of its own.
+
+        All hear the same numbers, also where their devices round otherwise: the learning rate may follow them.
+        """
+        share = self._factor / self._ring.size
+        whole = [_norm(parameter.grad) for parameter in self._names if parameter.grad is not None]
+        device = whole[0].device if whole else None
+        squares = [torch.stack(norms).double().square().sum() if norms else torch.zeros(()) for norms in (own, whole)]
+        mine = torch.zeros(4, dtype=torch.float64, device=device)
+        if share:
+            mine[0], mine[1], mine[2] = squares[0], 1 / share, 1.0
+        mine[3] = squares[1]
+        of_own, inverse, having, of_whole = self._ring.mean(mine, f"edl.noise.{self.number}").tolist()
+        if having:
+            self._noise = of_step(of_own / having, inverse / having, of_whole)
 
     def _clear(self) -> None:
         self._sent.clear()
@@ -244,6 +274,8 @@ class Reducer:
         if self._number > 1:  # so that a worker which calls backward() less often than others is never mistaken
             name = f"{name}#{self._number}"
         self._sent.add(parameter)
+        if self._own is not None:
+            self._own.append(_norm(gradient))
         self._try(lambda: self._averaging.begin(parameter, gradient, name, self._factor))
 
     def _try(self, act: Callable[[], None]) -> None:
@@ -264,3 +296,10 @@ class Reducer:
         self._reducing = False
         self._ring.is_failure(error)  # so that the ring is cut, not left by an agreement that its dead cannot join
         self._trainer.void(RingBroken(f"the gradients were not averaged: {error}"))
+
+
+def _norm(gradient: torch.Tensor) -> torch.Tensor:
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    kind = torch.float32 if values.dtype.itemsize < torch.float32.itemsize else None
+    norm: torch.Tensor = torch.linalg.vector_norm(values.detach(), dtype=kind)
+    return norm

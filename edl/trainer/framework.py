@@ -178,6 +178,12 @@ class Framework(Protocol):
     def set_rate(self, factor: float) -> None:
         """The factor of the coming steps, until it is set again."""
 
+    def measure_noise(self, every: int) -> None:
+        """In each so many-th step, note the norms of gradients. Raises UsageError where that cannot be."""
+
+    def take_noise(self) -> tuple[float, float] | None:
+        """`edl.policy.noise.of_step` of the newest step since the last call; None where it was not measured."""
+
     def adding_up(self) -> AbstractContextManager[None]:
         """Inside, gradients only add up in this worker."""
 

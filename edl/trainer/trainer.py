@@ -34,6 +34,7 @@ from edl.core.worker.inputs import (
 from edl.errors import ConfigError, JobFailed, RingBroken, UsageError
 from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
+from edl.policy.noise import MeasuredNoise
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Origin
@@ -50,6 +51,7 @@ from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
 from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
@@ -317,8 +319,8 @@ class Trainer:
         return self._shards
 
     def report(self, **figures: float) -> None:
-        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`: policies see them, and people in
-        `edl status`. The newest of each name counts; they travel twice a second at most.
+        """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy. The newest of each
+        name counts; they travel twice a second at most.
         """
         self._started()
         self._figures.take(figures)
@@ -328,7 +330,7 @@ class Trainer:
 
         Args:
             rule: "linear", "sqrt" or "none", or a function of k; k is the samples of a step of all workers over
-                `base_batch`.
+                `base_batch`. Or "adascale": by the gradient noise, see `measure_noise`.
             base_batch: the batch that the optimizer's own learning rate is meant for.
             steps: when the batch changes, the factor goes to its new value in a straight line over so many steps.
 
@@ -352,6 +354,22 @@ class Trainer:
         """
         self._started()
         self._rates.schedule(schedule, epochs)
+
+    def measure_noise(self, every: int = EVERY) -> None:
+        """Measure how noisy gradients are, in each `every`-th step: `edl.gradient_noise()` has it, and as the figures
+        `grad_sqr` and `grad_var`, the job's policy. `edl.scale_rate("adascale", ...)` does so by itself.
+
+        It takes the norms of all gradients, before and after they are averaged, so at least two workers. Call it before
+        the first mini-batch, on all workers alike. PyTorch only.
+        """
+        self._started()
+        self._rates.measure(every)
+
+    def gradient_noise(self) -> MeasuredNoise | None:
+        """As measured so far: `sqr`, the squared norm of the true gradient; `var`, the variance of one sample's; and
+        `scale`, the batch in which the two are equal. None before the first time.
+        """
+        return self._rates.noise
 
     def microbatches(self, batch: T, most: int) -> Iterator[tuple[T, float]]:
         """The parts of a batch that is too large for the memory at once: at most `most` samples each, as even as can
@@ -565,7 +583,9 @@ class Trainer:
         if weightless:
             self._rates.skip()
         else:
-            self._rates.count()
+            measured = self._rates.count()
+            if measured and (noise := self._rates.noise) is not None:
+                self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
         shell.end_batch(attention=done >= shell.link.page.attention_step)
         self._pass_over(done)
         self._tell_resized(old)

@@ -42,6 +42,7 @@ def test_weights_are_those_of_one_worker_on_the_global_batches(fleet: Fleet, kin
     a_step_without_samples_changes_nothing(fleet, [ALONE])
     if kind == "sgd":
         gradients_are_averaged_when_backward_returns(fleet, source)
+        the_noise_of_gradients_is_what_their_norms_say(fleet, source)
     scripts_learn_of_hosts(fleet)
 
 
@@ -95,6 +96,24 @@ def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> 
     assert fleet.together(members, "train", [stand_ins] * len(members)) == [""] * len(members)
     assert [fleet.together(members, what) for what in ("weights", "slots")] == before
     fleet.together(members, "weight", [(1 / len(members),)] * len(members))
+
+
+def the_noise_of_gradients_is_what_their_norms_say(fleet: Fleet, source: random.Random) -> None:
+    """With parts of different sizes, and where one worker has none. All hear the same numbers."""
+    fleet.form([0, 1])
+    fleet.together([0, 1], "synchronize", [(0,), (0,)])
+    for parts in ((1, 3), (2, 0)):
+        shares = [part / sum(parts) for part in parts]
+        fleet.together([0, 1], "weight", [(share,) for share in shares])
+        (one, found), (other, same) = fleet.together([0, 1], "noise", [batch(source, part) for part in parts])
+        assert found == same
+        if not all(parts):
+            assert found is None, "of one gradient alone nothing can be told"
+            continue
+        whole = sum((shares[0] * a + shares[1] * b) ** 2 for a, b in zip(one, other, strict=True))
+        own = sum(value**2 for value in (*one, *other)) / 2
+        var = (own - whole) / (sum(1 / share for share in shares) / 2 - 1)
+        assert found == pytest.approx([whole - var, var], rel=1e-3)
 
 
 def gradients_are_averaged_when_backward_returns(fleet: Fleet, source: random.Random) -> None:

@@ -9,10 +9,13 @@ from __future__ import annotations
 from edl.core.worker.inputs import RatesHold
 from edl.core.worker.moves import NEVER
 from edl.errors import UsageError
+from edl.policy.learning import Scaling
+from edl.policy.noise import MeasuredNoise
 from edl.protocol.data import DataSpec
 from edl.trainer.data.shared_leases import SharedLeases
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
+from edl.trainer.rates.noise_meter import EVERY, NoiseMeter
 from edl.trainer.rates.rate import AnySchedule, FollowingRate, Rule, ScheduledRate
 from edl.trainer.rates.tuner import RateTuner, of_all
 from edl.trainer.shell import WorkerShell
@@ -28,6 +31,7 @@ class Rates:
         self._leases = leases
         self._extras = extras
         self._following: FollowingRate | None = None
+        self._noise: NoiseMeter | None = None
         self._scheduled: ScheduledRate | None = None
         self._tuner: RateTuner | None = None
 
@@ -36,9 +40,25 @@ class Rates:
     def scale(self, rule: Rule, base_batch: int, steps: int) -> None:
         """Follow the batch. Raises UsageError."""
         self._check_once("edl.scale_rate()", self._following)
-        self._following = FollowingRate(rule, base_batch, steps)
+        if rule == Scaling.ADASCALE and self._noise is None:
+            self.measure(EVERY)
+        self._following = FollowingRate(rule, base_batch, steps, lambda: self.noise)
         self._extras._add({"edl.rate": self._following})
         self._framework.scale_rates()
+
+    def measure(self, every: int) -> None:
+        """The gradient noise. Raises UsageError."""
+        self._check_once("edl.measure_noise()", self._noise)
+        meter = NoiseMeter(every)
+        self._framework.measure_noise(every)
+        self._noise = meter
+        self._extras._add({"edl.noise": meter})
+        self._shell.hear(RatesHold(0))
+
+    @property
+    def noise(self) -> MeasuredNoise | None:
+        """None as long as it is not known."""
+        return None if self._noise is None else self._noise.noise
 
     def schedule(self, schedule: AnySchedule, epochs: int | None) -> None:
         """Follow the samples trained. Raises UsageError."""
@@ -60,13 +80,22 @@ class Rates:
         if self._scheduled is not None:
             self._scheduled.begin(spec)
 
-    def count(self) -> None:
-        """The mini-batch being worked on is committed."""
+    def count(self) -> bool:
+        """The mini-batch being worked on is committed. Whether the gradient noise was measured in it."""
         step = self._machine.step + 1
+        measured = self._measured(self._leases.samples(step))
         if self._scheduled is not None:
             self._scheduled.count(self._leases.samples(step))
         if self._following is not None and not self._leases.ends_pass(step):
             self._following.count(self._leases.samples(step))
+        return measured
+
+    def _measured(self, samples: int) -> bool:
+        if self._noise is None or not samples or (found := self._framework.take_noise()) is None:
+            return False
+        sqr, var = found
+        self._noise.take(sqr, var * samples)
+        return True
 
     def skip(self) -> None:
         """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
@@ -90,7 +119,7 @@ class Rates:
     def follow(self) -> None:
         """Before each step in which learning rates are multiplied by something else than before. Raises UsageError."""
         following, scheduled, machine = self._following, self._scheduled, self._machine
-        if following is None and scheduled is None:
+        if following is None and scheduled is None and self._noise is None:
             return
         if machine.opened is None:
             if scheduled is not None:
@@ -101,5 +130,6 @@ class Rates:
         if scheduled is not None:
             factor *= scheduled.at(batch)
         self._framework.set_rate(factor)
-        settled = scheduled is None and following is not None and following.is_settled(coming, batch)
-        self._shell.hear(RatesHold(NEVER if settled else coming))
+        settled = scheduled is None and (following is None or following.is_settled(coming, batch))
+        until = NEVER if self._noise is None else self._noise.due(coming)
+        self._shell.hear(RatesHold(until if settled else coming))

@@ -14,6 +14,7 @@ import msgspec
 
 from edl.errors import UsageError
 from edl.policy.learning import RAMP_STEPS, Ramp, Scaling, Schedule, factor
+from edl.policy.noise import MeasuredNoise
 from edl.protocol.data import DataSpec
 from edl.trainer.packing import has_state
 
@@ -24,8 +25,14 @@ AnySchedule = Schedule | Callable[[float], float]
 class FollowingRate:
     """Follows the batch. A newcomer receives it, like anything with a `state_dict()`, so that all are at one factor."""
 
-    def __init__(self, rule: Rule, base_batch: int, steps: int = RAMP_STEPS) -> None:
-        """Raises UsageError."""
+    def __init__(
+        self,
+        rule: Rule,
+        base_batch: int,
+        steps: int = RAMP_STEPS,
+        noise: Callable[[], MeasuredNoise | None] = lambda: None,
+    ) -> None:
+        """`noise`: as far as it is known, for AdaScale's rule. Raises UsageError."""
         if rule not in set(Scaling) if isinstance(rule, str) else not callable(rule):
             raise UsageError(f"scale_rate({rule!r}): the rule must be one of {', '.join(Scaling)}, or a function of k")
         for name, value, least in (("base_batch", base_batch, 1), ("steps", steps, 0)):
@@ -34,6 +41,7 @@ class FollowingRate:
         self._rule = Scaling(rule) if isinstance(rule, str) else rule
         self._base = base_batch
         self._steps = steps
+        self._noise = noise
         self._ramp: Ramp | None = None  # none before the first step: there is no momentum to go easy on yet
         self._made = 0  # samples of the newest full step
 
@@ -51,10 +59,10 @@ class FollowingRate:
 
         The global batch should be `batch`. But newcomers may have no samples yet: what counts is the newest full step.
         """
-        k = (self._made or batch) / self._base
-        wanted = float(factor(self._rule, k))
+        made = self._made or batch
+        wanted = float(factor(self._rule, self._base, made, self._noise()))
         if not wanted > 0:
-            raise UsageError(f"scale_rate: the rule gives {wanted} for k={k:g}; it must be positive")
+            raise UsageError(f"scale_rate: the rule gives {wanted} for k={made / self._base:g}; it must be positive")
         if self._ramp is None:
             self._ramp = Ramp(wanted, wanted, step, self._steps)
         elif wanted != self._ramp.after:

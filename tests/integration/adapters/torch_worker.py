@@ -131,6 +131,16 @@ def gradient(x: list[list[float]], y: list[float]) -> list[float]:
     return torch.cat([parameter.grad.reshape(-1).double() for parameter in model.parameters()]).tolist()
 
 
+def noise(x: list[list[float]], y: list[float]) -> list[Any]:
+    """One step in which it is measured: this worker's own gradient, and what came of it."""
+    wanted = list(model.parameters())
+    own = torch.autograd.grad(loss_of(x, y), wanted) if x else [torch.zeros_like(one) for one in wanted]
+    framework.measure_noise(1)
+    assert train(x, y) == ""
+    framework.measure_noise(0)
+    return [torch.cat([one.reshape(-1).double() for one in own]).tolist(), framework.take_noise()]
+
+
 def weights() -> list[float]:
     return torch.cat([tensor.detach().reshape(-1).double() for tensor in model.state_dict().values()]).tolist()
 
@@ -171,6 +181,7 @@ commands = {
     "collectives": collectives,
     "gradient": gradient,
     "backward": backward,
+    "noise": noise,
     "parts": parts,
     "weights": weights,
     "slots": slots,

@@ -13,6 +13,7 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.data import DataSpec
 from edl.trainer.extras import Extras
 from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.noise_meter import NoiseMeter
 from edl.trainer.rates.tuner import RateTuner
 
 SPEC = DataSpec(total=64, batch=8, shuffle=False, seed=0, epochs=2)
@@ -27,10 +28,21 @@ class Worker:
         self.machine = SimpleNamespace(step=0, size=2, opened=None)
         self.rates_until = NEVER
         self.ring = SimpleNamespace(place=None)
-        framework: Any = SimpleNamespace(ring=self.ring, scale_rates=lambda: None, set_rate=self.set.append)
+        self.noise: tuple[float, float] | None = None  # of the step that is made, if it is measured
+        self.measured = 0
+        framework: Any = SimpleNamespace(
+            ring=self.ring,
+            scale_rates=lambda: None,
+            set_rate=self.set.append,
+            measure_noise=self.measure,
+            take_noise=lambda: self.noise,
+        )
         leases: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
         self.rates = Rates(framework, shell, leases, Extras())
+
+    def measure(self, every: int) -> None:
+        self.measured = every
 
     def hear(self, happened: RatesHold) -> None:
         self.rates_until = happened.until_step
@@ -138,3 +150,42 @@ def test_a_ring_that_breaks_in_a_trial_is_the_trainers_to_handle() -> None:
     worker.machine.step = 1
     with pytest.raises(RingBroken):
         worker.rates.tune()
+
+
+def test_adascale_follows_the_noise_once_it_is_known() -> None:
+    worker = Worker()
+    worker.rates.scale("adascale", 8, steps=0)
+    assert worker.measured == 20
+    worker.open()
+    worker.train()
+    assert worker.set == [1.0, 1.0] and worker.rates.noise is None
+    assert worker.rates_until == 20, "the end of a step in which it is measured is looked at"
+    worker.machine.step = 19
+    worker.noise = (1.0, 1.0)  # |G|^2, and the variance of a gradient of 16 samples
+    worker.train()
+    noise = worker.rates.noise
+    assert noise is not None and (noise.sqr, noise.var) == pytest.approx((1.0, 16.0))
+    assert worker.set[-1] == pytest.approx((16 / 8 + 1) / (16 / 16 + 1))
+    worker.noise = None
+    worker.train()
+    assert worker.rates_until == 40
+
+
+def test_a_newcomer_goes_on_with_the_noise_of_the_others() -> None:
+    one, other = NoiseMeter(20), NoiseMeter(20)
+    for sqr in (1.0, 3.0):
+        one.take(sqr, 2.0)
+    other.load_state_dict(one.state_dict())
+    assert other.noise == one.noise is not None
+    assert one.noise.sqr == pytest.approx((0.95 * 1.0 + 3.0) / 1.95), "the newest counts most"
+
+
+def test_noise_is_measured_once_and_every_so_many_steps() -> None:
+    worker = Worker()
+    with pytest.raises(UsageError, match=r"measure_noise\(every=0\): must be a whole number of steps"):
+        worker.rates.measure(0)
+    worker.rates.measure(7)
+    worker.rates.scale("adascale", 8, steps=0)
+    assert worker.measured == 7
+    with pytest.raises(UsageError, match=r"edl.measure_noise\(\) must be called once"):
+        worker.rates.measure(7)
