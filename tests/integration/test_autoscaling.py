@@ -47,7 +47,7 @@ def test_a_profile_measures_each_size(edl, tmp_path):
     edl.wait(
         lambda: [one["state"] for one in edl.status("g")["workers"]] == ["training"] * 2, "two train", timeout_s=90
     )
-    done = edl("profile", "g", "--min", "1", "--max", "2", "--batches", "5", "--json", timeout_s=120)
+    done = edl("profile", "g", "--min", "1", "--max", "2", "--batches", "15", "--json", timeout_s=180)
     assert done.returncode == 0, done.stderr
     rows = json.loads(done.stdout)["rows"]
     assert [row["size"] for row in rows] == [1, 2]
