@@ -7,8 +7,8 @@ seats (`edl.trainer.shell`), the framework (`edl.trainer.framework`), the data (
 from __future__ import annotations
 
 import atexit
-import gc
 import contextlib
+import gc
 import logging
 import os
 import secrets
@@ -141,7 +141,7 @@ class Trainer:
             self._count = AuditedCount(
                 self._shell.count, self._shell.audit, lambda: self._machine.generation, self._framework.applied
             )
-        # Python ends by looking through all that lives, twice: 0.8 s for a framework's modules, of a worker that is to go.
+        # Python ends by looking through all that lives, twice: 0.8 s with a framework, of a worker that is to go.
         gc.freeze()
         atexit.register(self.shutdown)
         note_failures(self._note_failure)
