@@ -2,7 +2,8 @@
 
 - **Minimum satisfactory share.** Jobs with a deadline stand in the order of their deadlines. Each reserves, from now to
   its deadline, the smallest share with which it ends in time: up to so many workers in each slot of time, as far as
-  those before it have left any.
+  those before it have left any. That share falls as a job gets on, which then holds its workers for longer; where not
+  all promises are kept so, each job keeps to the share that it was planned with before, and they are.
 - **Admission.** A job is admitted when it is seen first, if with it all that are admitted end in time. The others, and
   jobs without a deadline, run with what is left, and no promise is made that leaves the first of them none. What was
   decided is in the notes and does not change; a job that was admitted and falls behind, because changes cost time or it
@@ -29,6 +30,7 @@ from edl.cluster.views import Aim, ClusterView, JobView, Rates
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 ADMITTED = "admitted"  # note of a job with a deadline: 1, or 0
+SHARE = "share"  # note of one that was admitted: what it was planned with last
 
 
 class Slots(msgspec.Struct, frozen=True):
@@ -37,6 +39,14 @@ class Slots(msgspec.Struct, frozen=True):
     begins: Floats
     lasting: Floats
     free: Ints
+
+
+class _Plan(msgspec.Struct):
+    """What the jobs that are admitted have now, the share by which it was planned, and whether all end in time."""
+
+    now: dict[str, int]
+    shares: dict[str, int]  # 0: none with which it ends in time
+    in_time: bool
 
 
 class ElasticFlow(msgspec.Struct, frozen=True):
@@ -68,31 +78,47 @@ class ElasticFlow(msgspec.Struct, frozen=True):
         kept = min(others, key=_by_arrival).smallest if others else 0
         for job in new:
             together = promised | {job.name}
-            if self._shares(ordered, together, rates, devices - kept, now)[1]:
+            if self._planned(ordered, together, rates, devices - kept, now).in_time:
                 promised = together
-        shares, _ = self._shares(ordered, promised, rates, devices, now)
-        sizes = self._raised(cluster, rates, shares)
+        plan = self._planned(ordered, promised, rates, devices, now)
+        sizes = self._raised(cluster, rates, plan.now)
         return Decision(
-            {job.name: _given(job, sizes[job.name], shares) for job in cluster.jobs if sizes[job.name]},
-            {job.name: {ADMITTED: float(job.name in promised)} for job in ordered},
+            {job.name: _given(job, sizes[job.name], plan.now) for job in cluster.jobs if sizes[job.name]},
+            {job.name: _notes(job, promised, plan) for job in ordered},
         )
 
-    def _shares(
+    def _planned(
         self, ordered: list[JobView], within: set[str], rates: dict[str, Rates], devices: int, now: float
-    ) -> tuple[dict[str, int], bool]:
-        """What each admitted job has now by its smallest satisfactory share, and whether all end in time."""
+    ) -> _Plan:
+        """By the smallest shares, or by those of before where not all end in time with them."""
+        plan = self._plan(ordered, within, rates, devices, now, {})
+        if plan.in_time:
+            return plan
+        before = {job.name: int(job.notes.get(SHARE, 0)) for job in ordered}
+        return self._plan(ordered, within, rates, devices, now, before)
+
+    def _plan(
+        self,
+        ordered: list[JobView],
+        within: set[str],
+        rates: dict[str, Rates],
+        devices: int,
+        now: float,
+        least: dict[str, int],
+    ) -> _Plan:
+        """By the smallest satisfactory shares, each of at least so many workers."""
         there = [(job, job.deadline - now) for job in ordered if job.name in within and job.deadline is not None]
         slots = self._cut([until for _, until in there if until > 0], devices)
-        shares, all_in_time = {}, True
+        plan = _Plan({}, {}, in_time=True)
         for job, until in there:
             if until <= 0:
-                all_in_time = all_in_time and ADMITTED in job.notes
+                plan.in_time = plan.in_time and ADMITTED in job.notes
                 continue
-            found, in_time = _reserve(job, until, rates[job.name], slots, self.margin)
+            found, share = _reserve(job, until, rates[job.name], slots, self.margin, least.get(job.name, 0))
             slots.free[:] -= found
-            shares[job.name] = int(found[0])
-            all_in_time &= in_time
-        return shares, all_in_time
+            plan.now[job.name], plan.shares[job.name] = int(found[0]), share
+            plan.in_time = plan.in_time and share > 0
+        return plan
 
     def _cut(self, ends: list[float], devices: int) -> Slots:
         """Evenly to the last deadline, and at each deadline: no slot is in part too late for a job."""
@@ -149,14 +175,16 @@ def _gain(rates: Rates, size: int, larger: int) -> float:
     return (after / before - 1) * size / (larger - size) if before > 0 else math.inf
 
 
-def _reserve(job: JobView, until: float, rates: Rates, slots: Slots, margin: float) -> tuple[Ints, bool]:
-    """Its workers in each slot, by the smallest share with which it ends in time, or else by the largest."""
+def _reserve(job: JobView, until: float, rates: Rates, slots: Slots, margin: float, least: int) -> tuple[Ints, int]:
+    """Its workers in each slot, by the smallest share with which it ends in time, of at least so many, or else by the
+    largest; and that share, or 0.
+    """
     assert job.left is not None
     work, sizes = job.left * (1 + margin), _sizes(job, rates)
     speeds = np.concatenate([[0.0], rates.progress])
     in_time = slots.begins + slots.lasting <= until * (1 + 1e-12)
     found = np.zeros(len(slots.free), dtype=np.int64)
-    for share in sizes:
+    for share in [size for size in sizes if size >= least] or sizes[-1:]:
         may = np.array([0, *[size for size in sizes if size <= share]])
         found = np.where(in_time, may[np.searchsorted(may, slots.free, side="right") - 1], 0)
         seconds = slots.lasting.copy()
@@ -165,8 +193,14 @@ def _reserve(job: JobView, until: float, rates: Rates, slots: Slots, margin: flo
         done = np.cumsum(speeds[found] * seconds)
         if done[-1] >= work:
             found[int(np.argmax(done >= work)) + 1 :] = 0
-            return found, True
-    return found, False
+            return found, share
+    return found, 0
+
+
+def _notes(job: JobView, promised: set[str], plan: _Plan) -> dict[str, float]:
+    if job.name not in promised:
+        return {ADMITTED: 0.0}
+    return {ADMITTED: 1.0, SHARE: float(plan.shares.get(job.name) or job.notes.get(SHARE, 0.0))}
 
 
 def _given(job: JobView, size: int, shares: dict[str, int]) -> Allotment:
