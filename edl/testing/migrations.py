@@ -5,11 +5,14 @@ Owns: the host on which workers are started, asking for migrations, and their in
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import count
 from typing import TYPE_CHECKING, Final
 
+from edl.core.job.inputs import Tell
 from edl.core.resize import migration
 from edl.core.resize.scaling import GOING
+from edl.facts import SizeAsked
 from edl.protocol.job import OVER, Record, WorkerState
 from edl.protocol.messages import AskMigrate
 from edl.protocol.moving import Room
@@ -32,6 +35,7 @@ class Migrations:
         self._job = job
         self._boot_s = boot_s
         self._numbers = count(1)
+        self._dismissed: set[str] = set()  # by requests for a size, in the record that is written
 
     # --------------------------------------------------------------------------------------------------- what is asked
 
@@ -83,6 +87,11 @@ class Migrations:
 
     # ------------------------------------------------------------------------------------------------ what must hold
 
+    def told(self, commands: Iterable[Tell]) -> None:
+        """These events are written with the next record."""
+        asked = [one.fact for one in commands if isinstance(one.fact, SizeAsked)]
+        self._dismissed = {worker for fact in asked for worker in fact.leavers}
+
     def durable(self, before: Record, record: Record) -> None:
         """`record` was written over `before`."""
         if before.migration is not None and record.migration is None and record.migrated == before.migrated:
@@ -109,7 +118,8 @@ class Migrations:
         plan = record.plan
         assert plan is not None
         were = {one.identity.id: one.state for one in before.members}
-        told = [one.identity.id for one in record.members if self._is_told(one.identity.id, one.state, were)]
+        leavers = [one.identity.id for one in record.members if self._is_told(one.identity.id, one.state, were)]
+        told = [worker for worker in leavers if worker not in self._dismissed]  # a size may be asked for, and another
         if before.plan is not None or plan.after_step is None:
             return
         here = [one for one in record.members if migration.is_at(one.identity, self.home) and one.identity.id in told]

@@ -73,6 +73,7 @@ class RecordNode:
         before, self.version = job.durable, self.version + 1
         self._note(commit.told)
         if commit.record is not before:
+            job.migrations.told(commit.told)
             job.make_durable(commit.record)
             job.checks.records.told(before, commit.record, commit.told)
             job.checks.savings.told(commit.told)
