@@ -139,17 +139,19 @@ def test_another_batch_is_asked_for_while_it_trains(edl: Any, tmp_path: Any) -> 
     job.wait_steps(3)
     asked = edl("batch", "s", "40")
     assert asked.returncode == 0 and asked.stdout == "job s: 40 samples a step asked for, of all workers together\n"
-    job.wait_steps(20)
-    cut = recut_for(job, 2)
-    assert cut and cut["batch"] == 40
+    cut = edl.wait(lambda: recut_for(job, 2), "the batch that was asked for", timeout_s=30)
+    assert cut["batch"] == 40
+    job.wait_steps(10)
     refused = edl("batch", "s", "1")
     assert refused.returncode == 1 and refused.stderr.endswith("needs a sample in each step: ask for 2 at least\n")
     os.kill(next(worker["pid"] for worker in status["workers"] if worker["id"] != status["leader"]), signal.SIGKILL)
     alone = job.wait_size(1)
     assert (alone["batching"], alone["batch"]) == ("asked", 40)
-    job.wait_steps(20)
+    again = edl.wait(lambda: recut_for(job, 1), "the same of one worker", timeout_s=30)
+    job.wait_steps(10)
     job.finish()
     job.expect_exactly_once()
-    found, short = batches(job), final_steps(job)
-    assert {size for step, size in found.items() if step > cut["after_step"] and step not in short} == {40}
-    assert {size for step, size in found.items() if step <= cut["after_step"] and step not in short} == {2 * BATCH}
+    whole = {step: size for step, size in batches(job).items() if step not in final_steps(job)}
+    settling = range(began(job)[-1] + 1, again["after_step"] + 1)  # on what was leased to two
+    assert {size for step, size in whole.items() if step <= cut["after_step"]} == {2 * BATCH}
+    assert {size for step, size in whole.items() if step > cut["after_step"] and step not in settling} == {40}
