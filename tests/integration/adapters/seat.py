@@ -6,6 +6,7 @@ output, one JSON object per line. So rings are Horovod's own, and everything els
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import json
 import os
@@ -83,7 +84,10 @@ class Next:
 
 def used() -> dict[str, float]:
     """What this process has open, and what it computes while it is not asked to, in seconds per second."""
-    links = [str(entry.readlink()) for entry in Path("/proc/self/fd").iterdir() if entry.is_symlink()]
+    links = []
+    for entry in Path("/proc/self/fd").iterdir():
+        with contextlib.suppress(FileNotFoundError):  # the listing's own, or closed since by another thread
+            links.append(str(entry.readlink()))
     cpu, now = time.process_time(), time.monotonic()
     time.sleep(0.5)
     return {
