@@ -99,9 +99,9 @@ class _Iterations:
 
     def _end(self, iteration: _Iteration) -> None:
         newest = iteration.shards.newest_pass
-        several = [one for one in self._live if one.shards is iteration.shards and newest and one.has(newest)]
+        live = [one for one in self._live if one.shards is iteration.shards]
         self._live.remove(iteration)
-        if newest is not None and several and several[-1] is iteration:
+        if newest is not None and [one for one in live if one.has(newest)][-1:] == [iteration]:
             newest.leave()
 
 

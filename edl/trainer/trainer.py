@@ -586,8 +586,8 @@ class Trainer:
         if weightless:
             self._rates.skip()
         else:
-            measured = self._rates.count()
-            if measured and (noise := self._rates.noise) is not None:
+            noise = self._rates.count()
+            if noise is not None:
                 self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
         shell.end_batch(attention=done >= shell.link.page.attention_step)
         self._pass_over(done)

@@ -161,18 +161,16 @@ class LedgerVersions:
     def share_out(self, shares: Mapping[str, float]) -> None:
         """The batch is shared out otherwise, in what is leased from now on."""
         self.shares = shares
-        if self.ledger is not None:
-            self.ledger.resize(self._batches(self.ledger.spec, self.ledger.roster))
+        self.settle()
 
     def settle(self) -> bool:
-        """What is leased from now on is of the batches that the rule says. True where it was of others."""
-        ledger = self.ledger
-        if ledger is None or ledger.spec.by_sample or not ledger.roster:
+        """What is leased from now on is of the batches that rule and shares say. True where it was of others."""
+        if self.ledger is None:
             return False
-        wanted = self._batches(ledger.spec, ledger.roster)
-        if wanted == ledger.batches:
+        wanted = self._batches(self.ledger.spec, self.ledger.roster)
+        if wanted == self.ledger.batches:
             return False
-        ledger.resize(wanted)
+        self.ledger.resize(wanted)
         return True
 
     def _batches(self, spec: DataSpec, roster: Sequence[str]) -> tuple[int, ...]:

@@ -80,22 +80,22 @@ class Rates:
         if self._scheduled is not None:
             self._scheduled.begin(spec)
 
-    def count(self) -> bool:
-        """The mini-batch being worked on is committed. Whether the gradient noise was measured in it."""
+    def count(self) -> MeasuredNoise | None:
+        """The mini-batch being worked on is committed. The gradient noise, if it was measured in it."""
         step = self._machine.step + 1
-        measured = self._measured(self._leases.samples(step))
         if self._scheduled is not None:
             self._scheduled.count(self._leases.samples(step))
         if self._following is not None and not self._leases.ends_pass(step):
             self._following.count(self._leases.samples(step))
-        return measured
+        return None if self._noise is None else self._measured(self._noise, step)
 
-    def _measured(self, samples: int) -> bool:
-        if self._noise is None or not samples or (found := self._framework.take_noise()) is None:
-            return False
+    def _measured(self, meter: NoiseMeter, step: int) -> MeasuredNoise | None:
+        found, samples = self._framework.take_noise(), self._leases.samples(step)
+        if found is None or not samples:
+            return None
         sqr, var = found
-        self._noise.take(sqr, var * samples)
-        return True
+        meter.take(sqr, var * samples)
+        return meter.noise
 
     def skip(self) -> None:
         """The mini-batch being worked on changed nothing (I13): what goes by steps goes on after it as if it had not
