@@ -28,13 +28,14 @@ from edl.events import Event, from_flat
 from edl.launch import stopping
 from edl.launch.hosts import parse_rooms
 from edl.launch.story import story
-from edl.launch.whereabouts import Whereabouts, locate, recorded_status
+from edl.launch.whereabouts import Whereabouts, kept_status, locate, recorded_status
 from edl.outside.client import Ack, JobClient, Retry
 from edl.outside.loop_thread import loop_thread
 from edl.outside.moving import moved
 from edl.outside.profiling import BATCHES, TIMEOUT_S, Profile, Wish, profile
 from edl.outside.saving import PREEMPT_S, PREEMPTED, preempted, saved
 from edl.protocol.job import JobState, Status, WorkerState, WorkerStatus
+from edl.protocol.job_policy import MOST
 from edl.protocol.moving import Room
 
 __all__ = ["Ack", "Event", "Job", "JobState", "Profile", "Retry", "Status", "WorkerState", "WorkerStatus"]
@@ -156,7 +157,9 @@ class Job:
         The rate follows where the script has called `edl.scale_rate(...)`. Raises ScaleRejected with the remedy,
         JobFailed when the job is over, PeerError when it has no leader for long.
         """
-        loop_thread().run(self._batch(_at_least_one("samples", samples)))
+        if _at_least_one("samples", samples) > MOST:
+            raise UsageError(f"samples={samples}: at most {MOST:,} can be asked for")
+        loop_thread().run(self._batch(samples))
 
     def checkpoint(self) -> str:
         """Save the job; returns once that is durable, with the path of the checkpoint. Raises JobFailed, PeerError."""
@@ -231,7 +234,7 @@ class Job:
         return await saved(await self._opened())
 
     async def _preempt(self, deadline_s: float) -> Status:
-        return await preempted(await self._opened(), PREEMPTED, deadline_s)
+        return await preempted(await self._opened(), PREEMPTED, deadline_s, lambda: kept_status(self._where))
 
     async def _migrate(self, host: str, to: tuple[Room, ...], within_s: float) -> None:
         await moved(await self._opened(), host, to, within_s)

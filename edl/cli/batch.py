@@ -9,11 +9,12 @@ from edl.cli import show
 from edl.cli.commands import heed_interrupts, located
 from edl.errors import EdlError, ScaleRejected, UsageError
 from edl.launch.whereabouts import Whereabouts
+from edl.protocol.job_policy import MOST
 
 
 def batch(arguments: argparse.Namespace) -> int:
-    if not arguments.samples.isdecimal() or not 1 <= int(arguments.samples) <= 10**9:
-        raise UsageError(f"{arguments.samples}: the samples of a step must be a whole number of at least 1")
+    if not arguments.samples.isdecimal() or not 1 <= int(arguments.samples) <= MOST:
+        raise UsageError(f"{arguments.samples}: the samples of a step must be a whole number from 1 to {MOST:,}")
     where, samples = located(arguments), int(arguments.samples)
     try:
         asyncio.run(_batch(where, samples))

@@ -9,7 +9,7 @@ import secrets
 from edl.cli import show
 from edl.cli.commands import heed_interrupts, located, seconds
 from edl.errors import EdlError
-from edl.launch.whereabouts import Whereabouts
+from edl.launch.whereabouts import Whereabouts, kept_status
 from edl.outside.saving import PREEMPT_S, preempted, saved
 
 REASON = "preempted by `edl preempt`"
@@ -45,6 +45,6 @@ async def _preempt(where: Whereabouts, deadline_s: float) -> str:
     heed_interrupts()
     try:
         async with where.client() as job:
-            return (await preempted(job, REASON, deadline_s)).reason
+            return (await preempted(job, REASON, deadline_s, lambda: kept_status(where))).reason
     except asyncio.CancelledError:
         raise EdlError(f"interrupted; job {where.job} goes all the same") from None

@@ -68,6 +68,7 @@ logger = logging.getLogger("edl")
 
 AFTER_END = 2  # session time-outs that a leader is looked for, to be told of the trainer's end
 RETRY_S = 0.5
+DEAF_S = 0.6  # for a trainer to hear that its job is over, to be gone on with
 
 
 class Daemon:
@@ -89,6 +90,7 @@ class Daemon:
         self._pipe = PipeServer(folder / "pipe", say.FromTrainer, self._on_message, self._on_trainer_hung_up)
         self._connection: Connection | None = None
         self._member = False  # its trainer was one of the job's, by a daemon before this one
+        self._has_heard = False  # the trainer, that its job is over and can be gone on with; or its script has ended
         self._greeted = asyncio.Event()
         self._trainer_gone = asyncio.Event()
         self._code: Code | None = None
@@ -249,9 +251,8 @@ class Daemon:
         again = self._member and settings.coordinator is not None  # a job of one alone has its record in its daemon
         limits = settings.np, settings.min_workers, settings.max_workers or 0
         policy, keep_s, ring = self._job_policy, settings.keep_nodes_s, RingKind(settings.ring)
-        return messages.Register(
-            identity, *limits, answering, policy, keep_s, again, ring, resumed_from(settings.resume_from)
-        )
+        resumed = resumed_from(settings.resume_from)
+        return messages.Register(identity, *limits, answering, policy, keep_s, again, ring, *resumed)
 
     # ------------------------------------------------------------------------------------------------- the trainer
 
@@ -264,6 +265,10 @@ class Daemon:
         if self._introductions is not None:
             message = self._introductions.explained(message)
             self._introductions.end(through_with(message))
+        if isinstance(message, say.GoingHeard | say.Ended):
+            self._has_heard = True
+        if isinstance(message, say.GoingHeard):
+            return
         if isinstance(message, say.Ended) and self._parts.busy:
             self._hold(message)
             return
@@ -338,6 +343,15 @@ class Daemon:
         self._send(say.Commanded(located(orders, here)))
         self._page.flags += 1
         self._page.attention_step = attention_step(self._observer.generation, orders, self._observer.copied)
+        if orders.resumable:
+            asyncio.get_running_loop().call_later(DEAF_S, self._end_deaf_trainer)
+
+    def _end_deaf_trainer(self) -> None:
+        """Its job is saved and over, its machine may be taken away at any moment, and it cannot end by itself."""
+        if not (self._has_heard or self._trainer_gone.is_set()):
+            logger.warning("native code holds the trainer's interpreter: it is killed, as its job is over")
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._trainer, signal.SIGKILL)
 
     def _send(self, message: msgspec.Struct) -> None:
         if self._connection is not None:

@@ -123,7 +123,8 @@ class Governor:
             self._paces.forget()
             if self.meter.rates != record.rates:
                 await self._put(Measured(self.meter.rates))
-        self.meter.look(record.generation, len(record.roster), (at, newest, trained))
+        if machine.is_seen:
+            self.meter.look(record.generation, len(record.roster), (at, newest, trained))
         if self._sheets.take(self._seated()):
             self._paces.take(self._sheets.spent, self._sheets.batches)
         if self._remark:

@@ -19,7 +19,7 @@ import msgspec
 from edl.clock import SystemClock
 from edl.coordination.election import leader_path, read_leader
 from edl.coordination.store import Store
-from edl.core.job.lead_times import LeadTimes, report_period_s
+from edl.core.job.lead_times import LeadTimes, going_report_period_s, report_period_s
 from edl.core.worker.moves import NEVER, are_newer, attention_step
 from edl.daemon.observer import Observer
 from edl.errors import JobFailed, PeerError, StoreUnavailable
@@ -150,7 +150,10 @@ class Membership:
                 period_s = min(2 * period_s, self._longest_period_s())
 
     def _longest_period_s(self) -> float:
-        return report_period_s(0 if self._orders is None else self._orders.present)
+        orders = self._orders
+        if orders is None:
+            return report_period_s(0)
+        return going_report_period_s(orders.present) if orders.going else report_period_s(orders.present)
 
     async def _listen(self, client: Client, term: int) -> None:
         """Calls are held for times of their own, so that not all workers of a job call again at once."""
@@ -160,8 +163,11 @@ class Membership:
             known = (self._orders.term, self._orders.version) if self._orders is not None else (0, 0)
             reply = await self._call(client, term, say.Await(*known, hold_s), hold_s)
             if isinstance(reply, say.Ordered) and are_newer(reply.orders, self._orders):
+                begins_to_go = reply.orders.going and not (self._orders is not None and self._orders.going)
                 self._orders = reply.orders
                 self._on_orders(reply.orders)
+                if begins_to_go:
+                    self.stir()
 
     async def _call(self, client: Client, term: int, body: say.Request, hold_s: float = 0.0) -> say.Reply:
         deadline_s = hold_s + self._about.session_timeout_s / 2

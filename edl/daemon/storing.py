@@ -22,7 +22,7 @@ from edl.clock import Clock
 from edl.core.data.inheriting import rebased
 from edl.core.data.ledger import Ledger
 from edl.core.job.inputs import PublishingFailed, SavingPublished
-from edl.errors import ConfigError, EdlError, said_of
+from edl.errors import EdlError, said_of
 from edl.protocol import link as say
 from edl.protocol.job import Record
 from edl.protocol.saving import SPARE, PartInfo, Resumed
@@ -96,21 +96,21 @@ def _store(about: Path, content: Path, stall_ms: float) -> PartInfo:
         return store(copied, memoryview(mmap.mmap(opened.fileno(), size, access=mmap.ACCESS_READ)), stall_ms)
 
 
-def resumed_from(path: str) -> Resumed | None:
-    """What the job begins with; None: it begins anew. Raises ConfigError."""
+def resumed_from(path: str) -> tuple[Resumed | None, str]:
+    """What the job begins with, None: it begins anew; and why that cannot be read."""
     if not path:
-        return None
+        return None, ""
     from edl.checkpoints.places import placed
     from edl.checkpoints.reading import open_checkpoint
 
     try:
         found = open_checkpoint(*placed(path))
     except EdlError as error:
-        raise ConfigError(f"this job was to go on from a checkpoint: {error}") from None
+        return None, f"this job was to go on from a checkpoint: {error}"
     manifest = found.manifest
     ledger = None if manifest.ledger is None else rebased(manifest.ledger)
     epoch = 0 if ledger is None else Ledger.restore(ledger).counts().epoch
-    return Resumed(manifest.base + manifest.step, manifest.life, path, ledger, epoch)
+    return Resumed(manifest.base + manifest.step, manifest.life, path, ledger, epoch), ""
 
 
 class Publisher:

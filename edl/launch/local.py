@@ -35,6 +35,7 @@ from edl.launch.output import Printer, rank_folder
 from edl.launch.processes import MARK, end_marked, wait_marked_gone
 from edl.launch.records import OVER, Folder, LaunchRecord
 from edl.launch.supervision import (
+    TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
     Bounds,
@@ -45,6 +46,7 @@ from edl.launch.supervision import (
     Interrupted,
     JobSeen,
     JobSilent,
+    JobTold,
     KillWorkers,
     LookAtJob,
     Looked,
@@ -316,14 +318,17 @@ class Launch:
         """With the workers that others started: without our coordinator they would wait for it for ever."""
         assert self._job is not None
         limits = Bounds.of(self._settings.session_timeout_s, self._settings.step_timeout_s)
+        for_s = limits.settle_s if others else TELL_GRACE_S
         try:
-            async with asyncio.timeout(limits.settle_s):
+            async with asyncio.timeout(for_s):
                 with contextlib.suppress(JobFailed):  # it is over already
-                    await self._job.stop(reason, timeout_s=limits.settle_s)
+                    await self._job.stop(reason, timeout_s=for_s)
+                self._inbox.put_nowait(JobTold())
                 await asyncio.gather(*map(wait_exit, others))
         except (TimeoutError, EdlError):
-            left = ", ".join(map(str, sorted(others)))
-            self._printer.say(f"workers that were started elsewhere may not have ended with the job: {left}")
+            if others:
+                left = ", ".join(map(str, sorted(others)))
+                self._printer.say(f"workers that were started elsewhere may not have ended with the job: {left}")
 
     def _seen(self, job: JobSeen) -> None:
         self._inbox.put_nowait(job)

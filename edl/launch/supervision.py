@@ -37,6 +37,7 @@ from edl.protocol.saving import PREEMPTED_CODE
 END_GRACE_S = 5.0  # between TERM and KILL, as horovodrun's
 ENDED_BY_US = (-signal.SIGTERM, 128 + signal.SIGTERM)
 GO_GRACE_S = 2.0  # for the workers of a job that is preempted to end by themselves, before TERM
+TELL_GRACE_S = 1.0  # for a leader to take it that the job is interrupted, before TERM
 KILL_GRACE_S = 5.0  # a process that outlives KILL for so long hangs in the kernel: give up on it
 
 
@@ -86,6 +87,10 @@ class Looked(msgspec.Struct, frozen=True):
     """`LookAtJob` is done. `JobSeen` came before this, if there is a job at all."""
 
 
+class JobTold(msgspec.Struct, frozen=True):
+    """`StopJob` is done: the leader has taken it, or does not answer."""
+
+
 class Interrupted(msgspec.Struct, frozen=True):
     """Ctrl-C, or a request to end."""
 
@@ -98,7 +103,8 @@ class DeadlineReached(msgspec.Struct, frozen=True):
     """The deadline of the machine is reached."""
 
 
-Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Interrupted | AskedToGo | DeadlineReached
+Ending = JobTold | Interrupted | AskedToGo | DeadlineReached
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Ending
 
 
 # ---------------------------------------------------------------------------------------------------- what to do
@@ -124,10 +130,10 @@ class LookAtJob(msgspec.Struct, frozen=True):
 
 
 class StopJob(msgspec.Struct, frozen=True):
-    """Have the job's leader end it: others' workers are in it, and the coordinator that they need ends with us."""
+    """Have the job's leader end it for this reason: its coordinator ends with us. Then report `JobTold`."""
 
     reason: str
-    others: frozenset[int]  # pids of their trainers
+    others: frozenset[int]  # pids of trainers that others started
 
 
 class PreemptJob(msgspec.Struct, frozen=True):
@@ -224,6 +230,7 @@ class Supervisor:
         self._target = len(workers)
         self._arrived: set[int] = set()  # pids that the job has known: a worker that is not known any more has left it
         self._going = False  # the job was asked to go
+        self._telling = False  # its leader is told first that it ends, else it says that its workers were told to leave
         self._history: list[Happening] = []
 
     def handle(self, happening: Happening, now: float) -> list[Command]:
@@ -244,6 +251,8 @@ class Supervisor:
                 commands = self._silent()
             case Looked():
                 commands = self._looked(now)
+            case JobTold():
+                commands = self._told(now)
             case Interrupted():
                 commands = self._interrupted(now)
             case AskedToGo():
@@ -415,7 +424,17 @@ class Supervisor:
     def _interrupted(self, now: float) -> list[Command]:
         if self.phase in GOING:
             return self._kill(now)
-        return self._fail("interrupted", now, INTERRUPTED)
+        if not self._hosts or self._job.state not in RUNNING or not self._pids:
+            return self._fail("interrupted", now, INTERRUPTED)
+        self.verdict, self._telling = INTERRUPTED, True
+        self.phase, self.deadline = Stage.ENDING, now + TELL_GRACE_S
+        return [StopJob("interrupted", self._guests())]
+
+    def _told(self, now: float) -> list[Command]:
+        if not self._telling or self.phase is not Stage.ENDING:
+            return []
+        self._telling, self.deadline = False, now + END_GRACE_S
+        return [EndWorkers()]
 
     def _to_go(self, now: float) -> list[Command]:
         """The second time, or without any worker of it, there is no waiting for it. It may have begun without having
@@ -452,7 +471,7 @@ class Supervisor:
             self.phase, self.deadline = Stage.ENDING, now + END_GRACE_S
             return [EndWorkers()]
         if self.phase is Stage.ENDING:
-            return self._kill(now)
+            return self._told(now) if self._telling else self._kill(now)
         return self._end(self._last_word() if self.phase is Stage.SETTLING else None)
 
     # --------------------------------------------------------------------------------------------------- moves

@@ -82,6 +82,12 @@ def _named(settings: Settings, secret: bytes) -> Coordinator | None:
     return None if found is None else with_secret(found, secret)
 
 
+def kept_status(where: Whereabouts) -> Status | None:
+    """What the launcher knows by now; None: it was another machine's."""
+    record = where.folder.read() if where.folder is not None else None
+    return None if where.folder is None or record is None else recorded_status(where.folder, record)
+
+
 async def read_status(where: Whereabouts) -> Status:
     """The job as its leader shows it; without an answer, as it was seen last. Raises EdlError."""
     try:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+from collections.abc import Callable
 from typing import Final
 
-from edl.errors import JobFailed, TimedOut
+from edl.errors import JobFailed, StoreUnavailable, TimedOut
 from edl.outside.client import LOOK_S, JobClient
 from edl.protocol.job import OVER, Status
 
@@ -28,13 +29,22 @@ async def saved(job: JobClient) -> str:
         await asyncio.sleep(LOOK_S)
 
 
-async def preempted(job: JobClient, reason: str, deadline_s: float) -> Status:
-    """The job once it is over. Raises JobFailed, PeerError, TimedOut."""
+async def preempted(
+    job: JobClient, reason: str, deadline_s: float, kept: Callable[[], Status | None] = lambda: None
+) -> Status:
+    """The job once it is over. `kept`: what its launcher, if it is here, knows of it; that outlives the coordinator,
+    which may be gone as soon as the job. Raises JobFailed, PeerError, TimedOut.
+    """
     await job.preempt(reason, deadline_s)
     clock = asyncio.get_running_loop().time
     until = clock() + deadline_s + SLACK_S
     while True:
-        status = await job.status()
+        try:
+            status = await job.status()
+        except StoreUnavailable:
+            if (found := kept()) is None:
+                raise
+            status = found
         if status.state in OVER:
             break
         if clock() > until:

@@ -76,4 +76,5 @@ class Orders(msgspec.Struct, frozen=True):
     origin: Origin | None = None  # of this life; None: it has begun anew
     life: int = 1  # its number
     hold: Hold | None = None  # where it waits for what becomes of that
+    going: bool = False  # the job was asked to go: where a worker is must be known at once
     resumable: bool = False  # with STOP: the job was asked to go, and can be gone on with

@@ -17,7 +17,8 @@ _DIGEST: Final = r"sha256:[0-9a-f]{64}"
 _CHOICE: Final = rf"(efficiency={_NUMBER}|utility=[^,]+|policy={_DIGEST})"
 _AUTOSCALE: Final = rf"\A({_CHOICE}(,(stride|batches|cooldown)={_NUMBER}|,dry-run)*)?\Z"
 
-Count = Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+MOST: Final = 10**9
+Count = Annotated[int, msgspec.Meta(ge=1, le=MOST)]
 Table = Annotated[tuple[tuple[Count, Count], ...], msgspec.Meta(max_length=10_000)]
 """Pairs of workers, and the batch of all of them."""
 

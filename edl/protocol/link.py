@@ -118,6 +118,10 @@ class LeaveAsked(msgspec.Struct, frozen=True, tag="leave_asked"):
     """SIGTERM, or the script's own wish."""
 
 
+class GoingHeard(msgspec.Struct, frozen=True, tag="going_heard"):
+    """The job is over, to be gone on with, and this process has heard of it: no native code holds the interpreter."""
+
+
 class Ended(msgspec.Struct, frozen=True, tag="ended"):
     """The script's end: `reason` is empty when all went well."""
 
@@ -126,7 +130,7 @@ class Ended(msgspec.Struct, frozen=True, tag="ended"):
 
 
 Notes = Hello | Opened | Prepared | Missed | Marked | Copied | CopyMissed | CheckpointWanted | Diverged | Figures
-FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | Ended | Notes
+FromTrainer = RehearsalBegan | Rehearsed | Entered | Broke | LeaveAsked | GoingHeard | Ended | Notes
 
 
 class Commanded(msgspec.Struct, frozen=True, tag="commanded"):

@@ -13,7 +13,7 @@ from edl.protocol.divergence import Divergence
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
 from edl.protocol.job import KEEP_S, Identity, Status
-from edl.protocol.job_policy import JobPolicy
+from edl.protocol.job_policy import Count, JobPolicy
 from edl.protocol.moving import Room
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import PartInfo, Resumed
@@ -95,6 +95,7 @@ class Register(msgspec.Struct, frozen=True, tag="register"):
     again: bool = False
     ring: RingKind = RingKind.UNSAID
     resumed: Resumed | None = None  # likewise: the checkpoint that the job begins with
+    not_resumed: str = ""  # likewise: why that cannot be read. In a job that trains, newer ones have taken its place
 
 
 class Report(msgspec.Struct, frozen=True, tag="report"):
@@ -159,7 +160,7 @@ class AskScaleIn(msgspec.Struct, frozen=True, tag="ask_scale_in"):
 class AskBatch(msgspec.Struct, frozen=True, tag="ask_batch"):
     """From the command line or a scheduler: so many samples a step, of all workers together, however many they are."""
 
-    samples: Annotated[int, msgspec.Meta(ge=1, le=10**9)]
+    samples: Count
 
 
 class AskCheckpoint(msgspec.Struct, frozen=True, tag="ask_checkpoint"):

@@ -31,7 +31,8 @@ class GradientsFirst:
 
     def apply(self, grads: Iterable[Any], trainable_variables: Iterable[Any] | None = None) -> None:
         gradients = list(grads)
-        with tf.control_dependencies([gradient for gradient in gradients if gradient is not None]):
+        # One operation that waits for all: each of an update's waits for it alone, instead of for each gradient.
+        with tf.control_dependencies([tf.group(*(gradient for gradient in gradients if gradient is not None))]):
             super().apply(gradients, trainable_variables)  # type: ignore[misc]
 
 

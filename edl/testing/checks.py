@@ -447,6 +447,7 @@ class Checks:
             self.violated("I16", "the job is preempted, and it was not asked to go")
         if " is saved: " in record.reason and not is_saved(record):
             self.violated("I16", f"the job says: {record.reason}; and no checkpoint was begun after it was asked to go")
+        self.savings.has_gone(record)
 
     def _has_to_fail(self, reason: str) -> None:
         """A job may fail, but only where nothing else was left to do."""

@@ -126,10 +126,11 @@ class Migrations:
         moving = record.migration
         assert moving is not None
         others = [one for one in record.members if not migration.is_at(one.identity, moving.host)]
-        old = [one for one in others if one.identity.id in record.roster and one.identity.id not in moving.newcomers]
+        present = [one for one in others if one.state not in GOING]
+        old = [one for one in present if one.identity.id in record.roster and one.identity.id not in moving.newcomers]
         could = len(old) + sum(room.slots for room in moving.to)  # a larger size may have been asked for since
         outside = {*record.roster, *moving.newcomers}
-        coming = sum(one.identity.id not in outside and one.state not in GOING for one in others)
+        coming = sum(one.identity.id not in outside for one in present)
         if here and len(plan.roster) < min(record.target - coming, len(record.roster), could):
             self._job.checks.violated("migrations", f"{told} leave a job of {record.target}, and {plan.roster} go on")
         states = {one.identity.id: one.state for one in record.members}

@@ -422,7 +422,7 @@ class Rings:
         ends = {worker.id: worker.end_batch() for worker in applied}
         for worker in applied:
             worker.model = worker.model.after(step, reduced)
-        self.job.checks.applied(applied)
+        self.job.checks.applied([worker for worker in applied if not _is_over(worker)])
         for worker in applied:
             self.job.stepped(worker, ends[worker.id])
         for worker in lacking:
@@ -484,3 +484,8 @@ def pass_is_over(worker: SimWorker, spec: DataSpec) -> bool:
         return True
     coming = leases.wanted_at(step + 1)
     return leases.ends_before(step + 1) if coming is None else coming.epoch >= worker.wanted
+
+
+def _is_over(worker: SimWorker) -> bool:
+    """Its job, that is, without the step that it is in, as it has heard."""
+    return worker.machine.orders is not None and worker.machine.orders.resumable

@@ -32,6 +32,7 @@ class SavingChecks:
         self._told: dict[int, Saving] = {}  # by number, as it was announced
         self.begun_at: dict[int, float] = {}
         self.durable_at: dict[int, float] = {}
+        self._steps_when_asked: dict[str, int] = {}  # by worker: what it had committed when the job was asked to go
 
     # ------------------------------------------------------------------------------------------------- as it happens
 
@@ -86,6 +87,21 @@ class SavingChecks:
         steps = {f"{OF_SCRIPTS}{step}" for step in self._job.savings.wishes}
         if len(asked) != len(set(asked)) or not {one for one in asked if one.startswith(OF_SCRIPTS)} <= steps:
             self._violated(f"requests for checkpoints are taken twice, or were never made: {asked}")
+
+    def asked_to_go(self) -> None:
+        """The first time counts."""
+        if not self._steps_when_asked:
+            self._steps_when_asked = {one.id: one.count.step for one in self._job.workers.values() if one.alive}
+
+    def has_gone(self, record: Record) -> None:
+        """With nothing saved, as there was nothing new: of the workers whose daemons could tell, none had more."""
+        if " is saved: " in record.reason or "could not be saved" in record.reason:
+            return
+        saved = record.saved.step if record.saved is not None else 0
+        here = (self._job.workers[worker] for worker in record.roster)
+        able = (one for one in here if one.alive and not (one.stalled or one.cut_off or one.deaf_until))
+        if behind := {one.id: step for one in able if (step := self._steps_when_asked.get(one.id, 0)) > saved}:
+            self._violated(f"the job says: {record.reason}; and when it was asked they were at steps {behind}")
 
     def has_answered(self, request: str) -> bool:
         """The record says what has come of it."""

@@ -528,6 +528,7 @@ class SimJob:
         """`edl preempt`: asked again until the job is over."""
         if self.durable.state in OVER:
             return
+        self.checks.savings.asked_to_go()
         self.call(AskPreempt("its machines are taken away", deadline_s))
         self.after(SESSION_S, self.ask_to_go, deadline_s)
 
@@ -628,6 +629,8 @@ class SimJob:
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
         self.tell(worker, OrdersHeard(orders))
+        if orders.going and not (before is not None and before.going):
+            self.stir(worker)
         if orders.resumable:
             self.after(GRACE_S, self._interrupt, worker)
         self.next_rings.heard(worker, orders)

@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import atexit
+import contextlib
 import os
 import signal
 import sys
 import threading
 import time
 from collections.abc import Callable
-from types import TracebackType
+from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
 from edl.errors import ForeignCheckpoint, NotResumed
 from edl.protocol.saving import PREEMPTED_CODE
 
-GRACE_S = 1.0  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
-LAST_S = 4.0  # for one that was interrupted to end
+GRACE_S = 0.3  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
+TAKEN_S = 0.5  # for one that is interrupted to take the signal, which Python does between two of its instructions
+LAST_S = 4.0  # for one that has taken it to end
 TICK_S = 0.05
+
+
+Handler = Callable[[int, FrameType | None], None]
 
 
 class Leaving(SystemExit):
@@ -37,16 +43,40 @@ class Exit(SystemExit):
         super().__init__(*(() if status is None else (status,)))
         self._note = note
         self._status = status
+        self.at_once = False  # nothing of the process is worth the time that Python takes to take it down
 
     @property
     def code(self) -> Any:
         if sys._getframe().f_back is None and self._status is not None and self._status != 0:
             self._note(f"SystemExit: {self._status}")
+            if self.at_once:
+                atexit.register(_end_at_once)
         return self._status
 
     @code.setter
     def code(self, status: object) -> None:
         self._status = status
+
+
+def exit_preempted() -> NoReturn:
+    """As by `sys.exit(75)`. Its machine is about to be taken away: once all is done that the script wants done at its
+    end, the process ends. Else Python would take down one module after the other, PyTorch's for half a second.
+    """
+    try:
+        sys.exit(PREEMPTED_CODE)
+    except Exit as leaving:
+        leaving.at_once = True
+        raise
+
+
+def _end_at_once() -> None:
+    """Python calls this as the first of what was registered for its end; all the others follow here."""
+    atexit.unregister(_end_at_once)
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):  # closed, or its reader is gone
+            stream.flush()
+    os._exit(PREEMPTED_CODE)
 
 
 def note_failures(note: Callable[[str, bool], None]) -> None:
@@ -88,6 +118,12 @@ class Interruption:
         self._ends = ends
         self._begun = threading.Event()
         self._raised = False
+        self._handler: Handler | None = None
+
+    def mind(self, handler: Handler) -> None:
+        """From now on `handler` has the signal, and calls `take_signal`. In the main thread."""
+        self._handler = handler
+        signal.signal(signal.SIGTERM, handler)
 
     def begin(self, reason: str) -> None:
         """Any thread; comes back at once. Harmless twice."""
@@ -99,16 +135,21 @@ class Interruption:
         if self._waits(GRACE_S):
             sys.stderr.write(f"edl: {reason}\n")
             os.kill(os.getpid(), signal.SIGTERM)  # a signal ends a sleep, and a wait for another process
-            if self._waits(LAST_S):
+            if (self._is_minded() and self._waits(TAKEN_S, lambda: self._raised)) or self._waits(LAST_S):
                 sys.stderr.flush()
                 sys.stdout.flush()
                 os._exit(PREEMPTED_CODE)
 
-    def _waits(self, for_s: float) -> bool:
+    def _is_minded(self) -> bool:
+        """The signal comes to `take_signal`: the script has no handler of its own."""
+        return self._handler is not None and signal.getsignal(signal.SIGTERM) is self._handler
+
+    def _waits(self, for_s: float, or_else: Callable[[], bool] = lambda: False) -> bool:
+        """It has not heard of it within so long, nor has the other come true."""
         until = time.monotonic() + for_s
-        while not self._ends() and time.monotonic() < until:
+        while not (is_over := self._ends() or or_else()) and time.monotonic() < until:
             time.sleep(TICK_S)
-        return not self._ends()
+        return not is_over
 
     def take_signal(self) -> bool:
         """SIGTERM has come, in the main thread. False: it means something else. Raises SystemExit, once."""
@@ -116,7 +157,7 @@ class Interruption:
             return False
         if not self._ends() and not self._raised:
             self._raised = True
-            sys.exit(PREEMPTED_CODE)
+            exit_preempted()
         return True
 
 
@@ -126,7 +167,7 @@ def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) ->
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         return
 
-    def handle(_number: int, _frame: object) -> None:
+    def handle(_number: int, _frame: FrameType | None) -> None:
         if interruption.take_signal():
             return
         signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a second one is not graceful
@@ -135,4 +176,4 @@ def leave_on_sigterm(leave: Callable[[], object], interruption: Interruption) ->
         # On a thread: the one that was interrupted may hold the very lock that `leave` needs.
         threading.Thread(target=leave, daemon=True, name="edl-leave").start()
 
-    signal.signal(signal.SIGTERM, handle)
+    interruption.mind(handle)

@@ -64,12 +64,12 @@ from edl.protocol import link as say
 from edl.protocol.assignment import Orders
 from edl.protocol.messages import Pause
 from edl.protocol.ring import solo
-from edl.protocol.saving import PREEMPTED_CODE, Save
+from edl.protocol.saving import Save
 from edl.trainer.beside import Beside
 from edl.trainer.copier import Copier
 from edl.trainer.data.audit import Audit
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.endings import Interruption, Leaving
+from edl.trainer.endings import Interruption, Leaving, exit_preempted
 from edl.trainer.extras import Extras
 from edl.trainer.framework import Framework
 from edl.trainer.kept import Kept
@@ -146,6 +146,7 @@ class WorkerShell:
         """On the link's thread: what cannot wait for the end of a mini-batch."""
         self.hear(OrdersHeard(orders))
         if orders.resumable:
+            self.link.send(say.GoingHeard())
             self.interruption.begin(orders.reason)
 
     def take_first(self) -> None:
@@ -414,7 +415,8 @@ class WorkerShell:
             case EndScript(reason, resumable):
                 if resumable:
                     sys.stderr.write(f"edl: {reason}\n")
-                sys.exit(PREEMPTED_CODE if resumable else f"edl: {reason}")
+                    exit_preempted()
+                sys.exit(f"edl: {reason}")
             case Fail(reason):
                 raise JobFailed(reason)
             case BreakIteration():

@@ -620,12 +620,12 @@ class Trainer:
 
     def _end_uncommitted_batch(self) -> bool:
         shell, machine = self._shell, self._machine
-        old, before = machine.size, machine.step
-        if machine.void is None:
+        old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
+        if void is None:
             self._rates.rehearse()
-        else:
-            logger.warning("step %d is void on rank %d: %s", before + 1, machine.rank, machine.void.partition("\n")[0])
         shell.end_uncommitted_batch()
+        if void is not None:  # not where the job is over, which is said in its own words
+            logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
         self._pass_over(before + 1)
         self._prepare_step()
         rehearsed, shell.rehearses = shell.rehearses, False

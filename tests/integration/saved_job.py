@@ -51,6 +51,11 @@ class Life:
             self.edl._look_away("ck")
         return found
 
+    def step(self) -> int:
+        """Of this life: until it has a leader, the status may be that of the life before, which is over."""
+        status = self.status()
+        return int(status["step"]) if status["state"] in {"running", "scaling"} else 0
+
     def events(self, kind: str = "") -> list[dict[str, Any]]:
         return [event for event in self.edl.events("ck") if kind in ("", event["kind"]) and event["ts"] > self.began]
 
@@ -63,7 +68,7 @@ class Life:
         return found
 
     def wait_step(self, step: int) -> None:
-        self.edl.wait(lambda: self.status()["step"] >= step or None, f"step {step}", timeout_s=60)
+        self.edl.wait(lambda: self.step() >= step, f"step {step}", timeout_s=60)
 
     def wait_event(self, kind: str, more_than: int = 0) -> dict[str, Any]:
         """The newest one, once there are more than so many."""

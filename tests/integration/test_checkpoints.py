@@ -203,6 +203,30 @@ def leader_of(status):
 
 
 @pytest.mark.usefixtures("leaving_nothing")
+def test_what_a_job_went_on_from_may_be_gone_when_others_come(edl, tmp_path):
+    """Newer checkpoints take its place, and newcomers have no need of it; nor has a daemon in the place of another."""
+    script = ("torch_saved.py", "--epochs", "1000", *SLOWLY)
+    first = Life(edl, tmp_path / "first", *script, workers=1, checkpoint=tmp_path / "ck", flags=EVERY)
+    first.wait_event("checkpoint_durable")
+    first.kill()
+    began = durable(tmp_path / "ck")[0]
+    often = ("--checkpoint-every", "5steps", "--keep", "1")
+    then = Life(edl, tmp_path / "then", *script, workers=1, checkpoint=tmp_path / "ck", flags=often)
+    edl.wait(lambda: not began.exists(), "it has made way", timeout_s=60)
+    then.scale(2)
+    [one, _] = then.wait_size(2)["workers"]
+    os.kill(one["daemon_pid"], signal.SIGKILL)
+
+    def goes_on() -> bool:
+        found = {worker["id"]: worker for worker in then.status()["workers"]}
+        return one["id"] in found and found[one["id"]]["daemon_pid"] != one["daemon_pid"]
+
+    edl.wait(goes_on, "another daemon of the same worker", timeout_s=60)
+    then.wait_step(then.step() + 5)
+    assert then.events("worker_lost") == []
+    then.interrupt()
+
+
 def test_who_dies_while_a_saving_is_under_way_costs_a_checkpoint_at_most(edl, tmp_path):
     """A trainer, a daemon, the leader's daemon; and the next ring is planned."""
     script = ("torch_saved.py", "--epochs", "1000", "--large", "300000")

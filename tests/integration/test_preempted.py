@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import time
-from pathlib import Path
 
 import pytest
 from pace import patient
@@ -23,10 +22,11 @@ def gone(life: Life) -> str:
     return str(event["reason"])
 
 
-def evaluates(life: Life, flag: Path, step: int = 8) -> None:
-    """All workers are at an evaluation that begins after that step, or later."""
-    life.edl.wait(lambda: life.status()["step"] >= step, "some steps", timeout_s=60)
-    flag.touch()
+EVALUATES = ("--evaluate", "9")  # after that step
+
+
+def wait_evaluation(life: Life) -> None:
+    life.wait_step(8)
     life.edl.wait(lambda: len(list(life.out.glob("evaluates-*"))) == 2, "all evaluate", timeout_s=60)
 
 
@@ -42,11 +42,8 @@ def evaluates(life: Life, flag: Path, step: int = 8) -> None:
 def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tmp_path, script):
     whole = Life(edl, tmp_path / "whole", *script, "--step-time", "0")
     whole.finish()
-    flag = tmp_path / "evaluate"
-    first = Life(
-        edl, tmp_path / "first", *script, "--evaluate", str(flag), checkpoint=tmp_path / "ck", flags=SELDOM, audit=True
-    )
-    evaluates(first, flag)
+    first = Life(edl, tmp_path / "first", *script, *EVALUATES, checkpoint=tmp_path / "ck", flags=SELDOM, audit=True)
+    wait_evaluation(first)
     began = time.monotonic()
     first.launcher.send_signal(signal.SIGTERM)
     said = first.finish(75)
@@ -66,9 +63,9 @@ def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tm
 
 def test_weights_of_an_evaluation_are_not_saved_as_the_models(edl, tmp_path):
     """It evaluates by other weights than it trains: nothing is saved rather than these, and that is said."""
-    flag, folder = tmp_path / "evaluate", tmp_path / "ck"
-    life = Life(edl, tmp_path / "a", *TORCH, "--evaluate", str(flag), "--swap", checkpoint=folder, flags=SELDOM)
-    evaluates(life, flag)
+    folder = tmp_path / "ck"
+    life = Life(edl, tmp_path / "a", *TORCH, *EVALUATES, "--swap", checkpoint=folder, flags=SELDOM)
+    wait_evaluation(life)
     with client.Job("ck") as job:
         job.preempt(deadline=4)
     life.finish(75)

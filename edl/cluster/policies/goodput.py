@@ -35,12 +35,12 @@ from edl.cluster.views import Aim, ClusterView, JobView
 class Goodput(msgspec.Struct, frozen=True):
     """Its fields are its parameters."""
 
-    power: float = 0.5
+    power: float = 0.85
     doubt: float = 0.3
     reach: int = 4
     settle_s: float = 150.0
     hesitation: float = 0.02
-    young: float = 0.25  # how much less a job weighs that has had `service_s` several times
+    young: float = 0.1  # how much less a job weighs that has had `service_s` several times
     service_s: float = 3600.0
     patience: float = 4.0
     fixed_batch: bool = False

@@ -68,6 +68,7 @@ class Checkpoints:
         self._stored: dict[str, PartInfo] = {}  # by worker, the parts of it that are known to be durable
         self._published = 0  # tries
         self._waits = False  # for what comes of the newest of these
+        self._going_since: float | None = None  # as far as this leader knows
 
     # ------------------------------------------------------------------------------------------------------ inputs
 
@@ -138,10 +139,11 @@ class Checkpoints:
             return working.now >= self._until or self._is_out_of_reach(record.saving)
         if not record.job_policy.checkpointing.folder or working.now < self._look_at:
             return False
-        self._pace.look(record.generation, working.newest())
+        if working.is_seen:
+            self._pace.look(record.generation, working.newest())
         if self._why() is not None:
             return True
-        self._look_at = working.now + self._lead_times.notice_s
+        self._look_again()
         return False
 
     def follow(self) -> None:
@@ -162,6 +164,11 @@ class Checkpoints:
 
     # -------------------------------------------------------------------------------------------------- it is announced
 
+    def _look_again(self) -> None:
+        """Not at each input of a thousand workers; but a job that is to go has no time to lose."""
+        working = self._working
+        self._look_at = working.now + (0.0 if working.record.preemption is not None else self._lead_times.notice_s)
+
     def _why(self) -> Why | None:
         working = self._working
         step_time_s = self._leasing.step_time_s()
@@ -172,10 +179,12 @@ class Checkpoints:
         why = self._why()
         if why is None:
             return
-        stands = why is Why.PREEMPT and self.members_stand
-        step = self._step(why, stands=stands) if self._can_begin(stands=stands) else None
+        stands = self.members_stand if why is Why.PREEMPT else False
+        step = None
+        if stands is not None and self._can_begin(stands=stands):
+            step = self._step(why, stands=stands)
         if step is None:
-            self._look_at = working.now + self._lead_times.notice_s
+            self._look_again()
             return
         record, number = working.record, working.record.saves + 1
         saving = Saving(
@@ -186,22 +195,26 @@ class Checkpoints:
             roster=record.roster,
             path=path_of(record.job_policy.checkpointing, record.job, number, step),
             ledger=working.ledgers.projected(step),
-            stands=stands,
+            stands=stands is True,
         )
         working.change(saving=saving, saves=number)
-        self._pace.begin(record.generation, working.newest())
+        if working.is_seen:
+            self._pace.begin(record.generation, working.newest())
         self._look(saving, since=working.now)
         working.tell(facts.CheckpointBegun(number=number, why=why.value, path=saving.path), step)
 
     @property
-    def members_stand(self) -> bool:
-        """Of a job that is to go."""
+    def members_stand(self) -> bool | None:
+        """Of a job that is to go. None: that is not known yet."""
         working, (_, at) = self._working, self._working.newest()
         preemption, roster = working.record.preemption, working.record.roster
         if preemption is None or not all(map(working.seen.get, roster)):  # another leader has yet to hear of them
             return False
+        if self._going_since is None:
+            self._going_since = working.now
         return stand(
             working.now - at,
+            asked_s=working.now - self._going_since,
             step_time_s=self._leasing.step_time_s(),
             deadline_s=preemption.deadline_s,
             members=len(roster),
@@ -235,7 +248,7 @@ class Checkpoints:
         working = self._working
         if working.record.preemption is None or saving.complete or saving.generation != working.record.generation:
             return False
-        return working.newest()[0] < saving.after_step and self.members_stand
+        return working.newest()[0] < saving.after_step and self.members_stand is True
 
     # ------------------------------------------------------------------------------------------------ and comes about
 

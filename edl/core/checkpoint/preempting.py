@@ -10,23 +10,31 @@ Owns: the request on record, its deadline, and the job's end by it. Does not own
 
 from __future__ import annotations
 
+from typing import Final
+
 from edl import facts
 from edl.core.checkpoint.checkpoints import Checkpoints
 from edl.core.checkpoint.requests import is_saved
+from edl.core.job.deadlines import END_OF_TIME
 from edl.core.job.inputs import Refuse
+from edl.core.job.lead_times import LeadTimes
 from edl.core.job.working_state import WorkingState
 from edl.protocol.job import OVER, JobState, Record
 from edl.protocol.messages import AskPreempt
 from edl.protocol.saving import Preemption
 
+LOOK_S: Final = 0.1
+
 
 class Preempting:
     """Of one leader. The deadline begins anew with each (I12)."""
 
-    def __init__(self, working: WorkingState, checkpoints: Checkpoints) -> None:
+    def __init__(self, working: WorkingState, checkpoints: Checkpoints, lead_times: LeadTimes) -> None:
         self._working = working
         self._checkpoints = checkpoints
-        self._until: float | None = None
+        self._told_s = 2 * lead_times.notice_s  # what they have trained must be known, also if a host is busy
+        self._since: float | None = None  # it was asked, as far as this leader knows
+        self._until = 0.0
 
     def ask(self, asked: AskPreempt) -> None:
         """The first request counts; the same again changes nothing."""
@@ -42,9 +50,16 @@ class Preempting:
             working.change(preemption=Preemption(asked.reason, record.saves, asked.deadline_s))
             working.tell(facts.PreemptAsked(reason=asked.reason, deadline_s=asked.deadline_s))
 
+    @property
+    def wake_at(self) -> float:
+        """While a job goes, time is looked at often: its machines are about to be taken away."""
+        record = self._working.record
+        is_going = record.preemption is not None and record.state not in OVER
+        return self._working.now + LOOK_S if is_going else END_OF_TIME
+
     def is_due(self) -> bool:
         """Time alone may decide something."""
-        return self._until is not None and (self._working.now >= self._until or self._has_nothing_new())
+        return self._since is not None and (self._working.now >= self._until or self._has_nothing_new())
 
     def follow(self) -> None:
         """End the job when it is saved, has nothing to save, or is out of time."""
@@ -52,8 +67,8 @@ class Preempting:
         preemption = record.preemption
         if preemption is None or record.state in OVER:
             return
-        if self._until is None:
-            self._until = working.now + preemption.deadline_s
+        if self._since is None:
+            self._since, self._until = working.now, working.now + preemption.deadline_s
         if is_saved(record):
             saved = record.saved
             assert saved is not None
@@ -64,10 +79,12 @@ class Preempting:
             working.end(JobState.PREEMPTED, f"{preemption.reason}; {_left(record, preemption)}")
 
     def _has_nothing_new(self) -> bool:
-        """Since it was saved last, or since it began."""
+        """Since it was saved last, or since it began. Its members had the time to tell."""
         record = self._working.record
+        if self._since is None or self._working.now < self._since + self._told_s:
+            return False
         before = record.saved.step if record.saved is not None else 0
-        stands = self._checkpoints.members_stand and self._working.newest()[0] <= before
+        stands = self._checkpoints.members_stand is True and self._working.newest()[0] <= before
         return stands and (record.saving is None or not record.saving.complete)  # that one is of a newer step
 
 

@@ -3,7 +3,7 @@
 Owns: which worker is awaited for what, since when, and until when. Does not own: that a worker is lost
 (`edl.core.job.machine`), nor workers whose daemon is gone (those have no session any more, and are lost by that).
 
-Five things are awaited, each with a bound of its own:
+Six things are awaited, each with a bound of its own:
 
 - a newcomer's **boot**, in JOINING its imports up to the first batch, in WARMING that batch. The others train on
   meanwhile (I4), so this bound is generous: tracing and compiling may take minutes;
@@ -15,7 +15,9 @@ Five things are awaited, each with a bound of its own:
   failed by that. All have had that time: a member that does not find the same within moments hangs;
 - the **last** step that anyone has samples for. The others have ended it, so its all-reduce is behind all members; they
   wait for samples, or for the data's end, which come once all have ended it. No ring can fail meanwhile: a member that
-  has not ended that step after twice the longest one hangs.
+  has not ended that step after twice the longest one hangs;
+- where leases are cut anew in a ring that trains, how far each member has **read**. Another one waits for that at the
+  mark (`edl.core.data.rebatch`), in no all-reduce either: a member that has not told after as long hangs.
 """
 
 from __future__ import annotations
@@ -77,6 +79,9 @@ class Awaited:
         if self.what == "last step":
             bound = f"within {self.bound_s:g} s, two step time-outs"
             return f"it has not ended the last step that there are samples for {bound}, as the others have: it hangs"
+        if self.what == "mark":
+            bound = f"within {self.bound_s:g} s, two step time-outs"
+            return f"it has not told how far it has read its samples {bound}, and the others wait for that: it hangs"
         if self.what == "seat":
             return f"it has not come to its ring within {self.bound_s:g} s, two step time-outs: it hangs"
         if self.what.startswith("ring"):
@@ -144,10 +149,11 @@ class Waits:
         for worker in _owing_word(record, members, seen):
             yield worker, f"ring {record.planned}", self.deadlines.seat_s
         if record.plan is None:
-            held, what = _behind(record, seen, last_step), "last step"
+            held = dict.fromkeys(_untold(record, seen), "mark")
+            held |= dict.fromkeys(_behind(record, seen, last_step), "last step")
         else:
-            held, what = [] if saving else _absent(record.plan, record, members, seen), "seat"
-        for worker in held:
+            held = dict.fromkeys([] if saving else _absent(record.plan, record, members, seen), "seat")
+        for worker, what in held.items():
             if worker not in late:
                 yield worker, what, self.deadlines.seat_s
 
@@ -186,6 +192,17 @@ def _behind(record: Record, seen: Observations, last_step: int | None) -> list[s
     if last_step is None or seen.newest_step(record.roster)[0] < last_step:
         return []
     return [one for one in record.roster if seen.trains(one, record.generation) and seen.step(one) < last_step]
+
+
+def _untold(record: Record, seen: Observations) -> list[str]:
+    """Members that have not told how far they have read, where another one waits for that at the mark."""
+    under_way = record.rebatch
+    if under_way is None or under_way.planned:
+        return []
+    told = {one: step for one in record.roster for number, step in (seen.marked(one),) if number == under_way.number}
+    if not any(seen.step(one) >= step for one, step in told.items()):
+        return []
+    return [one for one in record.roster if one not in told and seen.trains(one, record.generation)]
 
 
 def _state(members: dict[str, Member], worker: str) -> WorkerState | None:

@@ -18,6 +18,11 @@ def report_period_s(workers: int) -> float:
     return max(REPORT_S, workers / REPORTS_A_SECOND)
 
 
+def going_report_period_s(workers: int) -> float:
+    """The same in a job that is to go: its leader has to know whether its members still make steps."""
+    return report_period_s(workers) / 10
+
+
 @dataclass(frozen=True, slots=True)
 class LeadTimes:
     """Bounds in seconds, derived from the user's session time-out (I12)."""
@@ -34,8 +39,8 @@ class LeadTimes:
 
     @property
     def stand_s(self) -> float:
-        """Members of whom no step is heard for so long make none, however short their steps are."""
-        return 5 * self.notice_s
+        """Members of a job that is to go tell each step at once: when none is heard for so long, they make none."""
+        return self.notice_s
 
     @property
     def muster_s(self) -> float:

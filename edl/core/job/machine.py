@@ -107,7 +107,7 @@ class JobMachine:
         self._fitness = Fitness(self._working, lead_times, deadlines)
         self._switching = Switching(self._working, self._sizing, self._leasing, self._fitness, lead_times, deadlines)
         self._checkpoints = Checkpoints(self._working, self._leasing, lead_times, deadlines)
-        self._preempting = Preempting(self._working, self._checkpoints)
+        self._preempting = Preempting(self._working, self._checkpoints, lead_times)
         self._migrating = Migrating(self._working, self._sizing, deadlines.boot_s)
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
@@ -213,6 +213,9 @@ class JobMachine:
 
     def _admit(self, happened: Register) -> None:
         working, first = self._working, not self.record.arrivals
+        if first and happened.not_resumed:
+            working.commands.append(Refuse(happened.not_resumed))
+            return
         if first:
             maximum = max(happened.maximum, 0)
             limits, job_policy = Limits(happened.minimum, maximum), happened.job_policy
@@ -306,7 +309,10 @@ class JobMachine:
             self._driver.lose(member.identity)
         if observation.data is not None:
             self._leasing.open(worker, observation.data)
-        if observation.leaving and may(member, Cause.TOLD_TO_LEAVE):
+        # One that sits in the newest ring leaves by a leader's word. If its wish is first heard of as its script ends,
+        # it had none: the script came to its own end, with the newest state.
+        ended = observation.phase is Phase.DONE and self._sat(worker)
+        if observation.leaving and not ended and may(member, Cause.TOLD_TO_LEAVE):
             self._sizing.release(worker)
             member = working.members[worker]
         if not working.record.begun and working.seen.has_booted(worker):
@@ -450,7 +456,7 @@ class JobMachine:
     @property
     def wake_at(self) -> float:
         """Something is to be decided then, though nothing else happens."""
-        return self._switching.wake_at
+        return min(self._switching.wake_at, self._preempting.wake_at)
 
     @property
     def ledger(self) -> Ledger | None:
@@ -475,6 +481,11 @@ class JobMachine:
     def newest_step(self) -> int:
         """The newest step that any worker is known to have committed."""
         return self._working.newest()[0]
+
+    @property
+    def is_seen(self) -> bool:
+        """A member of the ring was: it is known when the newest step was reported."""
+        return self._working.is_seen
 
     @property
     def progress(self) -> tuple[int, float, int]:

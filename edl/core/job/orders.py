@@ -63,6 +63,7 @@ class OrderBook:
             origin=self._origin,
             life=record.job_policy.checkpointing.life,
             hold=self._hold,
+            going=record.preemption is not None,
             resumable=record.state is JobState.PREEMPTED,
         )
 

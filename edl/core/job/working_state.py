@@ -133,6 +133,11 @@ class WorkingState:
         newest, at = self.seen.newest_step(self.record.roster)
         return max(newest, self.ledgers.step), at
 
+    @property
+    def is_seen(self) -> bool:
+        """A member of the ring was. A new leader knows a step from the record, and not since when it is made."""
+        return self.seen.newest_step(self.record.roster)[0] >= 0
+
     def state(self, worker: str) -> WorkerState | None:
         """None: it is not a member."""
         member = self.members.get(worker)

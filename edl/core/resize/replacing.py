@@ -27,6 +27,11 @@ class Swap:
 
 
 @dataclass(frozen=True, slots=True)
+class NotYet:
+    """The slow one trains, and the new one does not yet."""
+
+
+@dataclass(frozen=True, slots=True)
 class Over:
     """The slow one is gone: the job has its size again, or waits for the last one to come."""
 
@@ -50,8 +55,8 @@ def begin(record: Record, worker: str) -> BeginReplacing | None:
     return BeginReplacing(record.target - 1, leave=True)
 
 
-def follows(record: Record) -> Swap | Over | None:
-    """What comes next of the replacement that is under way."""
+def follows(record: Record) -> Swap | NotYet | Over | None:
+    """What comes next of the replacement that is under way; None: a switch, or the slow one's leaving."""
     under_way = record.replacing
     if under_way is None:
         return None
@@ -61,7 +66,7 @@ def follows(record: Record) -> Swap | Over | None:
     if states[under_way.worker] is not WorkerState.TRAINING or record.plan is not None:
         return None
     in_ring = sum(states.get(worker) is WorkerState.TRAINING for worker in record.roster)
-    return Swap() if in_ring > under_way.size else None
+    return Swap() if in_ring > under_way.size else NotYet()
 
 
 def replacing(worker: str, record: Record) -> Replacing:

@@ -16,6 +16,7 @@ from edl.core.job.working_state import WorkingState
 from edl.core.resize import replacing, scaling
 from edl.core.resize.sizing import Sizing
 from edl.protocol.job import OVER
+from edl.protocol.job_policy import Replacing
 from edl.protocol.messages import AskScale
 
 
@@ -63,19 +64,24 @@ class PolicyRulings:
             self._replacing_since = None
             return
         self._replacing_since = working.now if self._replacing_since is None else self._replacing_since
-        if working.now - self._replacing_since >= self._boot_s:
-            working.change(target=under_way.size, replacing=None)
-            reason = f"no other worker came in the place of {under_way.worker} within {self._boot_s:g} s: it stays"
-            working.tell(facts.PolicyDecided(size=under_way.size, reason=reason, act=False))
-            return
         match replacing.follows(working.record):
             case replacing.Swap():
                 working.change(target=under_way.size)
                 self._sizing.dismiss((under_way.worker,), "another one has come in its place")
             case replacing.Over():
                 working.change(target=under_way.size, replacing=None)
-            case None:
+            case replacing.NotYet() if working.now - self._replacing_since >= self._boot_s:
+                self._give_up(under_way)
+            case _:
                 pass
+
+    def _give_up(self, under_way: Replacing) -> None:
+        """The slow one stays. A newcomer may be here by now, and about to enter: the job would be larger by it."""
+        working = self._working
+        working.change(target=under_way.size, replacing=None)
+        reason = f"no other worker trains in the place of {under_way.worker} after {self._boot_s:g} s: it stays"
+        working.tell(facts.PolicyDecided(size=under_way.size, reason=reason, act=False))
+        self._sizing.dismiss(scaling.surplus(working.record, under_way.size), f"{under_way.worker} stays after all")
 
     def _replace(self, worker: str, begun: replacing.BeginReplacing) -> None:
         working, record = self._working, self._working.record

@@ -64,6 +64,8 @@ class TrainerAccount:
             case say.Ended(reason, foreign):
                 self.phase, self.reason = (Phase.FAILED if reason else Phase.DONE), clipped(reason)
                 self.foreign = foreign
+            case say.GoingHeard():
+                pass  # its daemon alone has to know
             case (
                 say.Hello()
                 | say.Opened()

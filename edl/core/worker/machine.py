@@ -564,6 +564,9 @@ class WorkerMachine:
             return [TellDaemon(self._broke), ReadOrders()]
         if self.awaits_state:
             raise InvalidTransition(self.state, "a mini-batch ended well that had no state to be applied to (I5)")
+        if self.orders is not None and self.orders.resumable:
+            self._move(StateChange.LOOKS)  # the job is over without this step, which the next life makes
+            return [ReadOrders()]
         self.count.step += 1
         committed: list[Command] = [RecordStep(self.generation, self.count.step)]
         if attention or self.leases.holds_at(self.count.step):

@@ -20,7 +20,7 @@ parser.add_argument("--step-time", type=float, default=0.05)
 parser.add_argument("--epochs", type=int, default=8)
 parser.add_argument("--samples", type=int, default=task.SAMPLES)
 parser.add_argument("--batch", type=int, default=task.BATCH)
-parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
+parser.add_argument("--evaluate", type=int, default=0, help="after that step it evaluates, until its job ends")
 options = parser.parse_args()
 if options.way == "graph":
     tf.compat.v1.disable_eager_execution()
@@ -47,8 +47,8 @@ def end_batch() -> None:
 
 
 def evaluate(model: keras.Model) -> None:
-    """For as long as a test wants it; it draws no random numbers."""
-    while options.evaluate is not None and options.evaluate.exists():
+    """All workers after the same step; it draws no random numbers."""
+    while edl.step() == options.evaluate:
         (options.out / f"evaluates-{edl.rank()}").touch()
         model(inputs, training=False)
         time.sleep(0.01)

@@ -34,7 +34,7 @@ parser.add_argument("--noise", type=float, default=0.1, help="of the samples, as
 parser.add_argument("--loaders", type=int, default=1, help="processes that load")
 parser.add_argument("--ask", type=int, default=0, help="all workers ask for a checkpoint at this step")
 parser.add_argument("--touch", type=Path, help="as long as that file is there, weights change beside the copy")
-parser.add_argument("--evaluate", type=Path, help="as long as that file is there, it evaluates after a mini-batch")
+parser.add_argument("--evaluate", type=int, default=0, help="after that step it evaluates, until its job ends")
 parser.add_argument("--swap", action="store_true", help="by other weights, as with a moving average of them")
 parser.add_argument("--fails-at", type=int, default=0, help="the batch that it raises an error in")
 options = parser.parse_args()
@@ -78,21 +78,17 @@ def weights_change() -> None:
 
 
 def evaluate() -> None:
-    """For as long as a test wants it; it draws no random numbers."""
-    if options.evaluate is None or not options.evaluate.exists():
+    """All workers after the same step; it draws no random numbers."""
+    if edl.step() != options.evaluate:
         return
-    kept = [one.detach().clone() for one in model.parameters()]
     for one in model.parameters() if options.swap else ():
         one.data.mul_(0.5)
     model.eval()
-    while options.evaluate.exists():
+    while True:
         (options.out / f"evaluates-{edl.rank()}").touch()
         with torch.no_grad():
             model(inputs)
         time.sleep(0.01)
-    model.train()
-    for one, before in zip(model.parameters(), kept, strict=True):
-        one.data.copy_(before)
 
 
 def tensors(*holders: Any) -> Any:

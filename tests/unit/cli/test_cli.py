@@ -75,6 +75,8 @@ STATUS = Status(
         ),
         ("run -np -1 true", "-np -1: must be a whole number of at least 1"),
         ("run -np two true", "-np two: must be a whole number of at least 1"),
+        ("batch x 0", "0: the samples of a step must be a whole number from 1 to 1,000,000,000"),
+        ("batch x 9999999999", "9999999999: the samples of a step must be a whole number from 1 to 1,000,000,000"),
         ("run -np", "-np/--num-proc: expected one argument; see 'edl run --help'"),
         ("run --colour red true", "unknown flag or argument --colour; see 'edl run --help'"),
         ("run --num 2 true", "unknown flag or argument --num; see 'edl run --help'"),

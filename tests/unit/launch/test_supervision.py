@@ -11,6 +11,7 @@ from edl.errors import InvalidTransition
 from edl.launch.supervision import (
     END_GRACE_S,
     KILL_GRACE_S,
+    TELL_GRACE_S,
     AskedToGo,
     AskForLastWord,
     Bounds,
@@ -20,6 +21,7 @@ from edl.launch.supervision import (
     Interrupted,
     JobSeen,
     JobSilent,
+    JobTold,
     KillWorkers,
     LookAtJob,
     Looked,
@@ -44,6 +46,10 @@ def two_workers() -> Supervisor:
     return Supervisor({0: 100, 1: 101}, LIMITS)
 
 
+def with_own_coordinator() -> Supervisor:
+    return Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
+
+
 def play(supervisor: Supervisor, *happenings: Happening, now: float = 0.0) -> list[object]:
     return [command for happening in happenings for command in supervisor.handle(happening, now)]
 
@@ -60,11 +66,10 @@ def test_guests_end_with_a_launch_that_takes_their_coordinator_with_it():
     """A worker that was started by hand would wait for that coordinator for ever."""
     joined = msgspec.structs.replace(RUNNING, pids=frozenset({100, 101, 555}))
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
-    assert play(supervisor, joined, Interrupted()) == [StopJob("interrupted", frozenset({555})), EndWorkers()]
+    assert play(supervisor, joined, Interrupted()) == [StopJob("interrupted", frozenset({555}))]
+    assert play(supervisor, JobTold()) == [EndWorkers()]
     elsewhere = two_workers()
     assert play(elsewhere, joined, Interrupted()) == [EndWorkers()], "the job goes on at its coordinator"
-    alone = Supervisor({0: 100, 1: 101}, LIMITS, hosts=True)
-    assert play(alone, RUNNING, Interrupted()) == [EndWorkers()]
 
 
 def test_who_is_asked_for_before_the_job_runs_is_started():
@@ -256,6 +261,28 @@ class TestInterrupt:
 
     def test_twice_kills_at_once(self):
         assert play(two_workers(), Interrupted(), Interrupted()) == [EndWorkers(), KillWorkers()]
+        assert play(with_own_coordinator(), RUNNING, Interrupted(), Interrupted(), JobTold()) == [
+            StopJob("interrupted", frozenset()),
+            KillWorkers(),
+        ]
+
+    def test_the_leader_is_told_before_any_worker_else_it_would_say_that_all_were_told_to_leave(self):
+        supervisor = with_own_coordinator()
+        assert play(supervisor, RUNNING, Interrupted()) == [StopJob("interrupted", frozenset())]
+        assert play(supervisor, JobTold(), now=0.1) == [EndWorkers()]
+        assert supervisor.deadline == 0.1 + END_GRACE_S
+        play(supervisor, WorkerExited(0, 0), WorkerExited(1, 0))
+        assert supervisor.verdict == LaunchVerdict(1, "failed", "interrupted", kind=EndKind.INTERRUPTED)
+
+    def test_a_leader_that_does_not_answer_is_not_waited_for(self):
+        supervisor = with_own_coordinator()
+        play(supervisor, RUNNING, Interrupted())
+        assert supervisor.deadline == TELL_GRACE_S
+        assert play(supervisor, DeadlineReached(), now=TELL_GRACE_S) == [EndWorkers()]
+        assert play(supervisor, JobTold(), now=TELL_GRACE_S + 0.1) == [], "it comes late"
+
+    def test_a_job_that_has_not_begun_has_no_leader_to_be_told(self):
+        assert play(with_own_coordinator(), Interrupted()) == [EndWorkers()]
 
     def test_is_the_reason_whatever_the_workers_and_the_leader_make_of_it(self):
         supervisor = two_workers()
@@ -285,13 +312,18 @@ SEEN = st.builds(
     ranks=st.dictionaries(st.sampled_from([100, 101, 102]), st.integers(0, 2)),
     size=st.integers(0, 3),
 )
-ANYTHING = st.one_of(SEEN, st.just(Interrupted()), st.just(DeadlineReached()), st.just(JobSilent()), st.just(Looked()))
+ALIKE = (Interrupted(), DeadlineReached(), JobSilent(), Looked(), JobTold())
+ANYTHING = st.one_of(SEEN, *map(st.just, ALIKE))
 
 
 @settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])  # of a busy machine
-@given(st.lists(st.one_of(ANYTHING, st.integers(0, 2)), max_size=30), st.lists(st.integers(-15, 2), min_size=3))
-def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
-    supervisor = Supervisor({slot: 100 + slot for slot in range(3)}, LIMITS)
+@given(
+    st.lists(st.one_of(ANYTHING, st.integers(0, 2)), max_size=30),
+    st.lists(st.integers(-15, 2), min_size=3),
+    st.booleans(),
+)
+def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes, hosts):
+    supervisor = Supervisor({slot: 100 + slot for slot in range(3)}, LIMITS, hosts=hosts)
     left, now = {0, 1, 2}, 0.0
     for entry in story:
         now += 1
@@ -301,7 +333,7 @@ def test_whatever_happens_it_ends_with_a_verdict_in_bounded_time(story, codes):
             left.remove(entry)
             supervisor.handle(WorkerExited(entry, codes[entry]), now)
     supervisor.handle(Interrupted(), now)
-    for _ in range(3):
+    for _ in range(4):
         now += 100
         supervisor.handle(DeadlineReached(), now)
     assert supervisor.phase is Stage.ENDED

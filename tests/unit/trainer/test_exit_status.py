@@ -28,9 +28,25 @@ atexit.register(lambda: print(noted))
         ("raise OSError('no space left')", 1, ["OSError: no space left"]),
         ("from edl.errors import *; raise NotResumed('gone')", 1, ["NotResumed: gone"]),
         ("from edl.errors import *; raise ForeignCheckpoint('another model')", 1, ["another model!"]),
+        ("from edl.trainer.endings import exit_preempted; exit_preempted()", 75, ["SystemExit: 75"]),
+        ("from edl.trainer.endings import *\ntry: exit_preempted()\nexcept SystemExit: pass", 0, []),
         ("try: sys.exit(3)\nexcept SystemExit as error: assert (error.code, error.args) == (3, (3,))", 0, []),
     ],
 )
 def test_the_end_of_a_script_is_noted_where_it_is_a_failure(end, status, noted):
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (status, f"{noted}\n"), done.stderr
+
+
+def test_a_preempted_process_does_what_was_registered_for_its_end_and_takes_nothing_else_down():
+    end = """
+from edl.trainer.endings import exit_preempted
+class Kept:
+    def __del__(self): print("taken down")
+kept = sys.kept = Kept()
+atexit.register(sys.stdout.write, "registered, ")
+try: exit_preempted()
+finally: print("finally", end=", ")
+"""
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout) == (75, "finally, registered, ['SystemExit: 75']\n"), done.stderr

@@ -122,6 +122,25 @@ def test_a_saving_whose_step_the_data_does_not_reach_any_more_is_given_up() -> N
     assert job.record.saving is None
 
 
+def test_a_new_leader_reckons_no_pace_from_steps_that_it_has_not_seen() -> None:
+    job = Job(every_steps=100)
+    job.now = 10_000.0  # its clock began then, and no step did
+    job.both(step=50)
+    job.lead_anew()
+    job.pass_time(0.5)
+    job.both(step=90)
+    for step in (95, 100):
+        job.pass_time(0.5)
+        job.both(step=step)
+    saving = job.record.saving
+    assert saving is not None
+    job.pass_time(0.5)
+    job.both(step=saving.after_step + 1)
+    commands = [*job.store("a"), *job.store("b"), *job.feed(SavingPublished(saving.number))]
+    [durable] = [one.fact for one in commands if hasattr(one, "fact") and one.fact.kind.value == "checkpoint_durable"]
+    assert durable.lost_ms is None or abs(durable.lost_ms) < 1000
+
+
 def test_leaders_that_follow_each_other_quickly_do_not_put_it_off() -> None:
     job = Job(every_s=60.0)
     begun = 0
@@ -326,3 +345,19 @@ def test_a_job_that_is_not_saved_hears_no_script() -> None:
     job = Job(folder="")
     job.both(step=5, save_wanted=6)
     assert not job.record.save_requests and not job.record.save_wanted
+
+
+def test_only_a_jobs_first_worker_needs_what_it_goes_on_from() -> None:
+    """For all others newer checkpoints may have taken its place."""
+    machine = JobMachine(new_record("j", 0.0), LEAD)
+
+    def register(worker: str, not_resumed: str) -> list[Any]:
+        identity = Identity(worker, "h", "h", 1, 1)
+        return list(machine.handle(Register(identity, 2, 1, 0, not_resumed=not_resumed), 1.0))
+
+    assert Refuse("it has no manifest.json") in register("a", "it has no manifest.json")
+    assert not machine.record.members
+    assert not [
+        one for one in (*register("b", ""), *register("c", "it has no manifest.json")) if isinstance(one, Refuse)
+    ]
+    assert len(machine.record.members) == 2

@@ -14,7 +14,7 @@ from edl.facts import WorkerLost
 from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import Identity, WorkerState
-from edl.protocol.messages import Observation, Phase, Register
+from edl.protocol.messages import AskBatch, Observation, Phase, Register
 
 SPEC = DataSpec(total=100_000, epochs=1, batch=10)
 DEADLINES = Deadlines(boot_s=100.0, seat_s=20.0, step_s=10.0, moments_s=2.5)
@@ -45,8 +45,10 @@ class Job:
     def join(self, worker: str, at: float) -> None:
         self.feed(Register(Identity(worker, "host", "127.0.0.1", 1, 2), 2, 1, 0), at)
 
-    def see(self, worker: str, phase: Phase, generation: int, step: int, at: float) -> None:
-        observation = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "")
+    def see(
+        self, worker: str, phase: Phase, generation: int, step: int, at: float, *, marked: tuple[int, int] = (0, 0)
+    ) -> None:
+        observation = Observation(phase, generation, step, generation, 0.01, self.spec, None, False, "", marked=marked)
         self.feed(Reported(worker, observation), at)
 
     def state(self, worker: str) -> WorkerState | None:
@@ -217,4 +219,40 @@ def test_where_there_are_samples_a_worker_behind_the_others_is_left_to_their_all
     job.see("w0", Phase.TRAINING, 1, 7, 5.0)
     job.see("w1", Phase.TRAINING, 1, 6, 5.0)
     job.wait(5, 900)
+    assert job.lost == {}
+
+
+def marked_job(at: float) -> tuple[Job, tuple[int, int]]:
+    """All are at step 5, and what is leased ahead is cut anew; with the mark as the leader has set it."""
+    job = Job()
+    for worker in ("w0", "w1"):
+        job.see(worker, Phase.TRAINING, 1, 5, at)
+    job.feed(AskBatch(30), at)
+    under_way = job.machine.record.rebatch
+    assert under_way is not None
+    return job, (under_way.number, under_way.mark)
+
+
+def test_a_worker_that_hangs_while_another_waits_at_the_mark_is_lost() -> None:
+    """No all-reduce can time out: the one that waits begins no step before leases are cut anew."""
+    job, mark = marked_job(5.0)
+    job.see("w0", Phase.TRAINING, 1, mark[1] - 1, 5.0, marked=mark)
+    job.wait(5, 100)
+    assert not job.lost, "the other may be in a long step, and w0 is not at the mark yet"
+    job.see("w0", Phase.TRAINING, 1, mark[1], 100.0, marked=mark)
+    job.wait(100, 119)
+    assert not job.lost, "it may still tell"
+    job.wait(119, 121)
+    assert job.lost == {
+        "w1": "it has not told how far it has read its samples within 20 s, two step time-outs, "
+        "and the others wait for that: it hangs"
+    }
+
+
+def test_a_worker_that_tells_in_time_does_not_hang() -> None:
+    job, mark = marked_job(5.0)
+    job.see("w0", Phase.TRAINING, 1, mark[1], 5.0, marked=mark)
+    job.wait(5, 24)
+    job.see("w1", Phase.TRAINING, 1, mark[1] - 1, 24.0, marked=mark)
+    job.wait(24, 900)
     assert job.lost == {}

@@ -578,3 +578,12 @@ def test_a_worker_that_hangs_in_its_boot_is_not_waited_for_for_ever_where_a_ring
         job.feed(TimePassed())
     assert job.state("w2") is None
     assert "joining for 600 s" in job.machine.record.gone[-1].reason
+
+
+def test_a_script_that_ends_before_the_leader_hears_that_it_wished_to_leave_has_come_to_its_own_end() -> None:
+    """Others would else go on from an older state, and train again what it has trained."""
+    job = Job("w0", "w1")
+    job.sit("w0", "w1")
+    job.succeed("w0", "w1")
+    job.see("w0", Phase.DONE, 1, 2, leaving=True)
+    assert (job.state("w0"), job.machine.record.target) == (WorkerState.DONE, 2)

@@ -44,6 +44,9 @@ class Governed(Job):
     def rule(self, size: int, *replace: str, act: bool = True) -> None:
         self.feed(Ruled(size, replace, "because", {"x": 1.0}, act))
 
+    def state(self, worker: str) -> WorkerState:
+        return next(member.state for member in self.record.members if member.identity.id == worker)
+
     def decision(self):
         return [tell.fact.details() for tell in self.told if tell.fact.kind.value == "decision"][-1]
 
@@ -126,6 +129,32 @@ def test_no_newcomer_is_waited_for_longer_than_a_boot_may_take() -> None:
     job.feed(TimePassed())
     assert (job.record.target, job.record.replacing) == (2, None)
     assert job.decision()["act"] is False
+
+
+def test_a_newcomer_that_is_not_in_the_ring_by_then_leaves_again_else_the_job_would_be_larger() -> None:
+    job = job_of_two()
+    job.rule(2, "a")
+    job.now += Deadlines().boot_s - 1
+    job.unmet = {"c"}
+    job.come("c")
+    assert job.record.plan is None
+    job.now += 1
+    job.feed(TimePassed())
+    assert (job.record.target, job.record.replacing) == (2, None)
+    assert job.state("c") is WorkerState.LEAVING
+    assert job.state("a") is WorkerState.TRAINING
+
+
+def test_a_newcomer_whose_switch_is_planned_by_then_takes_the_slow_ones_place() -> None:
+    job = job_of_two()
+    job.rule(2, "a")
+    job.come("c")
+    assert job.record.plan is not None
+    job.now += Deadlines().boot_s
+    job.feed(TimePassed())
+    assert job.record.replacing is not None
+    job.enter()
+    assert job.state("a") is WorkerState.LEAVING
 
 
 def test_what_was_measured_is_kept_and_wakes_no_worker() -> None:

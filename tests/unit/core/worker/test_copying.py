@@ -26,6 +26,7 @@ from edl.core.worker.inputs import (
     NumberHeard,
     OrdersHeard,
     OrdersRead,
+    RecordStep,
     RingFormed,
     StateCopied,
     TakeCopy,
@@ -268,3 +269,12 @@ def test_what_a_script_asks_for_is_told_once_a_step_and_again_to_another_daemon(
     assert copying.story == [wish]
     assert copying.want(8) == [TellDaemon(say.CheckpointWanted(8))]
     assert copying.story == [say.CheckpointWanted(8)]
+
+
+def test_a_step_that_ends_once_its_job_is_over_is_none() -> None:
+    """Nothing of it is saved: the next life makes it."""
+    worker = Worker()
+    worker.ends_batch(), worker.ends_batch()
+    worker.hears(verdict=Verdict.STOP, reason="it had trained nothing", resumable=True)
+    assert not any(isinstance(command, RecordStep) for command in worker.ends_batch())
+    assert worker.machine.step == 2
