@@ -27,8 +27,9 @@ from edl.protocol.divergence import Fingerprint
 from edl.tensorflow import keras_optimizer, v1_optimizer
 from edl.tensorflow.averaged import Averaged
 from edl.tensorflow.fingerprints import fingerprints, fingerprints_of_session
+from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.rate import TensorRate
-from edl.tensorflow.reducer import Reducer
+from edl.tensorflow.reducer import Measures, Reducer
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.snapshot import TensorFlowSnapshot, restore
 from edl.tensorflow.state import (
@@ -101,14 +102,14 @@ class TensorFlowFramework:
         self.ring = HorovodRing("horovod.tensorflow", TensorFlowBytes(), _failed)
         self.sort = TensorFlowTensors()
         self._share = TensorShare(lambda: self.ring.size)
-        self._waiting = Waiting()
+        self._measures = Measures(Waiting(), TensorNoise())
         self._averaged = Averaged()
         self._rate = TensorRate()
         self._models: list[Any] = []
         self._optimizers: list[Any] = []
         self._reducers: list[Reducer] = []
         self._more_variables: list[Any] = []
-        self._kept: Callable[[], None] | None = None
+        self._kept: list[Callable[[], None]] = []
         self._session: SessionVariables | None = None  # whose variables make up the model
         self._witnessed: list[Any] = []
         self._counted: tuple[int, ...] | None = None  # updates, when `applied` was asked last
@@ -150,7 +151,7 @@ class TensorFlowFramework:
         return self._tape_reducer
 
     def _reducer(self, trainer: StepPort, number: int | str) -> Reducer:
-        reducer = Reducer(trainer, self.ring, self._share, self._waiting, self._averaged, number)
+        reducer = Reducer(trainer, self.ring, self._share, self._measures, self._averaged, number)
         self._reducers.append(reducer)
         return reducer
 
@@ -158,7 +159,7 @@ class TensorFlowFramework:
         """Functions will be traced that reduce, though their first traces did not."""
         if tf.executing_eagerly():
             self._share.create()
-            self._waiting.create()
+            self._measures.waiting.create()
 
     def updates(self) -> tuple[int, ...] | None:
         """What changes with each update, be it one that no worker had samples for. None: edl cannot tell."""
@@ -309,23 +310,25 @@ class TensorFlowFramework:
     def keep(self, *, only_statistics: bool) -> None:
         """Of a step that no worker has samples for, all there is: inside a graph nothing else holds updates back."""
         if self._session is not None:
-            self._kept = None if only_statistics else self._session.remember()
+            self._kept += [] if only_statistics else [self._session.remember()]
         else:
             batch_norm = (one for model in self._models for one in batch_norm_of(model))
             metrics = (one for model in self._models for one in metrics_of(model))
             learned = () if only_statistics else (variable for _, variable in self._eager_variables())
-            self._kept = EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember()
+            self._kept.append(EagerVariables([*map(_named, (*batch_norm, *metrics, *learned))]).remember())
 
     def keep_hyper_parameters(self) -> None:
-        """They are among what `keep` has."""
+        hyper_parameters = [_named(one) for one in self._hyper_parameters()]
+        if hyper_parameters and tf.executing_eagerly():
+            self._kept.append(EagerVariables(hyper_parameters).remember())
 
     def drop_kept(self) -> None:
-        self._kept = None
+        self._kept = []
 
     def put_back(self) -> None:
-        kept, self._kept = self._kept, None
-        if kept is not None:
-            kept()
+        kept, self._kept = self._kept, []
+        for put_back in reversed(kept):
+            put_back()
 
     def scale_rates(self) -> None:
         self._rate.use()
@@ -333,13 +336,14 @@ class TensorFlowFramework:
     def adding_up(self) -> contextlib.AbstractContextManager[None]:
         return contextlib.nullcontext()  # the script itself adds up what its tapes give
 
-    def measure_noise(self, every: int) -> None:  # noqa: ARG002 - the port's
-        raise UsageError(
-            "the gradient noise is measured with edl.torch only: with TensorFlow take scale_rate('linear') or 'sqrt'"
-        )
+    def measure_noise(self) -> None:
+        self._measures.noise.use()
 
-    def take_noise(self) -> None:
-        """It is not measured."""
+    def expect_noise(self, *, due: bool) -> None:
+        self._measures.noise.expect(due)
+
+    def take_noise(self) -> tuple[float, float] | None:
+        return self._measures.noise.take(max(1, len(self._optimizers)))
 
     def set_rate(self, factor: float) -> None:
         self._rate.set(factor)
@@ -406,7 +410,11 @@ class TensorFlowFramework:
             return
         for model in self._models:
             yield from statistics_of(model)
-        for optimizer in () if only_statistics else self._optimizers:
+        if not only_statistics:
+            yield from self._hyper_parameters()
+
+    def _hyper_parameters(self) -> Iterable[Any]:
+        for optimizer in self._optimizers:
             if keras_optimizer.is_keras(optimizer) and optimizer.built:
                 yield from keras_optimizer.hyper_parameters(optimizer)
 

@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import horovod.tensorflow as hvd
 import tensorflow as tf
@@ -30,12 +30,20 @@ import tensorflow as tf
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.tensorflow.averaged import Averaged
+from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.voidable import Voidable
 from edl.tensorflow.waiting import Waiting, when
 from edl.trainer.framework import StepPort
 
 Gradient = Any  # a tf.Tensor, or tf.IndexedSlices, or None
+
+
+class Measures(NamedTuple):
+    """What is measured by the way."""
+
+    waiting: Waiting
+    noise: TensorNoise
 
 
 class Reducer:
@@ -46,14 +54,14 @@ class Reducer:
         trainer: StepPort,
         ring: HorovodRing,
         share: TensorShare,
-        waiting: Waiting,
+        measures: Measures,
         averaged: Averaged,
         number: int | str,
     ) -> None:
         self._trainer = trainer
         self._ring = ring
         self._share = share
-        self._waiting = waiting
+        self._measures = measures
         self._averaged = averaged
         self._prefix = f"edl_{number}"
         self._sparse: dict[
@@ -109,7 +117,7 @@ class Reducer:
             if isinstance(gradient, tf.IndexedSlices)
         }
         size = self._ring.size
-        factor = self._share.factor(size)
+        factor, found = self._share.factor(size), gradients
         if factor != 1.0:
             gradients = [gradient if gradient is None else _scaled(gradient, factor) for gradient in gradients]
         if size == 1:
@@ -119,6 +127,8 @@ class Reducer:
             for position, (gradient, variable) in enumerate(zip(gradients, variables, strict=True))
         ]
         *averaged, present = self._all_reduced([*filled, self._present(gradients, counts=factor != 0.0)], size)
+        own = [gradient for gradient in found if gradient is not None]
+        self._measures.noise.measure(own, averaged, self._share.value, f"{self._prefix}_noise")
         if factor and not any(gradient is None for gradient in gradients):
             return averaged
         somewhere = present.numpy() > 0
@@ -168,8 +178,9 @@ class Reducer:
             self._summed(gradient, f"{self._prefix}_{position}")
             for position, gradient in enumerate(_weighed(gradients, scale))
         ]
-        waited = self._waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
-        return _behind_gate(averaged, waited)
+        waited = self._measures.waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
+        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self._prefix}_noise")
+        return _behind_gate(averaged, [*waited, *measured])
 
     def _summed(self, gradient: Gradient, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):

@@ -47,7 +47,7 @@ class TorchFramework:
         self._share = Weight()
         self._backward = Backward()
         self._rate = 1.0
-        self._noise_every = 0
+        self._noise_due = False
         self._models: list[torch.nn.Module] = []
         self._optimizers: list[torch.optim.Optimizer] = []
         self._reducers: list[Reducer] = []
@@ -79,7 +79,7 @@ class TorchFramework:
         prefix = f"{len(self._optimizers)}." if self._optimizers else ""
         names = names_of(optimizer, model, named_parameters, prefix)
         reducer = Reducer(trainer, self.ring, self._share, self._backward, names, passes)
-        reducer.number, reducer.rate, reducer.noise_every = len(self._reducers), self._rate, self._noise_every
+        reducer.number, reducer.rate, reducer.measures = len(self._reducers), self._rate, self._noise_due
         attach(optimizer, reducer)
         self._reducers.append(reducer)
         self.track(optimizer)
@@ -202,10 +202,13 @@ class TorchFramework:
                 stack.enter_context(reducer.paused())
             yield
 
-    def measure_noise(self, every: int) -> None:
-        self._noise_every = every
+    def measure_noise(self) -> None:
+        """It can be."""
+
+    def expect_noise(self, *, due: bool) -> None:
+        self._noise_due = due
         for reducer in self._reducers:
-            reducer.noise_every = every
+            reducer.measures = due
 
     def take_noise(self) -> tuple[float, float] | None:
         found = [one for reducer in self._reducers if (one := reducer.take_noise()) is not None]

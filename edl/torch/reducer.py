@@ -66,7 +66,7 @@ class Reducer:
         self._applied = 0.0  # the weight in the newest update
         self.updates = 0  # made since the script began, or left out as no worker had samples
         self.number = 0  # of its optimizer: workers wrap theirs in the same order
-        self.noise_every = 0  # steps, from one measurement of the gradient noise to the next; 0: it is not measured
+        self.measures = False  # the gradient noise, in the coming step
         self._own: list[torch.Tensor] | None = None  # norms of this worker's own gradients, where it is measured
         self._noise: tuple[float, float] | None = None
         self.rate = 1.0  # what learning rates are multiplied by in the coming step
@@ -165,8 +165,7 @@ class Reducer:
         self._factor = self._share.factor(size)
         if self._reducing:
             self._averaging.expect(self._names)
-        measures = self._reducing and self.noise_every and self._number == 1 and step % self.noise_every == 0
-        self._own, self._noise = ([] if measures else None), None
+        self._own, self._noise = ([] if self.measures and self._reducing and self._number == 1 else None), None
 
     def reduce_missing(self) -> None:
         """Parameters that got no gradient here may have got one on another rank: all take part, with what they have

@@ -178,11 +178,16 @@ class Framework(Protocol):
     def set_rate(self, factor: float) -> None:
         """The factor of the coming steps, until it is set again."""
 
-    def measure_noise(self, every: int) -> None:
-        """In each so many-th step, note the norms of gradients. Raises UsageError where that cannot be."""
+    def measure_noise(self) -> None:
+        """In some steps norms of gradients will be noted. Raises UsageError where that cannot be."""
+
+    def expect_noise(self, *, due: bool) -> None:
+        """Whether that is so in the coming steps, until it is set again; on all workers alike."""
 
     def take_noise(self) -> tuple[float, float] | None:
-        """`edl.policy.noise.of_step` of the newest step since the last call; None where it was not measured."""
+        """`edl.policy.noise.of_step` of the step that was made last, one in which they were; None where that cannot be
+        told.
+        """
 
     def adding_up(self) -> AbstractContextManager[None]:
         """Inside, gradients only add up in this worker."""
@@ -199,7 +204,7 @@ class Framework(Protocol):
         """
 
     def keep_hyper_parameters(self) -> None:
-        """Where no worker has samples, before what the script does on gradients: those, too, unless `keep` has."""
+        """Where no worker has samples, or the step is void, before what the script does on gradients: those, too."""
 
     def put_back(self) -> None:
         """All that was remembered is again as it was then."""

@@ -1,10 +1,11 @@
-"""What a mini-batch of stand-ins would leave behind: remembered before it, and put back at its end (I13).
+"""What a mini-batch that does not count would leave behind: remembered before it, and put back at its end (I8, I13).
 
-Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins (`edl.trainer.shell`).
+Owns: what is remembered of which mini-batch. Does not own: which are of stand-ins, or void (`edl.trainer.shell`).
 
 A worker without samples of its own computes on some that others train, the first of the epoch again and again.
 Its gradients weigh nothing; what its forward passes update by themselves (batch norm) would, once a switch makes it
-that of all. Where no worker has any, the script's own schedule must not go on either, nor what else is registered.
+that of all. Where no worker has any, or the gradients could not be averaged, the script's own schedule must not go on
+either, nor what else is registered.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ class Kept:
             self._statistics = True
             self._framework.keep(only_statistics=not of_nobody)
 
-    def keep_schedules(self) -> None:
-        """Where no worker has samples, before the script goes on to what follows on gradients. Not earlier: what it
-        does between two mini-batches, at the end of an epoch say, is no part of either.
+    def keep_registered(self) -> None:
+        """Where no worker has samples, or the mini-batch is void, before the script goes on to what follows on
+        gradients. Not earlier: what it does between two mini-batches, at the end of an epoch say, is no part of either.
         """
         if self._put_extras_back is None:
             self._framework.keep_hyper_parameters()

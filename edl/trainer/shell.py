@@ -154,6 +154,14 @@ class WorkerShell:
         self.machine.next_ring.able = self._framework.ring.prepares
         self.hear(OrdersRead(None))
 
+    def void(self, error: BaseException, *, keep: bool) -> None:
+        """The mini-batch being worked on: its update must not be made. `keep`: the script has come to its gradients, so
+        what it does to registered values from here on counts as little. On the training thread.
+        """
+        if keep:
+            self._kept.keep_registered()
+        self.hear(Void(str(error) or repr(error)))
+
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         self._moments = []
@@ -208,12 +216,14 @@ class WorkerShell:
         if self.machine.weight_is_due and self._leases.covers(self.machine.step + 1):
             self.weigh(self.while_waiting)
 
-    def keep_schedules(self) -> None:
-        """No worker has samples in this mini-batch, and the script has come to its gradients."""
-        self._kept.keep_schedules()
+    def keep_registered(self) -> None:
+        """No worker has samples in this mini-batch, or it is void, and the script has come to its gradients."""
+        self._kept.keep_registered()
 
-    def forget_stand_ins(self) -> None:
-        """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind."""
+    def put_back(self) -> None:
+        """The mini-batch is over: if it was one of stand-ins, its forward pass leaves nothing behind; if it is void,
+        nor does what the script did after its gradients.
+        """
         self._kept.put_back()
 
     # --------------------------------------------------------------------------------------------------- the hands
@@ -355,7 +365,7 @@ class WorkerShell:
         try:
             beside.take()
         except RingBroken as error:
-            self.hear(Void(str(error)))
+            self.void(error, keep=True)
         else:
             self.hear(StateCopied())
 

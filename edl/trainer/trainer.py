@@ -23,7 +23,6 @@ from edl.config import Settings
 from edl.core.data.batching import microbatches
 from edl.core.worker.inputs import (
     BatchBegins,
-    BatchVoid,
     CheckpointWished,
     DataWanted,
     LeaveWanted,
@@ -363,7 +362,7 @@ class Trainer:
         `grad_sqr` and `grad_var`, the job's policy. `edl.scale_rate("adascale", ...)` does so by itself.
 
         It takes the norms of all gradients, before and after they are averaged, so at least two workers. Call it before
-        the first mini-batch, on all workers alike. PyTorch only.
+        the first mini-batch, on all workers alike. Not in graphs of TensorFlow 1.
         """
         self._started()
         self._rates.measure(every)
@@ -477,7 +476,7 @@ class Trainer:
 
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
-        self._shell.hear(BatchVoid(str(error) or repr(error)))
+        self._shell.void(error, keep=threading.get_ident() == self._thread)
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
@@ -517,6 +516,8 @@ class Trainer:
 
     def begin_anew(self) -> None:
         """The script leaves its iteration over the data; the next one begins at the first step that is not trained."""
+        if self.voided:
+            self._shell.put_back()  # now, as the script may put back more by itself
         if self._shards is not None:
             self._shards.give_up()
 
@@ -524,8 +525,8 @@ class Trainer:
         """Before the first collective of a step: its weight must be known."""
         if self._machine.weight_is_due:
             self._shell.weigh(self._while_waiting)
-        if self._machine.weightless:
-            self._shell.keep_schedules()
+        if self._machine.weightless or self.voided:
+            self._shell.keep_registered()
 
     def before_update(self) -> None:
         """Beside this mini-batch a state may be under way, from here or to here."""
@@ -567,7 +568,7 @@ class Trainer:
                 return
             self._comparison.make(self._timeout_s)
         except RingBroken as error:
-            self.void(error)
+            self._shell.void(error, keep=False)  # the coming one, which the script has not begun
         else:
             self._shell.hear(StatesEqual())
 
@@ -575,7 +576,7 @@ class Trainer:
         shell, machine = self._shell, self._machine
         if samples is not None:
             self._check_samples(samples)
-        shell.forget_stand_ins()
+        shell.put_back()
         shell.end_beside()
         if machine.void is not None or not machine.generation:
             return self._end_uncommitted_batch()
@@ -614,7 +615,7 @@ class Trainer:
         try:
             self._rates.tune()
         except RingBroken as error:
-            self.void(error)
+            self._shell.void(error, keep=False)
         self._rates.follow()
         self.begin_batch()
 

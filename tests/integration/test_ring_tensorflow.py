@@ -15,7 +15,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
-from rings import check_changing_rings
+from rings import check_changing_rings, the_noise_of_gradients_is_what_their_norms_say
 from warm_python import WarmPython
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
@@ -34,10 +34,13 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
 )
 def test_weights_are_those_of_one_worker_on_the_global_batches(warm: WarmPython, way: str, kind: str) -> None:
     with Fleet(warm, "tensorflow_worker.py", 4, way, kind) as fleet:
-        check_changing_rings(fleet, random.Random(7))
+        source = random.Random(7)
+        check_changing_rings(fleet, source)
         fleet.form([0, 1])
         for members in ([0, 1], [3]):
             a_step_without_samples_changes_nothing(fleet, members)
+        if way != "graph":
+            the_noise_of_gradients_is_what_their_norms_say(fleet, source)
         if way == "eager":
             variables_that_some_losses_do_not_depend_on(fleet)
             collectives_of_a_script_may_come_beside_ours(fleet)

@@ -90,6 +90,11 @@ def test_fit_tells_of_each_batch(framework: Any) -> None:
     assert (job.trainer.begun, job.trainer.ended) == (4, 4)
 
 
+def test_the_noise_is_not_measured_in_graphs_of_tensorflow_1(framework: Any) -> None:
+    with tf.Graph().as_default(), pytest.raises(UsageError, match="graphs of TensorFlow 1: take edl.scale_rate"):
+        framework.measure_noise()
+
+
 class Passes:
     """Data that ends, as a generator of edl's does, after other numbers of batches in each pass."""
 

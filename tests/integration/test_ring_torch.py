@@ -12,7 +12,15 @@ import pytest
 sys.path.insert(0, str(Path(__file__).parent / "adapters"))
 
 from fleet import Fleet
-from rings import ALONE, batch, check_changing_rings, check_close, check_equal, joined
+from rings import (
+    ALONE,
+    batch,
+    check_changing_rings,
+    check_close,
+    check_equal,
+    joined,
+    the_noise_of_gradients_is_what_their_norms_say,
+)
 from warm_python import WarmPython
 
 pytestmark = pytest.mark.integration
@@ -96,24 +104,6 @@ def a_step_without_samples_changes_nothing(fleet: Fleet, members: list[int]) -> 
     assert fleet.together(members, "train", [stand_ins] * len(members)) == [""] * len(members)
     assert [fleet.together(members, what) for what in ("weights", "slots")] == before
     fleet.together(members, "weight", [(1 / len(members),)] * len(members))
-
-
-def the_noise_of_gradients_is_what_their_norms_say(fleet: Fleet, source: random.Random) -> None:
-    """With parts of different sizes, and where one worker has none. All hear the same numbers."""
-    fleet.form([0, 1])
-    fleet.together([0, 1], "synchronize", [(0,), (0,)])
-    for parts in ((1, 3), (2, 0)):
-        shares = [part / sum(parts) for part in parts]
-        fleet.together([0, 1], "weight", [(share,) for share in shares])
-        (one, found), (other, same) = fleet.together([0, 1], "noise", [batch(source, part) for part in parts])
-        assert found == same
-        if not all(parts):
-            assert found is None, "of one gradient alone nothing can be told"
-            continue
-        whole = sum((shares[0] * a + shares[1] * b) ** 2 for a, b in zip(one, other, strict=True))
-        own = sum(value**2 for value in (*one, *other)) / 2
-        var = (own - whole) / (sum(1 / share for share in shares) / 2 - 1)
-        assert found == pytest.approx([whole - var, var], rel=1e-3)
 
 
 def gradients_are_averaged_when_backward_returns(fleet: Fleet, source: random.Random) -> None:

@@ -50,7 +50,7 @@ class Rates:
         """The gradient noise. Raises UsageError."""
         self._check_once("edl.measure_noise()", self._noise)
         meter = NoiseMeter(every)
-        self._framework.measure_noise(every)
+        self._framework.measure_noise()
         self._noise = meter
         self._extras._add({"edl.noise": meter})
         self._shell.hear(RatesHold(0))
@@ -87,7 +87,7 @@ class Rates:
             self._scheduled.count(self._leases.samples(step))
         if self._following is not None and not self._leases.ends_pass(step):
             self._following.count(self._leases.samples(step))
-        return None if self._noise is None else self._measured(self._noise, step)
+        return None if self._noise is None or not self._noise.is_due(step) else self._measured(self._noise, step)
 
     def _measured(self, meter: NoiseMeter, step: int) -> MeasuredNoise | None:
         found, samples = self._framework.take_noise(), self._leases.samples(step)
@@ -131,5 +131,8 @@ class Rates:
             factor *= scheduled.at(batch)
         self._framework.set_rate(factor)
         settled = scheduled is None and (following is None or following.is_settled(coming, batch))
-        until = NEVER if self._noise is None else self._noise.due(coming)
+        until = NEVER
+        if self._noise is not None:
+            self._framework.expect_noise(due=self._noise.is_due(coming))
+            until = self._noise.alike_until(coming)
         self._shell.hear(RatesHold(until if settled else coming))

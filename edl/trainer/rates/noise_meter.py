@@ -30,9 +30,13 @@ class NoiseMeter:
         """None before the first time."""
         return MeasuredNoise(self._sqr / self._weight, self._var / self._weight) if self._weight else None
 
-    def due(self, coming: int) -> int:
-        """The next step in which it is measured, `coming` or a later one."""
-        return -(-coming // self.every) * self.every
+    def is_due(self, step: int) -> bool:
+        """It is measured in that step."""
+        return step % self.every == 0
+
+    def alike_until(self, step: int) -> int:
+        """The last one of the steps from there on that are measured as that one is, or not."""
+        return step if self.is_due(step) else -(-step // self.every) * self.every - 1
 
     def take(self, sqr: float, var: float) -> None:
         """Measured in one step; `var` is of one sample."""

@@ -6,6 +6,7 @@ import math
 import random
 from typing import Any
 
+import pytest
 from fleet import Fleet
 
 ALONE = 3
@@ -73,3 +74,21 @@ def check_close(weights: list[float], expected: list[float]) -> None:
     distance = math.dist(weights, expected)
     size = math.hypot(*expected)
     assert distance <= 1e-5 * size, f"{distance} apart, of {size}"
+
+
+def the_noise_of_gradients_is_what_their_norms_say(fleet: Fleet, source: random.Random) -> None:
+    """With parts of different sizes, and where one worker has none. All hear the same numbers."""
+    fleet.form([0, 1])
+    fleet.together([0, 1], "synchronize", [(0,), (0,)])
+    for parts in ((1, 3), (2, 0)):
+        shares = [part / sum(parts) for part in parts]
+        fleet.together([0, 1], "weight", [(share,) for share in shares])
+        (one, found), (other, same) = fleet.together([0, 1], "noise", [batch(source, part) for part in parts])
+        assert found == same
+        if not all(parts):
+            assert found is None, "of one gradient alone nothing can be told"
+            continue
+        whole = sum((shares[0] * a + shares[1] * b) ** 2 for a, b in zip(one, other, strict=True))
+        own = sum(value**2 for value in (*one, *other)) / 2
+        var = (own - whole) / (sum(1 / share for share in shares) / 2 - 1)
+        assert found == pytest.approx([whole - var, var], rel=1e-3)

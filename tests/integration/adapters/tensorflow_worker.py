@@ -28,6 +28,8 @@ tf.config.threading.set_inter_op_parallelism_threads(1)
 
 trainer = FakeTrainer()
 framework = TensorFlowFramework()
+if WAY != "graph":
+    framework.measure_noise()
 
 
 class Keras:
@@ -168,6 +170,20 @@ def gradient(x: list[list[float]], y: list[float]) -> list[float]:
     return np.subtract(flat(before), flat(after)).tolist()
 
 
+def noise(x: list[list[float]], y: list[float]) -> list[Any]:
+    """One step in which it is measured: this worker's own gradient, and what came of it."""
+    variables = job.model.trainable_variables
+    with tf.GradientTape() as tape:
+        loss = tf.reduce_mean(tf.square(job.model(np.array(x or [[1.0] * 6], np.float32))[:, 0] - np.array(y or [1.0])))
+    own = [one * bool(x) for one in flat(tape.gradient(loss, variables))]
+    framework.expect_noise(due=True)
+    assert train(x, y) == ""
+    framework.expect_noise(due=False)
+    found = framework.take_noise()
+    assert train(x, y) == "" and framework.take_noise() == found
+    return [own, found]
+
+
 def flat(arrays: list[Any]) -> list[float]:
     return np.concatenate([np.asarray(array, np.float64).ravel() for array in arrays]).tolist()
 
@@ -224,6 +240,7 @@ commands = {
     "weights": lambda: flat(job.weights()),
     "slots": lambda: [flat(job.slots()), registered and registered.shown()],
     "disturb": disturb,
+    "noise": noise,
     "ask_beside": ask_beside,
     "branches": lambda used: branches().step(used),
 }

@@ -135,9 +135,9 @@ def noise(x: list[list[float]], y: list[float]) -> list[Any]:
     """One step in which it is measured: this worker's own gradient, and what came of it."""
     wanted = list(model.parameters())
     own = torch.autograd.grad(loss_of(x, y), wanted) if x else [torch.zeros_like(one) for one in wanted]
-    framework.measure_noise(1)
+    framework.expect_noise(due=True)
     assert train(x, y) == ""
-    framework.measure_noise(0)
+    framework.expect_noise(due=False)
     return [torch.cat([one.reshape(-1).double() for one in own]).tolist(), framework.take_noise()]
 
 

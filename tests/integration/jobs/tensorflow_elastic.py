@@ -110,6 +110,13 @@ def tried(model: keras.Model, multipliers: tuple[float, ...]) -> list[float]:
     return losses
 
 
+def noise() -> list[float]:
+    """As measured, on all workers alike."""
+    found = edl.gradient_noise()
+    assert found is not None
+    return [found.sqr, found.var]
+
+
 def tape(traced: bool) -> list[Any]:
     """The custom loop, eagerly or with its step in a tf.function: with clipping, one of Keras's schedules, a moving
     average of the model, dropout, and the statistics of batch norm.
@@ -117,6 +124,7 @@ def tape(traced: bool) -> list[Any]:
     One of them counts samples for its rate, the other one tunes it.
     """
     slowing = None if traced else follow()
+    edl.measure_noise(every=3)
     tuner = edl.RateTuner(lambda multipliers: tried(model, multipliers), every=7)
     if traced:
         edl.schedule_rate(tuner, epochs=1000)
@@ -145,7 +153,7 @@ def tape(traced: bool) -> list[Any]:
     else:
         assert tuner.at(1.0) != 1.0, "it has found the rate to be exactly right"
     learned = values(model.trainable_variables, averaged.ema.trainable_variables, optimizer.variables)
-    return [*learned, [tuner.at(1.0)]]
+    return [*learned, [tuner.at(1.0)], noise()]
 
 
 def dataset() -> list[Any]:
@@ -248,6 +256,7 @@ def fit() -> list[Any]:
             result["epoch"] = {"done": shards.epochs_done, **{name: float(logs[name]) for name in ("loss", "seen")}}
 
     before = Before()
+    edl.measure_noise(every=3)
     keras.mixed_precision.set_global_policy("mixed_float16")
     model = small_model(keras.layers.Activation("linear", dtype="float32"), keras.layers.Dropout(0.2))
     averaged = Averaged(model)
@@ -272,7 +281,7 @@ def fit() -> list[Any]:
     )
     assert result["epoch"]["seen"] == task.SAMPLES, result["epoch"]
     learned = values(model.weights, averaged.ema.weights, optimizer.variables)
-    return [*learned, list(result["epoch"].values())]
+    return [*learned, list(result["epoch"].values()), noise()]
 
 
 def graph() -> list[Any]:

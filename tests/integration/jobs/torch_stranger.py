@@ -34,6 +34,7 @@ def main() -> None:
     options.out.mkdir(parents=True, exist_ok=True)
     torch.set_num_threads(1)
     edl.init()
+    edl.measure_noise(every=4)
     torch.manual_seed(os.getpid())  # each worker has a dropout of its own; its first weights are thrown away
 
     model = torch.nn.Sequential(
@@ -71,7 +72,9 @@ def main() -> None:
                 line = {"step": edl.step() - 1, "digest": path.digest(weights())}
                 with (options.out / f"steps-{os.getpid()}.jsonl").open("a") as file:
                     file.write(json.dumps(line) + "\n")
-    state = [path.digest(weights()), int(average.n_averaged), schedule.last_epoch, scaler.get_scale()]
+    noise = edl.gradient_noise()
+    assert noise is not None
+    state = [path.digest(weights()), noise.sqr, int(average.n_averaged), schedule.last_epoch, scaler.get_scale()]
     path.finish(options.out, {"state": state, "batches": 0, "rank": edl.rank(), "step": edl.step(), "pid": os.getpid()})
 
 

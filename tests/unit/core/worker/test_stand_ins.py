@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 from edl.core.worker.inputs import SetWeight
 from edl.core.worker.moves import NEVER
 from edl.core.worker.states import TrainerState
-from edl.errors import UsageError
+from edl.errors import RingBroken, UsageError
 from edl.protocol.assignment import Share
 from edl.protocol.data import DataSpec, Lease, Range, Totals
 from edl.trainer.arrays import Arrays
@@ -89,6 +90,7 @@ class Script:
         framework: Any = self.framework
         self.trainer = Trainer(framework)
         self.trainer._settings = SimpleNamespace(step_timeout_s=1.0)  # type: ignore[assignment]
+        self.trainer._thread = threading.get_ident()
         seat = self.seat = self.trainer._shell
         link: Any = SimpleNamespace(orders=None, page=SimpleNamespace(attention_step=NEVER), send=lambda word: None)
         seat._link = link
@@ -104,11 +106,15 @@ class Script:
     def train(self) -> bool:
         self.trainer.before_reduce()
         self.framework.statistics += 1
+        self.go_on()
+        return self.trainer.notify_batch_end()
+
+    def go_on(self) -> None:
+        """With what follows on gradients."""
         self.scheduler.steps += 1
         self.extra.batches += 1
         self.average += 1
         self.framework.rate /= 2
-        return self.trainer.notify_batch_end()
 
     def state(self) -> list[float]:
         framework = self.framework
@@ -157,6 +163,30 @@ def test_a_step_in_which_no_worker_has_samples_leaves_everything_as_it_was() -> 
     assert script.trainer.step() == 5  # it is over all the same
     assert script.state() == before == [13, 3, 3.0, 0.0125, 2]
     assert script.framework.weights == [(0.5, False), (0.0, False), (0.0, True)]
+
+
+def test_what_a_script_does_after_gradients_that_were_not_averaged_is_undone() -> None:
+    script = Script()
+    script.train()
+    before = script.state()
+    script.trainer.before_reduce()
+    script.trainer.void(RingBroken("a peer is gone"))
+    script.go_on()
+    script.trainer.void(RingBroken("once more"))
+    script.seat.put_back()
+    assert script.state() == before
+
+
+def test_what_it_does_between_a_ring_that_was_found_broken_and_its_next_mini_batch_is_not() -> None:
+    script = Script()
+    script.train()
+    script.seat.void(RingBroken("as states were compared"), keep=False)
+    script.scheduler.steps += 10
+    before = script.state()
+    script.trainer.before_reduce()
+    script.go_on()
+    script.seat.put_back()
+    assert script.state() == before
 
 
 def test_what_goes_by_steps_does_not_count_one_without_samples() -> None:

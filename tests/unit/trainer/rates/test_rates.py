@@ -29,20 +29,25 @@ class Worker:
         self.rates_until = NEVER
         self.ring = SimpleNamespace(place=None)
         self.noise: tuple[float, float] | None = None  # of the step that is made, if it is measured
-        self.measured = 0
+        self.measurable = False
+        self.due: list[bool] = []  # of the steps that are coming
         framework: Any = SimpleNamespace(
             ring=self.ring,
             scale_rates=lambda: None,
             set_rate=self.set.append,
             measure_noise=self.measure,
+            expect_noise=self.expect,
             take_noise=lambda: self.noise,
         )
         leases: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
         self.rates = Rates(framework, shell, leases, Extras())
 
-    def measure(self, every: int) -> None:
-        self.measured = every
+    def expect(self, *, due: bool) -> None:
+        self.due.append(due)
+
+    def measure(self) -> None:
+        self.measurable = True
 
     def hear(self, happened: RatesHold) -> None:
         self.rates_until = happened.until_step
@@ -155,20 +160,23 @@ def test_a_ring_that_breaks_in_a_trial_is_the_trainers_to_handle() -> None:
 def test_adascale_follows_the_noise_once_it_is_known() -> None:
     worker = Worker()
     worker.rates.scale("adascale", 8, steps=0)
-    assert worker.measured == 20
+    assert worker.measurable
     worker.open()
     worker.train()
     assert worker.set == [1.0, 1.0] and worker.rates.noise is None
-    assert worker.rates_until == 20, "the end of a step in which it is measured is looked at"
-    worker.machine.step = 19
+    assert worker.rates_until == 19, "before a step in which it is measured"
+    worker.machine.step = 18
     worker.noise = (1.0, 1.0)  # |G|^2, and the variance of a gradient of 16 samples
+    worker.train()
+    assert worker.rates.noise is None and worker.due == [False, False, True]
+    assert worker.rates_until == 20, "and after it"
     worker.train()
     noise = worker.rates.noise
     assert noise is not None and (noise.sqr, noise.var) == pytest.approx((1.0, 16.0))
     assert worker.set[-1] == pytest.approx((16 / 8 + 1) / (16 / 16 + 1))
     worker.noise = None
     worker.train()
-    assert worker.rates_until == 40
+    assert worker.rates_until == 39 and worker.due == [False, False, True, False, False]
 
 
 def test_a_newcomer_goes_on_with_the_noise_of_the_others() -> None:
@@ -186,6 +194,8 @@ def test_noise_is_measured_once_and_every_so_many_steps() -> None:
         worker.rates.measure(0)
     worker.rates.measure(7)
     worker.rates.scale("adascale", 8, steps=0)
-    assert worker.measured == 7
+    worker.open()
+    worker.train()
+    assert worker.rates_until == 6
     with pytest.raises(UsageError, match=r"edl.measure_noise\(\) must be called once"):
         worker.rates.measure(7)
