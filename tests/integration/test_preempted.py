@@ -9,8 +9,6 @@ import pytest
 from pace import patient
 from saved_job import Life, durable, manifest
 
-from edl import client
-
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SELDOM = ("--checkpoint-every", "1000000steps")
 TORCH = ("torch_saved.py", "--epochs", "4")
@@ -45,10 +43,13 @@ def test_an_evaluation_is_not_waited_for_and_the_job_goes_on_bit_for_bit(edl, tm
     first = Life(edl, tmp_path / "first", *script, *EVALUATES, checkpoint=tmp_path / "ck", flags=SELDOM, audit=True)
     wait_evaluation(first)
     began = time.monotonic()
-    first.launcher.send_signal(signal.SIGTERM)
+    asking = edl.start("preempt", "ck") if script is not TORCH else first.launcher.send_signal(signal.SIGTERM)
     said = first.finish(75)
     took = time.monotonic() - began
     assert took < patient(10), f"{took:.1f} s"  # the deadline is 25 s
+    if asking is not None:  # it tells the end, also where the coordinator was gone before it could look
+        out, err = asking.communicate(timeout=patient(30))
+        assert (asking.returncode, out.startswith("job ck is preempted: ")) == (0, True), out + err
     assert durable(tmp_path / "ck"), first.events()
     [saved] = durable(tmp_path / "ck")
     step = manifest(saved)["step"]
@@ -66,9 +67,9 @@ def test_weights_of_an_evaluation_are_not_saved_as_the_models(edl, tmp_path):
     folder = tmp_path / "ck"
     life = Life(edl, tmp_path / "a", *TORCH, *EVALUATES, "--swap", checkpoint=folder, flags=SELDOM)
     wait_evaluation(life)
-    with client.Job("ck") as job:
-        job.preempt(deadline=4)
+    asked = edl("preempt", "ck", "--deadline", "4")
     life.finish(75)
+    assert (asked.returncode, "it could not be saved within 4 s" in asked.stdout) == (1, True), asked
     assert not durable(folder)
     reasons = {event["reason"] for event in life.events("checkpoint_failed")}
     assert any("the script has other weights in the model than those that it trains" in one for one in reasons), reasons

@@ -91,7 +91,7 @@ def test_fit_tells_of_each_batch(framework: Any) -> None:
 
 
 def test_the_noise_is_not_measured_in_graphs_of_tensorflow_1(framework: Any) -> None:
-    with tf.Graph().as_default(), pytest.raises(UsageError, match="graphs of TensorFlow 1: take edl.scale_rate"):
+    with tf.Graph().as_default(), pytest.raises(UsageError, match=r"graphs of TensorFlow 1: take edl\.scale_rate"):
         framework.measure_noise()
 
 
