@@ -6,7 +6,7 @@ and whole nodes leave no node in pieces. A job's smallest, its largest and its p
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Final
 
 import msgspec
@@ -41,13 +41,15 @@ def ladder(most: int, devices: int) -> Ints:
     return np.array(sizes, dtype=np.int64)
 
 
-def admitted(jobs: Sequence[JobView], devices: int) -> list[JobView]:
+def admitted(jobs: Iterable[JobView], devices: int) -> list[JobView]:
     """Of jobs in order of their claim, those whose smallest sizes fit together: what does not fit is passed over."""
     left, within = devices, []
     for job in jobs:
         if job.smallest <= left:
             within.append(job)
             left -= job.smallest
+            if not left:
+                break
     return within
 
 

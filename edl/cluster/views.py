@@ -77,7 +77,8 @@ class JobView(msgspec.Struct, frozen=True):
     # as it was until now
     service: float = 0.0  # device-seconds that it has had
     ran: float = 0.0  # seconds with any workers
-    waited: float = 0.0  # seconds without
+    waited: float = 0.0  # seconds without, but for the present ones
+    waits_since: float | None = None  # where it has none now
     began: float | None = None  # its first workers were given to it
     changed: float | None = None  # its workers were changed the last time
     changes: int = 0
@@ -88,6 +89,10 @@ class JobView(msgspec.Struct, frozen=True):
     def running(self) -> bool:
         return self.workers > 0
 
+    def waited_by(self, now: float) -> float:
+        """Seconds without workers, in all. What else is seen of a job that waits stays as it is for as long as that."""
+        return self.waited if self.waits_since is None else self.waited + now - self.waits_since
+
 
 class Node(msgspec.Struct, frozen=True):
     """A machine that is there."""
@@ -97,7 +102,7 @@ class Node(msgspec.Struct, frozen=True):
 
 
 class ClusterView(msgspec.Struct, frozen=True):
-    """All that a decision is made of. Jobs stand in the order of their submission, by name where that is equal."""
+    """All that a decision is made of. Jobs stand in the order of their submission."""
 
     nodes: tuple[Node, ...]
     jobs: tuple[JobView, ...]

@@ -19,7 +19,7 @@ import msgspec
 
 from edl.cluster.decision import Allotment, Decision, Policy
 from edl.cluster.placement import Rule, place
-from edl.cluster.views import ClusterView, Node
+from edl.cluster.views import ClusterView, JobView, Node
 from edl.errors import ConfigError, EdlError
 from edl.simulator.changes import ChangeCost, uniform
 from edl.simulator.faults import Faults
@@ -77,6 +77,10 @@ class ClusterSimulation:
         self._there: dict[
             str, SimulatedJob
         ] = {}  # jobs that have come and are not over, in the order of their submission
+        self._views: dict[str, JobView] = {}  # of these, as they were seen last: of a job that waits nothing changes
+        self._stale: set[str] = set()  # what is to be looked at all the same
+        self._noted: set[str] = set()  # the policy has written something down about it
+        self._numbers: dict[str, int] = {}  # of all that have come, in that order
         self._nodes = {node.name: node for node in conditions.nodes}  # that are up
         self._slow: set[str] = set()
         self._events: list[tuple[float, int, int, object]] = []
@@ -108,6 +112,8 @@ class ClusterSimulation:
                 news = self._happen(now, Happening(number), about) or news
             if news and not self._decide(now):
                 break
+        for one in self._there.values():
+            one.advance(now)
         return Played(tuple(self._jobs), self._decisions, now)
 
     # ------------------------------------------------------------------------------------------------------- events
@@ -133,8 +139,10 @@ class ClusterSimulation:
         if kind is Happening.COME:
             assert isinstance(about, SimulatedJob)
             self._there[about.job.name] = about
-            self._coming -= 1
+            self._numbers[about.job.name] = len(self._numbers)
             self._speeds.begin(about)
+            self._see(about)  # behind those that came before
+            self._coming -= 1
             return self._soon(now)
         assert isinstance(about, tuple)
         if kind is Happening.END:
@@ -146,7 +154,7 @@ class ClusterSimulation:
             return False
         one.finish(now)
         self._over += 1
-        del self._there[one.job.name]
+        del self._there[one.job.name], self._views[one.job.name]
         self._speeds.end(one)
         return self._soon(now)
 
@@ -188,8 +196,9 @@ class ClusterSimulation:
                 continue
             one.advance(now)
             one.lose(self._conditions.failures.much)
+            self._stale.add(one.job.name)
             rest = {name: count for name, count in one.placement.items() if name != node}
-            self._change(one, rest if sum(rest.values()) >= one.job.smallest else {}, one.batch)
+            self._change(now, one, rest if sum(rest.values()) >= one.job.smallest else {}, one.batch)
 
     def _slowed(self, now: float, one: SimulatedJob) -> None:
         one.advance(now)
@@ -203,24 +212,41 @@ class ClusterSimulation:
     def _decide(self, now: float) -> bool:
         """Whether it is worth while to go on."""
         self._decisions += 1
-        for one in self._there.values():
+        running = [one for one in self._there.values() if one.step is not None]
+        for one in running:
             one.advance(now)
-            if one.step is not None:
-                self._speeds.hear(one)
-        left, change_s = self._conditions.sees_left, self._conditions.cost.pause_s
-        jobs = tuple(
-            one.view(self._speeds.speed(one), one.left() if left else None, change_s) for one in self._there.values()
-        )
+            self._speeds.hear(one)
+        for one in running:
+            self._see(one)
+        for name in self._stale & self._there.keys():
+            self._see(self._there[name])
+        self._stale.clear()
+        jobs = tuple(self._views.values())
         decision = self._policy.decide(ClusterView(tuple(self._nodes.values()), jobs), now)
         self._check_decision(decision, now)
-        self._carry_out(decision)
+        self._carry_out(decision, now)
+        self._note(decision)
         self._look_again(decision, now)
         if self._progress is not None:
             self._progress(now, self._over, len(self._jobs))
         goes_on = any(one.workers for one in self._there.values()) or self._coming or decision.look_again is not None
         return bool(goes_on or len(self._nodes) < len(self._conditions.nodes))
 
-    def _carry_out(self, decision: Decision) -> None:
+    def _see(self, one: SimulatedJob) -> None:
+        left, change_s = self._conditions.sees_left, self._conditions.cost.pause_s
+        self._views[one.job.name] = one.view(self._speeds.speed(one), one.left() if left else None, change_s)
+
+    def _note(self, decision: Decision) -> None:
+        """What the policy wants to be told the next time."""
+        forgotten = self._noted - decision.notes.keys()
+        for name, notes in (*decision.notes.items(), *((name, {}) for name in forgotten)):
+            one = self._there.get(name)
+            if one is not None and one.notes is not notes and one.notes != notes:
+                one.notes = notes
+                self._stale.add(name)
+        self._noted = set(decision.notes)
+
+    def _carry_out(self, decision: Decision, now: float) -> None:
         wanted = {
             name: allotment.workers
             for name, allotment in decision.allotments.items()
@@ -228,14 +254,16 @@ class ClusterSimulation:
         }
         present = {name: self._there[name].placement for name in wanted if self._there[name].workers}
         placements = place(self._nodes.values(), present, wanted, self._conditions.placement)
-        for name, one in self._there.items():
-            allotment = decision.allotments.get(name, Allotment(0))
+        running = [name for name, one in self._there.items() if one.workers]
+        for name in sorted({*running, *wanted}, key=self._numbers.__getitem__):
+            one, allotment = self._there[name], decision.allotments.get(name, Allotment(0))
             placement = placements.get(name, {})
-            one.notes = decision.notes.get(name, {})
             if placement != one.placement or (placement and allotment.batch != one.batch):
-                self._change(one, placement, allotment.batch)
+                self._change(now, one, placement, allotment.batch)
 
-    def _change(self, one: SimulatedJob, placement: dict[str, int], batch: int) -> None:
+    def _change(self, now: float, one: SimulatedJob, placement: dict[str, int], batch: int) -> None:
+        one.advance(now)
+        self._stale.add(one.job.name)
         one.slowdown = self._conditions.stragglers.much if self._slow.intersection(placement) else 1.0
         one.run_on(placement, batch, self._conditions.cost)
         self._expect_end(one)

@@ -54,6 +54,7 @@ class SimulatedJob:
     # ---------------------------------------------------------------------------------------------------- time goes by
 
     def advance(self, now: float) -> None:
+        """Nothing of a job that waits changes by this but how long it has waited."""
         passed = now - self.at
         if passed <= 0:
             return
@@ -170,6 +171,7 @@ class SimulatedJob:
             service=self.service,
             ran=self.ran,
             waited=self.waited,
+            waits_since=self.at if self.step is None else None,
             began=self.began,
             changed=self.changed,
             changes=self.changes,

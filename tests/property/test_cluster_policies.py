@@ -22,7 +22,7 @@ from edl.simulator.courses.iterations import Iterations
 from edl.simulator.trace import TrueSpeed
 
 NOW = 3e6
-FALLEN = {"queue": 1.0, "since": 7.0, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0}
+FALLEN = {"queue": 1.0, "since": 7.0, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0, "due": 0.0}
 
 
 def speed_of(curve: Mapping[int, float]) -> TrueSpeed:

@@ -192,7 +192,7 @@ def test_none_waits_without_end_though_newcomers_never_end(policy) -> None:
             after(job, 60.0, decision.allotments.get(job.name), now, decision.notes.get(job.name, {})) for job in jobs
         )
     assert all(job.ran > 600 for job in jobs)
-    assert max(longest.values()) < 600 * 60 / 3
+    assert max(longest.values()) < 600 * 60 / 2, "one has not run in the last half of that time"
 
 
 def test_those_who_come_first_are_admitted_first() -> None:

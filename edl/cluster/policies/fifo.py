@@ -16,8 +16,8 @@ from edl.cluster.views import ClusterView, JobView
 
 
 class Fifo(msgspec.Struct, frozen=True):
-    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - nothing here is of the hour
-        return _served(cluster, _in_order(cluster.jobs), patience_s=0.0)
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
+        return _served(cluster, _in_order(cluster.jobs), now, patience_s=0.0)
 
 
 class Backfill(msgspec.Struct, frozen=True):
@@ -28,9 +28,9 @@ class Backfill(msgspec.Struct, frozen=True):
             raise ValueError(f"patience_s={self.patience_s:g}: must be 0 or more")
 
     def decide(self, cluster: ClusterView, now: float) -> Decision:
-        decision = _served(cluster, _in_order(cluster.jobs), self.patience_s)
-        waiting = [job for job in cluster.jobs if job.name not in decision.allotments]
-        patience = [now - job.waited + self.patience_s for job in waiting if job.waited < self.patience_s]
+        decision = _served(cluster, _in_order(cluster.jobs), now, self.patience_s)
+        waited = [job.waited_by(now) for job in cluster.jobs if job.name not in decision.allotments]
+        patience = [now - seconds + self.patience_s for seconds in waited if seconds < self.patience_s]
         return msgspec.structs.replace(decision, look_again=min(patience, default=None))
 
 
@@ -38,7 +38,7 @@ def _in_order(jobs: Iterable[JobView]) -> list[JobView]:
     return sorted(jobs, key=lambda job: -job.priority)
 
 
-def _served(cluster: ClusterView, jobs: list[JobView], patience_s: float) -> Decision:
+def _served(cluster: ClusterView, jobs: list[JobView], now: float, patience_s: float) -> Decision:
     free = cluster.devices - sum(job.workers for job in jobs)
     found: dict[str, Allotment] = {}
     for job in jobs:
@@ -52,6 +52,6 @@ def _served(cluster: ClusterView, jobs: list[JobView], patience_s: float) -> Dec
         if job.request <= free:
             found[job.name] = Allotment(job.request, reason="it is its turn")
             free -= job.request
-        elif job.waited >= patience_s and job.request <= cluster.devices:
+        elif job.waited_by(now) >= patience_s and job.request <= cluster.devices:
             break
     return Decision(found)

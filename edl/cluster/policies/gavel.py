@@ -14,6 +14,7 @@ job that waits moves up without end.
 from __future__ import annotations
 
 import math
+import operator
 
 import msgspec
 import numpy as np
@@ -40,23 +41,24 @@ class Gavel(msgspec.Struct, frozen=True):
         if not cluster.jobs:
             return Decision({})
         devices = cluster.devices
-        needs = np.array([_need(job, devices) for job in cluster.jobs], dtype=float)
+        needs = [_need(job, devices) for job in cluster.jobs]
         weights = self.priority_weight ** np.array([float(job.priority) for job in cluster.jobs])
-        shares = dict(zip((job.name for job in cluster.jobs), filled(needs, weights, devices) / needs, strict=True))
+        shares = (filled(np.array(needs, dtype=float), weights, devices) / needs).tolist()
         round_ = math.floor(now / self.round_s)
 
-        def due(job: JobView) -> tuple[bool, float, float, str]:
+        def due(job: JobView, share: float) -> tuple[bool, float, float, str]:
             stays = job.running and job.notes.get(ROUND) == round_
-            lived = job.ran + job.waited
-            had = job.ran / lived if lived > 0 else 0.0
-            return not stays, had / max(float(shares[job.name]), 1e-12), job.submitted, job.name
+            had = job.ran / (job.ran + job.waited_by(now)) if job.ran else 0.0
+            return not stays, had / max(share, 1e-12), job.submitted, job.name
 
         allotments: dict[str, Allotment] = {}
         left = devices
-        for job in sorted(cluster.jobs, key=due):
-            need = _need(job, devices)
+        order = [
+            (due(job, share), job, need, share) for job, need, share in zip(cluster.jobs, needs, shares, strict=True)
+        ]
+        for _, job, need, share in sorted(order, key=operator.itemgetter(0)):
             if need <= left:
-                said = "" if job.workers == need else f"its turn: {shares[job.name]:.2f} of the time is its share"
+                said = "" if job.workers == need else f"its turn: {share:.2f} of the time is its share"
                 allotments[job.name] = Allotment(need, job.batch, said)
                 left -= need
         notes = {name: {ROUND: float(round_)} for name in allotments}

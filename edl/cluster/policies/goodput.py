@@ -15,13 +15,17 @@ sample of a large batch is still worth. The policy chooses the sizes with the la
 The largest stand first in a decision, so that they are placed before the small ones have taken a part of each node.
 
 Where not all jobs fit with their fewest workers: a job that has waited longer than `patience` times what it has run
-comes first, the one that has waited longest before the others; then those with the least service, which is compared by
-powers of 4, so that jobs of about the same service do not take turns.
+comes first, by how many times as long, in powers of `TURN`. For one that runs `TURN` times as long counts: it has run
+for half as long again as before when another takes its place, so jobs do not just take turns. Then those with the least
+service, by powers of 4, for the same reason.
 """
 
 from __future__ import annotations
 
 import math
+import operator
+from collections.abc import Iterator, Sequence
+from typing import Final
 
 import msgspec
 import numpy as np
@@ -30,6 +34,8 @@ from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
 from edl.cluster.decision import Allotment, Decision
 from edl.cluster.optimum import best
 from edl.cluster.views import Aim, ClusterView, JobView
+
+TURN: Final = 1.5  # jobs that have waited too long are compared by powers of it
 
 
 class Goodput(msgspec.Struct, frozen=True):
@@ -51,8 +57,8 @@ class Goodput(msgspec.Struct, frozen=True):
         if not (self.doubt >= 0 and 0 <= self.hesitation < 1 and self.young >= 0 and self.patience > 0):
             raise ValueError("doubt and young are 0 or more, hesitation 0 or more and below 1, patience above 0")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - all times are in the view
-        within = admitted(sorted(cluster.jobs, key=self._claim), cluster.devices)
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
+        within = admitted(self._by_claim(cluster.jobs, now), cluster.devices)
         if not within:
             return Decision({})
         offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.PROGRESS)
@@ -66,10 +72,17 @@ class Goodput(msgspec.Struct, frozen=True):
             }
         )
 
-    def _claim(self, job: JobView) -> tuple[float, int, bool, float, str]:
-        overdue = job.waited - self.patience * max(job.ran, self.settle_s)
-        level = int(math.log(1 + job.service / self.service_s, 4))
-        return -max(overdue, 0.0), level, not job.running, job.submitted, job.name
+    def _by_claim(self, jobs: Sequence[JobView], now: float) -> Iterator[JobView]:
+        """Who has waited too long first, then who has had less, then who runs; of equal ones who came first."""
+        jobs = sorted(jobs, key=operator.attrgetter("submitted", "name"))
+        waited = np.array([job.waited_by(now) for job in jobs])
+        ran, service = np.array([job.ran for job in jobs]), np.array([job.service for job in jobs])
+        borne = self.patience * np.maximum(ran, self.settle_s)
+        runs = np.array([job.running for job in jobs], dtype=bool)
+        overdue = np.ceil(np.log(np.maximum(np.where(runs, TURN, 1.0) * waited / borne, 1.0)) / math.log(TURN))
+        level = np.floor(np.log(1 + service / self.service_s) / math.log(4))
+        order = np.lexsort((~runs, level, -overdue))
+        return (jobs[at] for at in order.tolist())
 
     def worth(self, offered: Offer) -> Floats:
         jobs = offered.jobs

@@ -22,13 +22,14 @@ class ShortestFirst(msgspec.Struct, frozen=True):
         if not self.promote >= 0:
             raise ValueError(f"promote={self.promote:g}: must be 0 or more")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - nothing here is of the hour
+    def decide(self, cluster: ClusterView, now: float) -> Decision:
         remaining = {job.name: remaining_s(job, job.request, cluster.devices_per_node) for job in cluster.jobs}
 
         def rank(job: JobView) -> tuple[float, ...]:
             left = remaining[job.name]
-            starves = self.promote > 0 and job.waited >= self.promote * (job.ran + left)
-            return (-job.priority, not starves, -job.waited if starves else left, not job.running)
+            waited = job.waited_by(now)
+            starves = self.promote > 0 and waited >= self.promote * (job.ran + left)
+            return (-job.priority, not starves, -waited if starves else left, not job.running)
 
         free = cluster.devices
         found = {}

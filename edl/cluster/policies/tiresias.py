@@ -28,6 +28,8 @@ from edl.cluster.views import ClusterView, JobView
 
 Notes = dict[str, float]
 SETTLE_S = 60.0  # a job that begins to run falls to no other queue before, nor before twice what the change cost
+BEGUN = {"queue": 0.0, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0, "due": 0.0}
+AGES = 1e18  # seconds: when a job that need not starve would
 NEAR = 1e-6  # a service that is so near to a limit has crossed it
 
 
@@ -85,27 +87,34 @@ def check(limits: Sequence[float], promote: float) -> None:
 
 
 def noted(job: JobView, limits: Sequence[float], promote: float, now: float) -> Notes:
-    """What is to be remembered of it, now that it has run or waited some more."""
-    known = job.notes or {"queue": 0.0, "since": job.submitted, "base": 0.0, "ran": 0.0, "waited": 0.0, "urgent": 0.0}
+    """What is to be remembered of it, now that it has run or waited some more: the same for one that only waits on."""
+    if not job.workers and now + NEAR < job.notes.get("due", now):
+        return job.notes
+    known = job.notes or {**BEGUN, "since": job.submitted}
     if job.running:
-        known = {**known, "waited": job.waited, "urgent": 0.0}
+        known = {**known, "waited": job.waited_by(now), "urgent": 0.0, "due": 0.0}
     queue = int(known["queue"])
     crossed = queue
     while crossed < len(limits) and job.service - known["base"] >= limits[crossed] - NEAR:
         crossed += 1
     if crossed > queue and now >= _settled(job, job.workers, promote, now):
         known = {**known, "queue": float(crossed), "since": now}
-    if job.running or not _starves(job, known, limits, promote):
+    if job.running:
         return known
+    rest = 0.0 if known["due"] else _rest(job, known, limits, promote, now)
+    if rest > 0:
+        return {**known, "due": now + rest}
     if not known["queue"]:
-        return {**known, "urgent": 1.0}
-    return {"queue": 0.0, "since": now, "base": job.service, "ran": job.ran, "waited": job.waited, "urgent": 1.0}
+        return {**known, "urgent": 1.0, "due": AGES}
+    back = {"queue": 0.0, "since": now, "base": job.service, "ran": job.ran, "waited": job.waited_by(now)}
+    return {**back, "urgent": 1.0, "due": AGES}
 
 
-def _starves(job: JobView, known: Notes, limits: Sequence[float], promote: float) -> bool:
-    return (
-        promote > 0 and not known["urgent"] and job.waited - known["waited"] >= _patience(job, known, limits, promote)
-    )
+def _rest(job: JobView, known: Notes, limits: Sequence[float], promote: float, now: float) -> float:
+    """Seconds until it starves, if it waits for so long."""
+    if not promote or known["urgent"]:
+        return AGES
+    return _patience(job, known, limits, promote) - (job.waited_by(now) - known["waited"])
 
 
 def _settled(job: JobView, size: int, promote: float, now: float) -> float:
@@ -137,11 +146,11 @@ def next_look(
         queue, size = int(known["queue"]), sizes.get(job.name, 0)
         if size and queue < len(limits):
             crosses = (limits[queue] + known["base"] - job.service) / size
-            times.append(max(crosses, _settled(job, size, promote, now) - now))
-        elif not size and promote and not known["urgent"]:
-            waited = job.waited - known["waited"]
-            times.append(_patience(job, known, limits, promote) - waited)
-    return now + max(NEAR, min(times)) if times else None
+            times.append(max(now + crosses, _settled(job, size, promote, now)))
+        elif not size and promote:
+            times.append(now + _rest(job, known, limits, promote, now) if job.running else known["due"])
+    first = min(times, default=AGES)
+    return max(now + NEAR, first) if first < AGES else None
 
 
 def gittins(sample: NDArray[np.float64], service: float) -> float:

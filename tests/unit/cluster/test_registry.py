@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import msgspec
 import pytest
 
@@ -38,3 +41,13 @@ def test_what_is_wrong_with_them_is_said(name: str, given: dict[str, str], said:
     with pytest.raises(ConfigError) as raised:
         registry.build(name, given)
     assert str(raised.value).startswith(said)
+
+
+def test_the_page_of_the_simulator_has_each_policys_parameters_as_they_are() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)$", page, re.MULTILINE))
+    for name in registry.POLICIES:
+        has = registry.build(name)
+        for parameter, text in re.findall(r"`(\w+)=([^`]*)`", rows[name]):
+            if text != "…":
+                assert getattr(registry.build(name, {parameter: text}), parameter) == getattr(has, parameter), name

@@ -176,3 +176,25 @@ def test_figures_of_two_jobs() -> None:
     assert (summary.queueing, summary.waiting, summary.deadlines, summary.deadlines_met) == (40.0, 40.0, 2, 1)
     # While b was there, 80 of its 140 s were shared with a: it may expect a device for 60 * (220 / 140) s.
     assert b.slowdown == pytest.approx(140 / (60 * 220 / 140))
+
+
+def test_what_is_seen_of_a_job_that_waits_is_the_same_until_it_runs_or_is_noted() -> None:
+    notes = {"b": {"x": 1.0}}
+    policy = Steered({0: {"a": 1}, 30: {"a": 1}, 60: {"a": 1}, 90: {"b": 1}}, notes=notes)
+    run(trace(job("a", 0, 1, 500.0), job("b", 10, 1, 20.0)), policy, conditions(1, 1))
+    seen = [(now, one) for now, cluster in policy.seen for one in cluster.jobs if one.name == "b"]
+    assert [(now, one.waited_by(now), one.notes) for now, one in seen[:4]] == [
+        (10.0, 0.0, {}),
+        (30.0, 20.0, notes["b"]),
+        (60.0, 50.0, notes["b"]),
+        (90.0, 80.0, notes["b"]),
+    ]
+    assert seen[1][1] is seen[2][1] is seen[3][1]
+
+
+@pytest.mark.parametrize("policy", ["goodput", "tiresias", "elastic-tiresias", "dp", "backfill"])
+def test_where_far_more_is_asked_for_than_there_is_jobs_do_not_just_take_turns(policy: str) -> None:
+    jobs = [job(f"j{at:03}", 40.0 * at, 1, 60.0 if at % 4 else 1500.0) for at in range(400)]
+    outcome = run(trace(*jobs), policy, conditions(1, 4, 10.0))
+    assert len(ends(outcome)) == len(jobs)
+    assert sum(one.changes for one in outcome.jobs) <= 2 * len(jobs)
