@@ -39,6 +39,7 @@ from edl.trainer.data.audit import read
 AT_ONCE = 48
 LOG_BYTES = 4096  # may be added to the daemons' logs, however many inputs there are
 QUIET_STEPS = 150  # of each worker, for the step time before
+MORE_SWITCHES = 10
 HARM = ("worker_lost", "batch_voided")
 REASONS = {
     "gRPC UNAUTHENTICATED": "unauthentic",
@@ -107,9 +108,12 @@ async def attack_rendezvous(attacker: Attacker, daemons: list[int], outcomes: Ou
 
 
 async def switch(job: Job, attacker: Attacker, status: dict[str, Any], times: int, outcomes: Outcomes) -> None:
+    """So many changes of size, and more until a rendezvous was met: on a busy machine it may be over too soon."""
     daemons = [worker["daemon_pid"] for worker in status["workers"]]
     attacking = asyncio.create_task(attack_rendezvous(attacker, daemons, outcomes))
-    for size in itertools.islice(itertools.cycle((2, 3)), times):
+    for number, size in enumerate(itertools.islice(itertools.cycle((2, 3)), times + MORE_SWITCHES)):
+        if number >= times and any(verdict.how.startswith("HTTP 4") for _, _, verdict in outcomes):
+            break
         arguments = ("scale", NAME, str(size), "--wait", "--timeout", str(PATIENCE_S))
         await asyncio.to_thread(job.edl, *arguments)
         print(f"{size} workers, {outcomes.total()} inputs to a rendezvous", file=sys.stderr, flush=True)

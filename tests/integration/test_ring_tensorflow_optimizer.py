@@ -95,6 +95,18 @@ def test_the_noise_is_not_measured_in_graphs_of_tensorflow_1(framework: Any) -> 
         framework.measure_noise()
 
 
+def test_hyper_parameters_that_a_void_mini_batch_changes_are_put_back(framework: Any) -> None:
+    job = Job(framework)
+    job.step()
+    framework.keep_hyper_parameters()
+    job.optimizer.learning_rate.assign(7.0)
+    framework.put_back()
+    assert float(job.optimizer.learning_rate) == pytest.approx(0.1)
+    job.optimizer.learning_rate.assign(7.0)
+    framework.put_back()  # nothing is left to be
+    assert float(job.optimizer.learning_rate) == 7.0
+
+
 class Passes:
     """Data that ends, as a generator of edl's does, after other numbers of batches in each pass."""
 

@@ -177,6 +177,19 @@ def test_what_a_script_does_after_gradients_that_were_not_averaged_is_undone() -
     assert script.state() == before
 
 
+def test_what_a_script_puts_back_by_itself_stays_so() -> None:
+    """As Horovod's elastic states are: restored, before the end of the void mini-batch is told."""
+    script = Script()
+    script.train()
+    script.trainer.before_reduce()
+    script.trainer.void(RingBroken("a peer is gone"))
+    script.go_on()
+    script.trainer.begin_anew()
+    script.scheduler.steps = 7  # of the script's own commit
+    script.seat.put_back()
+    assert script.scheduler.steps == 7
+
+
 def test_what_it_does_between_a_ring_that_was_found_broken_and_its_next_mini_batch_is_not() -> None:
     script = Script()
     script.train()
