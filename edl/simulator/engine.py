@@ -216,8 +216,7 @@ class ClusterSimulation:
         for one in running:
             one.advance(now)
             self._speeds.hear(one)
-        for one in running:
-            self._see(one)
+            self._stale.add(one.job.name)
         for name in self._stale & self._there.keys():
             self._see(self._there[name])
         self._stale.clear()

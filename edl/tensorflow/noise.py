@@ -42,7 +42,9 @@ class TensorNoise:
             self._heard = tf.Variable(tf.zeros(5, tf.float64), trainable=False, name="edl_noise")
 
     def expect(self, due: bool) -> None:
-        """Whether the coming step is measured."""
+        """Whether the coming step is measured. Where rates follow a schedule, each step asks."""
+        if not due and not self._expected:
+            return
         self._expected = due
         with context.eager_mode():
             self._due.assign(due)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import random
+from collections import Counter
 
 import msgspec
 import numpy as np
@@ -176,7 +177,7 @@ def test_sizes_do_not_swing(policy) -> None:
 def test_none_waits_without_end_though_newcomers_never_end(policy) -> None:
     """Three devices, a new job every ten minutes, of which each would run for ever: each one gets its turn."""
     jobs: tuple[JobView, ...] = ()
-    longest: dict[str, float] = {}
+    waiting, longest = Counter[str](), Counter[str]()
     for round_ in range(600):
         now = round_ * 60.0
         if round_ % 10 == 0 and len(jobs) < 8:
@@ -187,7 +188,8 @@ def test_none_waits_without_end_though_newcomers_never_end(policy) -> None:
             jobs = (*jobs, more)
         decision = policy.decide(cluster_of(3, jobs), now)
         for job in jobs:
-            longest[job.name] = 0.0 if job.name in decision.allotments else longest.get(job.name, 0.0) + 60
+            waiting[job.name] = 0 if job.name in decision.allotments else waiting[job.name] + 60
+            longest[job.name] = max(longest[job.name], waiting[job.name])
         jobs = tuple(
             after(job, 60.0, decision.allotments.get(job.name), now, decision.notes.get(job.name, {})) for job in jobs
         )
