@@ -30,6 +30,7 @@ import tensorflow as tf
 from edl.collectives.horovod import HorovodRing
 from edl.errors import UsageError
 from edl.tensorflow.averaged import Averaged
+from edl.tensorflow.kernels import AVERAGED, SUMMED, kernels_for
 from edl.tensorflow.noise import TensorNoise
 from edl.tensorflow.share import TensorShare
 from edl.tensorflow.voidable import Voidable
@@ -173,14 +174,28 @@ class Reducer:
         # step's samples, so it is read after a gradient, which cannot be there before them.
         with tf.control_dependencies(list(_tensors(gradients[-1]))):
             scale = self._share.tensor(self._trainer.before_reduce)
+        kernels = kernels_for([_values(one) for one in gradients])
+        if kernels is None:
+            return self._average_by_tensorflow(gradients, scale)
+        parts = [SUMMED if isinstance(one, tf.IndexedSlices) else AVERAGED for one in gradients]
+        weighed = kernels.weighed([_values(one) for one in gradients], parts, scale, self._prefix)
+        averaged = self._all_summed([_with_values(*pair) for pair in zip(gradients, weighed, strict=True)])
+        measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self._prefix}_noise")
+        self._measures.waiting.is_counted(kernels.waited_ns, self._trainer.waited)
+        with tf.control_dependencies(measured):
+            together = kernels.together(_all_tensors(averaged), self._prefix)
+        return list(tf.nest.pack_sequence_as(averaged, together, expand_composites=True))
+
+    def _average_by_tensorflow(self, gradients: list[Gradient], scale: Any) -> list[Gradient]:
+        """The same by TensorFlow's own operations, of which there are many."""
         ready = when(_all_tensors(gradients))
-        averaged = [
-            self._summed(gradient, f"{self._prefix}_{position}")
-            for position, gradient in enumerate(_weighed(gradients, scale))
-        ]
+        averaged = self._all_summed(_weighed(gradients, scale))
         waited = self._measures.waiting.since(ready, _all_tensors(averaged), self._trainer.waited)
         measured = self._measures.noise.measure(gradients, averaged, scale[1], f"{self._prefix}_noise")
         return _behind_gate(averaged, [*waited, *measured])
+
+    def _all_summed(self, gradients: list[Gradient]) -> list[Gradient]:
+        return [self._summed(gradient, f"{self._prefix}_{position}") for position, gradient in enumerate(gradients)]
 
     def _summed(self, gradient: Gradient, name: str) -> Gradient:
         if isinstance(gradient, tf.IndexedSlices):

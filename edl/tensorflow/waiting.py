@@ -2,9 +2,9 @@
 
 Owns: taking that time inside graphs. Does not own: what it is for (`edl.policy.stragglers`).
 
-Where executing eagerly, a clock around the call does it. Inside a graph TensorFlow's own clock is read, twice in a
-step. On a GPU it is read when the gradients are queued, not when they are there: so some of what is computed counts as
-waiting.
+Where executing eagerly, a clock around the call does it. Inside a graph edl's own operations count it
+(`edl.tensorflow.kernels`), or, without these, TensorFlow's clock is read, twice in a step. On a GPU that is when the
+gradients are queued, not when they are there: so some of what is computed counts as waiting.
 """
 
 from __future__ import annotations
@@ -45,9 +45,13 @@ class Waiting:
             if not tf.compat.v1.executing_eagerly_outside_functions():
                 return self._add_to_table(passed, tell)
             self.create()
-            if self._reader is None:
-                self._reader = _Reader(self._total, tell)
+            self.is_counted(lambda: round(1e9 * float(self._total.numpy())), tell)
             return [self._total.assign_add(passed, read_value=False)]
+
+    def is_counted(self, read_ns: Callable[[], int], tell: Callable[[int], None]) -> None:
+        """Something adds it up already, whatever graph it is: tell that from now on."""
+        if self._reader is None:
+            self._reader = _Reader(read_ns, tell)
 
     def create(self) -> None:
         """The variable, beforehand: a function that was traced before without a reduction may not make one any more."""
@@ -68,12 +72,12 @@ class Waiting:
 
 
 class _Reader:
-    """Tells what was added to a variable, until the process ends."""
+    """Tells what was added up, until the process ends."""
 
-    def __init__(self, total: Any, tell: Callable[[int], None]) -> None:
-        self._total = total
+    def __init__(self, read_ns: Callable[[], int], tell: Callable[[int], None]) -> None:
+        self._read_ns = read_ns
         self._tell = tell
-        self._told_s = 0.0
+        self._told_ns = 0
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run, name="edl-waiting", daemon=True)
         self._thread.start()
@@ -81,10 +85,10 @@ class _Reader:
 
     def _run(self) -> None:
         while not self._over.wait(TELL_S):
-            total_s = float(self._total.numpy())
-            if total_s > self._told_s:
-                self._tell(round(1e9 * (total_s - self._told_s)))
-                self._told_s = total_s
+            total_ns = self._read_ns()
+            if total_ns > self._told_ns:
+                self._tell(total_ns - self._told_ns)
+                self._told_ns = total_ns
 
     def _stop(self) -> None:
         self._over.set()

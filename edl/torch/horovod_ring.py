@@ -6,16 +6,21 @@ scripts call by name (`edl.torch.horovod_names`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import horovod.torch as hvd
 import torch
+from horovod.torch import mpi_ops
 
 from edl.collectives.guard import plain
 from edl.collectives.horovod import HorovodRing
 from edl.errors import RingBroken
 from edl.torch.tensor_ring import scale, scaled_rows
+
+DIVISOR, ALL_RANKS = 1, 0  # of Horovod's native calls; only with ROCm does the framework divide
+IS_ROCM = hvd.rocm_built()
 
 
 class TorchBytes:
@@ -61,44 +66,69 @@ class TorchHorovodRing(HorovodRing):
 
 
 class ByName:
-    """`edl.torch.tensor_ring.Averaging`: Horovod pairs up by name what workers begin in any order, and fuses it."""
+    """`edl.torch.tensor_ring.Averaging`: Horovod pairs up by name what workers begin in any order, and fuses it.
+
+    A gradient of its own memory is one native call, past Horovod's functions in Python, which look up again for each
+    tensor what stays the same: they take twice the time of the call itself.
+    """
 
     def __init__(self) -> None:
-        self._waits: list[Callable[[], None]] = []
+        self._calls: dict[tuple[torch.dtype, str], str] = {}  # by the kind of tensor, the native function's name
+        self._handles: list[tuple[int, torch.Tensor]] = []  # and what Horovod writes into
+        self._waits: list[Callable[[], None]] = []  # for the others
 
     def expect(self, parameters: Iterable[torch.Tensor]) -> None:
         """Horovod need not know of them."""
 
     def begin(self, parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> None:
-        try:
-            self._waits.append(_begun(parameter, gradient, name, factor))
-        except hvd.HorovodInternalError as error:  # enqueued into a ring that is broken by now
-            raise RingBroken(plain(str(error))) from error
+        if gradient.is_sparse:
+            with _broken_ring():
+                self._waits.append(_sparse_begun(parameter, gradient, name, factor))
+            return
+        # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
+        # Horovod's prescale_factor: that one has to be the same on all ranks.
+        scale(gradient, factor)
+        if gradient.is_contiguous() and not IS_ROCM:
+            self._enqueue(gradient, name)
+        else:
+            with _broken_ring():
+                self._waits.append(_copy_begun(gradient, name))
 
     def flush(self) -> None:
         """They are on their way."""
 
     def wait(self) -> None:
-        try:
+        with _broken_ring():
+            for handle, _ in self._handles:
+                mpi_ops.mpi_lib.horovod_torch_wait_and_clear(handle)
             for wait in self._waits:
                 wait()
-        except hvd.HorovodInternalError as error:
-            raise RingBroken(plain(str(error))) from error
 
     def drop(self) -> None:
+        self._handles.clear()
         self._waits.clear()
 
+    def _enqueue(self, gradient: torch.Tensor, name: str) -> None:
+        """As `hvd.allreduce_async_(gradient, name=name)` does."""
+        kind = gradient.dtype, gradient.device.type
+        call = self._calls.get(kind)
+        if call is None:
+            call = self._calls[kind] = mpi_ops._check_function(mpi_ops._allreduce_function_factory, gradient)
+        enqueue = getattr(mpi_ops.mpi_lib, call)  # of the library whose turn it is
+        try:
+            handle = enqueue(gradient, gradient, DIVISOR, name.encode(), hvd.Average, 1.0, 1.0, ALL_RANKS)
+        except RuntimeError as error:
+            raise RingBroken(plain(str(error))) from error
+        self._handles.append((handle, gradient))
 
-def _begun(parameter: torch.Tensor, gradient: torch.Tensor, name: str, factor: float) -> Callable[[], None]:
-    if gradient.is_sparse:
-        return _sparse_begun(parameter, gradient, name, factor)
-    scale(gradient, factor)
-    # The ring's average of (own share * size * gradient) is the sum of (own share * gradient). The factor cannot be
-    # Horovod's prescale_factor: that one has to be the same on all ranks.
-    if gradient.is_contiguous():
-        handle = hvd.allreduce_async_(gradient, name=name, op=hvd.Average)
-        return lambda: hvd.synchronize(handle)
-    return _copy_begun(gradient, name)
+
+@contextlib.contextmanager
+def _broken_ring() -> Iterator[None]:
+    """Inside, that the ring is broken is RingBroken. Horovod's native part says it by RuntimeError."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise RingBroken(plain(str(error))) from error
 
 
 def _copy_begun(gradient: torch.Tensor, name: str) -> Callable[[], None]:

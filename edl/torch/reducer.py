@@ -275,7 +275,10 @@ class Reducer:
         self._sent.add(parameter)
         if self._own is not None:
             self._own.append(_norm(gradient))
-        self._try(lambda: self._averaging.begin(parameter, gradient, name, self._factor))
+        try:  # of each gradient: past `_try`
+            self._averaging.begin(parameter, gradient, name, self._factor)
+        except RingBroken as error:
+            self._fail(error)
 
     def _try(self, act: Callable[[], None]) -> None:
         try:

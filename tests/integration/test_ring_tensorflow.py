@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow]
     ("way", "kind"),
     [
         ("eager", "clipped"),
-        pytest.param("function", "clipped", marks=pytest.mark.soak),
+        ("function without kernels", "clipped"),
         ("fit", "clipped"),
         ("graph", "adam"),
         ("function", "adam"),

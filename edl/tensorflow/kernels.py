@@ -1,0 +1,62 @@
+"""edl's own operations for gradients in a graph, where they were built (`_kernels.cpp`).
+
+Owns: finding them, and their gradients. Does not own: what is done where they are missing (`edl.tensorflow.reducer`).
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import tensorflow as tf
+
+TYPES = frozenset({tf.float16, tf.bfloat16, tf.float32, tf.float64})
+AVERAGED, SUMMED = 0, 1  # parts of the scale
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One process has them once."""
+
+    _operations: Any
+    waited_ns: Callable[[], int]  # by all steps, for their peers
+
+    def weighed(self, values: Sequence[Any], parts: Sequence[int], scale: Any, optimizer: str) -> list[Any]:
+        """The values of gradients, each multiplied by its part of the scale as soon as it is there."""
+        weigh = self._operations.edl_weighed
+        return [weigh(one, scale, optimizer=optimizer, part=part) for one, part in zip(values, parts, strict=True)]
+
+    def together(self, values: Sequence[Any], optimizer: str) -> list[Any]:
+        """The same, none before all are there."""
+        return list(self._operations.edl_together(values, optimizer=optimizer))
+
+
+def kernels_for(values: Sequence[Any]) -> Kernels | None:
+    """None where these cannot take them."""
+    return _loaded() if all(one.dtype in TYPES for one in values) else None
+
+
+@cache
+def _loaded() -> Kernels | None:
+    built = Path(__file__).with_name(f"_kernels.tensorflow-{tf.__version__}.so")
+    if not built.exists() or tf.config.list_physical_devices("GPU"):  # they work in main memory
+        return None
+    operations = tf.load_op_library(str(built))  # first: it knows what is registered while it loads
+    waited = ctypes.CDLL(str(built)).edl_waited
+    waited.restype = ctypes.c_int64
+    tf.RegisterGradient("EdlWeighed")(_gradient_of_weighed)
+    tf.RegisterGradient("EdlTogether")(_gradient_of_together)
+    return Kernels(operations, waited)
+
+
+def _gradient_of_weighed(operation: Any, gradient: Any) -> list[Any]:
+    scale = operation.inputs[1][operation.get_attr("part")]
+    return [gradient * tf.cast(scale, gradient.dtype), None]
+
+
+def _gradient_of_together(_operation: Any, *gradients: Any) -> list[Any]:
+    return list(gradients)
