@@ -86,7 +86,8 @@ using Steady = std::chrono::steady_clock;
 constexpr long kLookNs = 20'000'000;            // how soon one who waits sees that there is a hurry
 constexpr auto kLeap = std::chrono::hours(1);   // longer than any time-out of gloo's
 constexpr int64_t kMostLeaps = 1'000'000;           // so that the clock stays within its 64 bits
-constexpr int64_t kSpinNs = 50'000'000;             // in a shorter wait, as a step's is, a nap would slow each step
+// Until it is said otherwise: in a shorter wait, as a step's is, a nap would slow each step.
+constexpr int64_t kSpinNs = 50'000'000;
 constexpr int64_t kLongestNapNs = 500'000;
 constexpr int64_t kNapShare = 32;                   // a nap is so small a part of the wait so far: it ends little later
 constexpr int64_t kBetweenLooksNs = 200'000;        // at most, in one wait
@@ -309,6 +310,8 @@ int64_t nanoseconds() {
   return time.tv_sec * int64_t{1'000'000'000} + time.tv_nsec;
 }
 
+std::atomic<int64_t> spin{kSpinNs};
+
 int (*real_yield)() = nullptr;
 int give_way() {
   thread_local int64_t began = 0, looked = 0;  // of the wait that this thread is in
@@ -316,7 +319,7 @@ int give_way() {
   if (now - looked > kBetweenLooksNs) began = now;  // the one before is over
   const int64_t waited = now - began;
   int result = 0;
-  if (role != Role::kOther || waited < kSpinNs) {
+  if (role != Role::kOther || waited < spin) {
     result = real_yield();
   } else {
     const timespec nap{0, std::min(kLongestNapNs, waited / kNapShare)};
@@ -539,6 +542,8 @@ void edl_set_variable(const char* name, const char* value) {
   const std::lock_guard<std::mutex> lock(environment().mutex);
   environment().variables[name] = value == nullptr ? std::nullopt : std::optional<std::string>(value);
 }
+
+void edl_set_spin(int64_t nanoseconds) { spin = nanoseconds; }
 
 void edl_set_standing(int on) { standing = on != 0; }
 

@@ -84,6 +84,11 @@ class Guard:
         """
         return 0 if self._native is None else int(self._native.edl_cut())
 
+    def set_spin(self, seconds: float) -> None:
+        """Who waits longer than this for a collective naps between two looks."""
+        if self._native is not None and hasattr(self._native, "edl_set_spin"):
+            self._native.edl_set_spin(ctypes.c_int64(round(1e9 * seconds)))
+
     def set_standing(self, standing: bool) -> None:
         """While a ring stands, a connection that ends brings a hurry."""
         if self._native is not None:

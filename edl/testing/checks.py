@@ -473,7 +473,7 @@ class Checks:
             self.violated("I5", f"the job failed: {reason}; and {able} could have gone on")
         leavers = [one.identity.id for one in record.members if one.state is WorkerState.LEAVING]
         givers = [one for one in leavers if one in record.roster and self._could_give(self.job.workers[one])]
-        if givers and any(self.job.workers[one].alive and not self.job.workers[one].stalled for one in staying):
+        if givers and any(self._could_take(self.job.workers[one]) for one in staying):
             self.violated("I5", f"the job failed: {reason}; and {givers} could have handed on what they have")
 
     def _did_not_end(self, worker: SimWorker) -> None:
@@ -484,6 +484,11 @@ class Checks:
     @staticmethod
     def _could_give(worker: SimWorker) -> bool:
         return worker.alive and not worker.stalled and worker.has_state and worker.phase is not Phase.DONE
+
+    @staticmethod
+    def _could_take(worker: SimWorker) -> bool:
+        """Not once its script has come to its end: then it goes into no ring any more."""
+        return worker.alive and not worker.stalled and worker.phase is not Phase.DONE
 
     @staticmethod
     def _could_go_on(worker: SimWorker) -> bool:

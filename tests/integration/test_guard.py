@@ -312,12 +312,17 @@ def test_a_thread_that_waits_for_long_leaves_the_core_to_others(native):
     """Not in a wait as short as a step's: a nap there would slow each step."""
 
     def naps(wait_ms):
+        time.sleep(0.01)  # the wait before is over
         before = resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
         native.looks(wait_ms)
         return resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw - before
 
     assert naps(45) < 10
     assert naps(900) > 50
+    native.guard.set_spin(0.001)
+    assert naps(45) > 50, "where workers share cores, they nap in a step's wait, too"
+    native.guard.set_spin(0.05)
+    assert naps(45) < 10
 
 
 def test_two_copies_of_a_library_share_nothing(native):
