@@ -8,6 +8,7 @@ import resource
 import shutil
 import socket
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
