@@ -13,7 +13,7 @@ Owns: the choice of nodes. Does not own: how many workers a job has, nor what go
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from enum import StrEnum
 
 from edl.cluster.views import Node, Placement
@@ -63,9 +63,18 @@ class Free:
 
 
 def place(
-    nodes: Iterable[Node], present: Mapping[str, Placement], wanted: Mapping[str, int], rule: Rule = Rule.PACK
+    nodes: Iterable[Node],
+    present: Mapping[str, Placement],
+    wanted: Mapping[str, int],
+    rule: Rule = Rule.PACK,
+    *,
+    moves: bool = True,
+    spread: Collection[str] = (),
 ) -> dict[str, Placement]:
-    """Job -> node -> workers, for each job that is to have any. Raises ConfigError where there are too few devices."""
+    """Job -> node -> workers, for each job that is to have any. Raises ConfigError where there are too few devices.
+
+    `moves`: what grows may leave the nodes where it is, with `pack`. `spread`: jobs for which that is the rule.
+    """
     free = Free(nodes)
     asked = sum(wanted.values())
     if asked > free.devices:
@@ -78,7 +87,7 @@ def place(
         if workers and had == workers:
             found[job] = before
         elif workers and 0 < workers < had and rule is not Rule.MOST_FREE:
-            found[job] = _shrunk(before, had - workers, rule)
+            found[job] = _shrunk(before, had - workers, Rule.SPREAD if job in spread else rule)
         elif workers:
             open_.append(job)
             continue
@@ -93,7 +102,8 @@ def place(
         for node, count in kept[job].items():
             free.take(node, count)
     for job in sorted(open_, key=lambda job: -wanted[job]):
-        found[job] = _grown(free, kept[job], wanted[job], rule)
+        of_job = Rule.SPREAD if job in spread else rule
+        found[job] = _grown(free, kept[job], wanted[job], of_job, moves=moves)
     return found
 
 
@@ -107,7 +117,7 @@ def _shrunk(before: Placement, workers: int, rule: Rule) -> Placement:
     return {node: count for node, count in after.items() if count}
 
 
-def _grown(free: Free, before: Placement, workers: int, rule: Rule) -> Placement:
+def _grown(free: Free, before: Placement, workers: int, rule: Rule, *, moves: bool) -> Placement:
     if rule is Rule.SPREAD:
         return _spread(free, before, workers)
     after = dict(before)
@@ -117,7 +127,7 @@ def _grown(free: Free, before: Placement, workers: int, rule: Rule) -> Placement
             free.take(node, more)
             after[node] += more
     stays = after | _packed(free, workers - sum(after.values()))
-    if before and len(stays) > 1:
+    if moves and before and len(stays) > 1:
         for node, count in stays.items():
             free.take(node, -count)
         elsewhere = _packed(free, workers)

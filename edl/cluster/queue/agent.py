@@ -1,0 +1,168 @@
+"""An agent of one node: what it does of what it is told, and what it tells.
+
+It starts each worker at most once, whatever it is told and however often it dies itself, and no worker on a device
+that another one still has (I17). What it is not told of, and runs, is a stray: it is killed.
+
+Owns: these rules, as a machine. Does not own: processes (`edl.scheduler.agent` carries out what is said here, and so
+does the simulation), nor who decides (`scheduler`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import WorkerOrder, WorkerSeen, WorkerWish
+
+KILL_EVERY_S: Final = 2.0  # what is told to die may fork meanwhile
+
+
+@dataclass(frozen=True, slots=True)
+class OrdersCame:
+    """All that the agent is to do, in place of what it was told before."""
+
+    orders: tuple[WorkerOrder, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerFound:
+    """A worker that this agent, before it died, had started; or at least claimed."""
+
+    id: str
+    device: int
+    pid: int
+    gone: EndEvidence | None  # None: a process of it is there
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerBegan:
+    id: str
+    pid: int
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerGone:
+    """No process of it is left."""
+
+    id: str
+    evidence: EndEvidence
+
+
+@dataclass(frozen=True, slots=True)
+class AgentLooked:
+    """Nothing has happened but that time has passed."""
+
+
+AgentInput = OrdersCame | WorkerFound | WorkerBegan | WorkerGone | AgentLooked
+
+
+@dataclass(frozen=True, slots=True)
+class StartOne:
+    """Claim the id for good, then start it; one whose id is claimed already is never started again."""
+
+    order: WorkerOrder
+
+
+@dataclass(frozen=True, slots=True)
+class EndOne:
+    """`kill`: all of its processes, at once; else the script is asked to leave."""
+
+    id: str
+    kill: bool
+
+
+AgentCommand = StartOne | EndOne
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    device: int
+    pid: int = 0
+    gone: EndEvidence | None = None
+    at: float = 0.0
+    told: WorkerWish = WorkerWish.RUN
+    told_at: float = 0.0
+
+
+class AgentMachine:
+    """One node's."""
+
+    def __init__(self) -> None:
+        self._workers: dict[str, _Kept] = {}
+        self._orders: dict[str, WorkerOrder] = {}
+        self._told = False  # anything yet
+
+    def handle(self, happened: AgentInput, now: float) -> list[AgentCommand]:
+        """What is to be done now. The report changes with it."""
+        match happened:
+            case OrdersCame(orders):
+                self._orders, self._told = {order.id: order for order in orders}, True
+            case WorkerFound(id_, device, pid, gone):
+                self._workers[id_] = _Kept(device, pid, gone, now)
+            case WorkerBegan(id_, pid):
+                self._workers[id_] = replace(self._workers[id_], pid=pid)
+            case WorkerGone(id_, evidence):
+                self._end(id_, evidence, now)
+            case AgentLooked():
+                pass
+        return self._act(now) if self._told else []
+
+    @property
+    def report(self) -> tuple[WorkerSeen, ...]:
+        """Of all workers that are here, or were and are still asked for."""
+        return tuple(
+            WorkerSeen(id_, kept.gone is not None, kept.gone, kept.pid, kept.at)
+            for id_, kept in sorted(self._workers.items())
+        )
+
+    @property
+    def living(self) -> tuple[str, ...]:
+        return tuple(id_ for id_, kept in self._workers.items() if kept.gone is None)
+
+    def validate(self) -> None:
+        """I17."""
+        devices = [kept.device for kept in self._workers.values() if kept.gone is None]
+        assert len(devices) == len(set(devices)), f"two workers on one device: {self._workers}"
+
+    def _end(self, id_: str, evidence: EndEvidence, now: float) -> None:
+        kept = self._workers[id_]
+        if kept.gone is None:
+            told = evidence.told or kept.told is not WorkerWish.RUN
+            gone = EndEvidence(evidence.code, evidence.tail, evidence.starved, evidence.refused, told)
+            self._workers[id_] = replace(kept, gone=gone, at=now)
+
+    def _act(self, now: float) -> list[AgentCommand]:
+        todo: list[AgentCommand] = []
+        for id_, kept in list(self._workers.items()):
+            order = self._orders.get(id_)
+            if kept.gone is not None:
+                if order is None:  # it was heard of
+                    del self._workers[id_]
+                continue
+            wish = WorkerWish.DIE if order is None else order.wish
+            todo += self._press(id_, kept, wish, now)
+        for id_, order in self._orders.items():
+            if id_ in self._workers:
+                continue
+            if order.wish is not WorkerWish.RUN:  # it never was, and never will be
+                self._workers[id_] = _Kept(order.device, gone=EndEvidence(told=True), at=now)
+            elif self._is_free(order.device):
+                self._workers[id_] = _Kept(order.device)
+                todo.append(StartOne(order))
+        return todo
+
+    def _press(self, id_: str, kept: _Kept, wish: WorkerWish, now: float) -> Sequence[EndOne]:
+        again = wish is WorkerWish.DIE and now - kept.told_at >= KILL_EVERY_S
+        if (
+            wish is WorkerWish.RUN
+            or (kept.told is wish and not again)
+            or (kept.told is WorkerWish.DIE and wish is WorkerWish.LEAVE)
+        ):
+            return ()
+        self._workers[id_] = replace(kept, told=wish, told_at=now)
+        return (EndOne(id_, kill=wish is WorkerWish.DIE),)
+
+    def _is_free(self, device: int) -> bool:
+        return all(kept.device != device for kept in self._workers.values() if kept.gone is None)

@@ -1,0 +1,200 @@
+"""Why a worker has ended: the cause, whose domain it is, and whether another try can end otherwise.
+
+What is known: the exit status or signal, the last lines of what it printed, the machine's counter of processes that
+were killed for want of memory, and whether its end was seen at all. A worker that was told to end has no cause.
+
+Owns: the table of causes. Does not own: whether a job is tried again (`retries`).
+"""
+
+from __future__ import annotations
+
+import re
+import signal
+from collections.abc import Iterable
+from enum import StrEnum
+from typing import Final
+
+import msgspec
+
+TAIL_BYTES: Final = 8192  # of what a worker printed last, as far as it is looked at
+ROOT_LENGTH: Final = 200
+SHELLS: Final = 128  # a shell says of a command that signal n has killed: it exited with 128 + n
+PREEMPTED: Final = 75
+
+
+class Domain(StrEnum):
+    """Who can mend it."""
+
+    WORKLOAD = "workload"  # the job's owner: the script, its arguments, what it needs
+    INFRASTRUCTURE = "infrastructure"  # the machine, the network, people: the same script may do well elsewhere
+    DATA = "data"  # who keeps the data
+
+
+class EndEvidence(msgspec.Struct, frozen=True):
+    """What is known of a worker's end."""
+
+    code: int | None = None  # its exit status, -n where signal n has ended it; None: nobody has seen it end
+    tail: str = ""  # what it printed last
+    starved: bool = False  # the machine has killed a process for want of memory meanwhile
+    refused: str = ""  # why it could not be started at all
+    told: bool = False  # it was told to end
+
+
+class EndCause(msgspec.Struct, frozen=True):
+    """Of one worker's end."""
+
+    code: str  # a word that programs may match
+    domain: Domain
+    retry: bool  # another try may end otherwise
+    words: str  # for the job's owner
+    root: str = ""  # what tells two failures of one kind apart: the last line of a traceback
+    follows: bool = False  # from the end of another worker, or of the coordinator: not what it all began with
+
+
+W, I, D = Domain.WORKLOAD, Domain.INFRASTRUCTURE, Domain.DATA  # noqa: E741 - a table's columns
+# Of an exception: a pattern of "Type: message", as the last line of its traceback shows it. The first that fits counts.
+EXCEPTIONS: Final[tuple[tuple[str, str, Domain, bool, str], ...]] = tuple(
+    ("|".join(patterns), code, domain, retry, words)
+    for patterns, code, domain, retry, words in (
+        (("No space left on device", "Disk quota exceeded"), "full-disk", I, True, "a disk is full"),
+        (("Address already in use",), "port-in-use", I, True, "a port that it needs is in use"),
+        (
+            ("CUDA out of memory", r"\bOutOfMemoryError\b", "ResourceExhaustedError", "^MemoryError",
+             "Unable to allocate"),
+            "out-of-memory", W, False, "it needs more memory than there is",
+        ),
+        (("device-side assert",), "script-error", W, False, "its script failed on the device"),
+        (
+            ("NCCL", "CUDA error", "uncorrectable ECC", "CUDNN_STATUS", "cudaError"),
+            "device", I, True, "a device or its link failed",
+        ),
+        (
+            ("Too many open files", "can't start new thread", "Resource temporarily unavailable",
+             "Cannot allocate memory"),
+            "host-limits", I, True, "the machine has no more memory, files, threads or processes to give",
+        ),
+        (
+            ("Input/output error", "Stale file handle", "Read-only file system"),
+            "storage", I, True, "a file system failed",
+        ),
+        (("(ModuleNotFound|Import)Error",), "bad-import", W, False, "a module that its script imports is not there"),
+        (("(Syntax|Indentation|Tab)Error",), "script-error", W, False, "its script is no Python"),
+        (
+            (r"(ForeignCheckpoint|NotResumed)\b",),
+            "checkpoint", W, False, "its checkpoint does not go with its script",
+        ),
+        (("CheckpointError",), "checkpoint", D, False, "its checkpoint cannot be written or read"),
+        (
+            ("DataError", "BadZipFile", "BadGzipFile", "UnpicklingError", "JSONDecodeError", "UnicodeDecodeError",
+             "DataLossError", r"^zlib\.error", "^EOFError", "ArrowInvalid", r"^_?csv\.Error", "LZMAError",
+             "UnidentifiedImageError", "[Cc]orrupt", "truncated"),
+            "corrupt-data", D, False, "its data cannot be read as what it should be",
+        ),
+        (
+            ("FileNotFoundError", "NotADirectoryError", "IsADirectoryError", "No such file or directory"),
+            "missing-file", D, False, "a file is not where it should be",
+        ),
+        (("PermissionError", "AccessDenied"), "no-permission", W, False, "it may not do what it tries"),
+        (
+            (r"(RingBroken|PeerError|JobFailed|StoreUnavailable|Fenced|HorovodInternalError)\b",),
+            "peer", I, True, "another worker or the coordinator was gone",
+        ),
+        (
+            ("(ConnectionError|ConnectionReset|ConnectionRefused|ConnectionAborted|BrokenPipe|gaierror|TimeoutError)",
+             "URLError", "HTTPError", "SSLError", "RemoteDisconnected", "Name or service not known",
+             "Temporary failure in name resolution", "Network is unreachable", "timed out"),
+            "network", I, True, "something that it reaches over the network was away",
+        ),
+        (
+            ("FloatingPointError", r"\b(nan|NaN|NaNs)\b", "not finite", "non-finite"),
+            "not-a-number", W, False, "its loss is no number",
+        ),
+        (("(ConfigError|UsageError)",), "wrong-use", W, False, "it was started or written wrongly"),
+        (("KeyboardInterrupt",), "ended", I, True, "a person has ended it"),
+    )
+)  # fmt: skip
+CRASHES: Final = {signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE, signal.SIGABRT, signal.SIGTRAP}
+LIMITS: Final = {signal.SIGXCPU, signal.SIGXFSZ, signal.SIGSYS}
+EXCEPTION: Final = re.compile(r"^(?:\S+ )?([A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Broken|Failed|Unavailable|"
+                              r"Fenced|Checkpoint|Resumed|BadZipFile|BadGzipFile|Warning)|zlib\.error|"
+                              r"[a-z_][\w.]*\.[A-Z]\w*)(?::|$)")  # fmt: skip
+
+
+def classify(known: EndEvidence) -> EndCause | None:
+    """None: there is nothing to mend, as it ended well or was told to."""
+    if known.told or known.code in {0, PREEMPTED}:
+        return None
+    if known.refused:
+        return _not_started(known.refused)
+    if known.code is None:
+        return EndCause("lost", I, retry=True, words="it vanished, and nobody has seen it end")
+    raised = raised_last(known.tail)
+    number = _signal(known.code)
+    if number is not None:
+        return _by_signal(number, raised, starved=known.starved)
+    return _raised(raised) if raised else _exited(known.code, known.tail)
+
+
+def first(causes: Iterable[EndCause]) -> EndCause | None:
+    """Of several, in the order of the ends: what it all began with."""
+    found = list(causes)
+    return next((cause for cause in found if not cause.follows), found[0] if found else None)
+
+
+def raised_last(tail: str) -> str:
+    """The exception that a traceback ends with: `Type: message`; empty where none is shown."""
+    _, is_one, rest = tail.rpartition("Traceback (most recent call last):")
+    if not is_one:
+        found = [line for line in tail.splitlines() if re.match(r"(Syntax|Indentation|Tab)Error: ", line)]
+        return found[-1][:ROOT_LENGTH] if found else ""
+    for line in rest.splitlines():
+        if line and not line[0].isspace() and EXCEPTION.match(line):
+            return line.strip()[:ROOT_LENGTH]
+    return ""
+
+
+def _raised(line: str) -> EndCause:
+    for pattern, code, domain, retry, words in EXCEPTIONS:
+        if re.search(pattern, line):
+            return EndCause(code, domain, retry, words, line, follows=code == "peer")
+    return EndCause("script-error", W, retry=False, words="its script raised an exception", root=line)
+
+
+def _not_started(refused: str) -> EndCause:
+    if re.search(r"Resource temporarily|Cannot allocate|Too many open|No space left", refused):
+        return EndCause("host-limits", I, True, "the machine could not start it", refused[:ROOT_LENGTH])
+    return EndCause("no-command", W, retry=False, words="its command cannot be started", root=refused[:ROOT_LENGTH])
+
+
+def _by_signal(number: int, raised: str, *, starved: bool) -> EndCause:
+    name = signal.Signals(number).name if number in set(signal.Signals) else f"signal {number}"
+    if number == signal.SIGKILL and starved:
+        return EndCause("out-of-memory", W, True, "the machine has killed it for want of memory", name)
+    if number == signal.SIGKILL:
+        return EndCause("killed", I, True, "it was killed from outside", name)
+    if number in CRASHES:
+        return EndCause("crash", W, True, f"native code crashed ({name})", raised or name)
+    if number in LIMITS:
+        return EndCause("limit", W, False, f"it went beyond a limit of its own ({name})", name)
+    return EndCause("ended", I, True, f"it was ended from outside ({name})", name)
+
+
+def _exited(code: int, tail: str) -> EndCause:
+    last = next((line.strip() for line in reversed(tail.splitlines()) if line.strip()), "")[:ROOT_LENGTH]
+    if code in {126, 127}:
+        return EndCause("no-command", W, False, "its command cannot be started", last)
+    if code == 2 and re.search(r"^usage: |error: ", tail, re.MULTILINE):
+        return EndCause("wrong-arguments", W, False, "its arguments are wrong", last)
+    if code == 2 and "can't open file" in tail:
+        return EndCause("no-command", W, False, "its script is not there", last)
+    for pattern, named, domain, retry, words in EXCEPTIONS[:7]:  # of the machine: programs of all kinds print these
+        if re.search(pattern, last):
+            return EndCause(named, domain, retry, words, last)
+    return EndCause("exit", W, True, f"it exited with code {code}", f"code {code}: {last}"[:ROOT_LENGTH])
+
+
+def _signal(code: int) -> int | None:
+    if code < 0:
+        return -code
+    known = {int(number) for number in signal.Signals}
+    return code - SHELLS if code > SHELLS and code - SHELLS in known else None

@@ -1,0 +1,225 @@
+"""One life of a job, from its placement to the last of its processes, and what follows from how it ended.
+
+Owns: the turns of a job that has devices. Does not own: which devices (`seating`), causes, and budgets.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from edl.cluster.queue.causes import PREEMPTED, Domain, EndCause, classify, first
+from edl.cluster.queue.entries import JobEntry, WorkerEntry, WorkerExit, WorkerSeen, WorkerWish
+from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeReady, LifeRefused, LookOnce, SendAway
+from edl.cluster.queue.phases import ACTIVE, BOOTING, TRAINING, JobPhase, Turn
+from edl.cluster.queue.retries import judge
+from edl.cluster.queue.sights import wasted
+from edl.cluster.queue.state import QueueState
+
+JOINED = frozenset({"running", "scaling", "preempting"})  # states of a job whose workers train
+MOST_EXITS = 32
+
+
+def ready(state: QueueState, word: LifeReady, now: float) -> None:
+    job = state.jobs.get(word.job)
+    if job is None or job.life != word.life or job.ready or job.phase not in ACTIVE:
+        return
+    came_on = max(0, job.step - word.step)
+    job = wasted(job, came_on, state.seen_of(job).step_s) if came_on else job
+    state.put(
+        job,
+        now,
+        ready=True,
+        saved_life=word.saved_life,
+        resume_from=word.path,
+        base=word.step,
+        step=word.step,
+        started_with=len(job.staying),
+    )
+
+
+def refused(state: QueueState, word: LifeRefused, now: float) -> None:
+    job = state.jobs.get(word.job)
+    if job is None or job.life != word.life or job.phase not in ACTIVE:
+        return
+    cause = EndCause("checkpoint", Domain.DATA, word.again, "its next life cannot begin", word.reason)
+    if word.again:
+        cause = msgspec.structs.replace(cause, domain=Domain.INFRASTRUCTURE)
+    _failed(state, state.put(job, now, workers=()) if not job.ready else job, cause, now)
+
+
+def looked(state: QueueState, word: JobLooked, now: float) -> None:
+    job = state.jobs.get(word.job)
+    if job is None or job.life != word.life or job.over or job.waits:
+        return
+    seen = state.seen_of(job)
+    seen.look, seen.final = word.look, seen.final or word.final
+    seen.step_s = word.look.step_s or seen.step_s
+    step = job.base + word.look.step
+    if step > job.step:
+        job = _came_on(state, job, step, now)
+    if job.phase in BOOTING and word.look.state in JOINED and word.look.size:
+        _trains(state, job, now)
+
+
+def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntry:
+    """Kept when it counts: what is seen at each look need not be durable."""
+    rules = state.rules.retries
+    last = job.strikes[-1] if job.strikes else None
+    if last is not None and job.tries_left < rules.tries and step >= last.step + rules.progress:
+        return state.put(job, now, step=step, tries_left=rules.tries)
+    state.jobs[job.name] = job = msgspec.structs.replace(job, step=step)
+    return job
+
+
+def _trains(state: QueueState, job: JobEntry, now: float) -> None:
+    said = f"it goes on from step {job.base}" if job.base else f"it trains with {len(job.staying)} workers"
+    state.turn(job, Turn.TRAINS, now, said, began=now if job.began is None else job.began)
+
+
+def worker_seen(state: QueueState, job: JobEntry, worker: WorkerEntry, seen: WorkerSeen, now: float) -> None:
+    """It is gone, and its device is free."""
+    rest = tuple(one for one in job.workers if one.id != worker.id)
+    assert seen.evidence is not None
+    cause = classify(seen.evidence) if worker.wish is WorkerWish.RUN else None
+    state.news = True
+    if job.over:
+        state.put(job, now, workers=rest)
+        return
+    exits = job.exits
+    if worker.wish is WorkerWish.RUN and not seen.evidence.told:
+        exits = (*exits, WorkerExit(worker.id, worker.number, seen.at or now, cause, seen.evidence.code))[-MOST_EXITS:]
+    job = state.put(job, now, workers=rest, exits=exits)
+    state.seen_of(job).gone.add(worker.id)
+    words = f"{worker.id} on {worker.node}" + ("" if cause is None else f": {cause.words} {cause.root}")
+    state.tell(now, "worker_gone", job.name, words, cause="" if cause is None else cause.code)
+    job = state.jobs[job.name]
+    if cause is not None and cause.domain is Domain.INFRASTRUCTURE and not cause.follows:
+        _blame(state, worker.node, now)
+    if cause is not None and rest and job.phase in ACTIVE:
+        _crashed(state, job, cause, worker.number, now)
+
+
+def _blame(state: QueueState, name: str, now: float) -> None:
+    """A node on which one worker after the other fails is left out for a while."""
+    node, rules = state.nodes.get(name), state.rules
+    if node is None:
+        return
+    node.failures = [at for at in node.failures if now - at < rules.sick_s] + [now]
+    others = any(one.there and one.left_out_until <= now for key, one in state.nodes.items() if key != name)
+    if len(node.failures) >= rules.sick_failures and others:
+        node.left_out_until, node.failures = now + rules.sick_s, []
+        words = f"{name} has failed {rules.sick_failures} workers: none is started there for {rules.sick_s:g} s"
+        state.tell(now, "node_left_out", "", words)
+
+
+def _crashed(state: QueueState, job: JobEntry, cause: EndCause, number: int, now: float) -> None:
+    """While others of it live: they go on, and another comes in its place, while there are tries left."""
+    if cause.follows:
+        return
+    trained = state.seen_of(job).look.size > 0
+    judged = judge(job, cause, number, now, state.rules.retries)
+    job = state.put(judged.job, now)
+    if judged.again or (trained and len(job.staying) >= job.asked.min_np):
+        return
+    give_up(state, job, judged.words, now)
+
+
+def give_up(state: QueueState, job: JobEntry, words: str, now: float) -> None:
+    state.wish(state.turn(job, Turn.GIVEN_UP, now, words), WorkerWish.DIE, now)
+
+
+def cancel(state: QueueState, job: JobEntry, now: float, words: str = "it was cancelled") -> None:
+    if not job.over:
+        state.wish(state.turn(job, Turn.CANCELLED, now, words), WorkerWish.LEAVE, now)
+
+
+def send_away(state: QueueState, job: JobEntry, reason: str, now: float) -> None:
+    """It is saved first, where it trains; where it does not yet, nothing is lost."""
+    trains = job.phase in TRAINING
+    job = state.turn(job, Turn.SENT_AWAY, now, reason, preemptions=job.preemptions + 1)
+    state.desired.pop(job.name, None)
+    if not job.ready:
+        job = state.put(job, now, workers=())  # no agent has heard of them
+    elif not trains:
+        state.wish(job, WorkerWish.DIE, now)
+
+
+def look_after(state: QueueState, job: JobEntry, now: float) -> None:
+    """What is due of a job that holds devices, or did a moment ago."""
+    _hurry(state, job, now)
+    job = state.jobs[job.name]
+    if job.over or job.waits:
+        return
+    if not job.workers:
+        _ended(state, job, now)
+    elif not job.ready:
+        state.ask(job, "begin", BeginLife(job.name, job.life))
+    elif job.phase is JobPhase.PREEMPTING:
+        state.ask(job, "away", SendAway(job.name, state.rules.save_s, job.reason))
+    elif job.phase in TRAINING:
+        _settle(state, job, now)
+
+
+def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
+    """Who was told to go and has not gone in time is killed (I12)."""
+    rules = state.rules
+    patience = rules.cancel_s if job.over else rules.leave_s
+    late = {worker.id for worker in job.workers if worker.wish is WorkerWish.LEAVE and now - worker.since >= patience}
+    if job.phase is JobPhase.PREEMPTING:
+        asked = now - job.since_phase >= rules.save_s + rules.save_slack_s
+        late |= {worker.id for worker in job.workers if asked and worker.wish is not WorkerWish.DIE}
+    if late:
+        state.wish(job, WorkerWish.DIE, now, frozenset(late))
+
+
+def _settle(state: QueueState, job: JobEntry, now: float) -> None:
+    look = state.seen_of(job).look
+    going = any(worker.wish is not WorkerWish.RUN for worker in job.workers)
+    if job.phase is JobPhase.RUNNING and (going or (look.size and look.size != len(job.staying))):
+        state.turn(job, Turn.CHANGES, now, f"from {look.size} to {len(job.staying)} workers")
+    elif job.phase is JobPhase.SCALING and not going and look.size == len(job.staying):
+        state.turn(job, Turn.SETTLED, now, f"{look.size} workers")
+
+
+def _ended(state: QueueState, job: JobEntry, now: float) -> None:
+    """No worker is left: how this life ended is known once its leaders' last word was read."""
+    seen = state.seen_of(job)
+    if not job.ready:
+        if job.phase is JobPhase.PREEMPTING:
+            state.turn(job, Turn.SAVED, now, "it had not begun to train")
+        return
+    if not seen.final:
+        state.ask(job, "look", LookOnce(job.name, job.life))
+        return
+    look = seen.look
+    ended_well = bool(job.exits) and all(one.code == 0 for one in job.exits)
+    saved = look.state == "preempted" or any(one.code == PREEMPTED for one in job.exits)
+    if look.state == "finished" or (ended_well and not saved and look.state != "failed"):
+        state.turn(job, Turn.ENDED, now)
+    elif saved or job.phase is JobPhase.PREEMPTING:
+        state.turn(job, Turn.SAVED, now, look.reason or "it was ended before it could be saved")
+    else:
+        _failed(state, job, _cause_of(job, look), now, by=look.failed_by)
+
+
+def _cause_of(job: JobEntry, look: JobLook) -> EndCause:
+    """What began it: the first worker that failed; else what its leader says."""
+    if look.state == "failed" and look.failed_by == "divergence":
+        return EndCause("diverged", Domain.WORKLOAD, retry=False, words="its workers differ", root=look.reason)
+    if look.state == "failed" and look.failed_by == "refusal":
+        return EndCause("wrong-use", Domain.WORKLOAD, retry=False, words="it does not go together", root=look.reason)
+    found = first(one.cause for one in job.exits if one.cause is not None)
+    if found is not None:
+        return found
+    words = look.reason or "all its workers are gone"
+    return EndCause("peer", Domain.INFRASTRUCTURE, retry=True, words=words)
+
+
+def _failed(state: QueueState, job: JobEntry, cause: EndCause, now: float, by: str = "") -> None:
+    if by == "stop":
+        state.turn(job, Turn.CANCELLED, now, "it was stopped")
+        return
+    number = next((one.number for one in job.exits if one.cause == cause), job.made + 1)
+    judged = judge(job, cause, number, now, state.rules.retries)
+    job = state.put(judged.job, now)
+    state.turn(job, Turn.AGAIN if judged.again else Turn.GIVEN_UP, now, judged.words)

@@ -1,0 +1,76 @@
+"""A job's life in the queue: its phases, and what leads from one to the next. One table; whatever it lacks is a fault.
+
+    submitted ─► QUEUED ──► STARTING ──► RUNNING ◄──► SCALING ──► FINISHED
+                  ▲  └────► RESUMING ──►    │            │         FAILED
+                  │            ▲            ▼            ▼         CANCELLED
+                  └─ again ─   └── PREEMPTED ◄──── PREEMPTING
+
+Owns: the table. Does not own: why something failed (`causes`), nor when a turn is taken (`scheduler`).
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from typing import Final
+
+from edl.errors import InvalidTransition
+
+
+class JobPhase(StrEnum):
+    """Where a job of the cluster is in its life."""
+
+    QUEUED = "queued"  # it waits for devices
+    STARTING = "starting"  # it has devices, and has not begun to train
+    RUNNING = "running"  # it trains with the workers that it is to have
+    SCALING = "scaling"  # it trains, and workers come or go
+    PREEMPTING = "preempting"  # it is to be saved, and then to go
+    PREEMPTED = "preempted"  # it was saved, and waits for devices again
+    RESUMING = "resuming"  # it has devices again, and does not train yet
+    FINISHED = "finished"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class Turn(StrEnum):
+    """What happens to a job."""
+
+    PLACED = "devices are its own"
+    PLACED_AGAIN = "devices are its own once more"
+    TRAINS = "it trains"
+    CHANGES = "workers come or go"
+    SETTLED = "it has the workers that it is to have"
+    SENT_AWAY = "it is to make room"
+    SAVED = "it is gone, and can be gone on with"
+    AGAIN = "it has failed, and may begin again"
+    ENDED = "its work is done"
+    GIVEN_UP = "it has failed for good"
+    CANCELLED = "its owner has cancelled it"
+
+
+TERMINAL: Final = frozenset({JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED})
+WAITING: Final = frozenset({JobPhase.QUEUED, JobPhase.PREEMPTED})
+BOOTING: Final = frozenset({JobPhase.STARTING, JobPhase.RESUMING})
+TRAINING: Final = frozenset({JobPhase.RUNNING, JobPhase.SCALING})
+ACTIVE: Final = BOOTING | TRAINING
+
+_ENDS: Final = {Turn.ENDED: JobPhase.FINISHED, Turn.GIVEN_UP: JobPhase.FAILED, Turn.CANCELLED: JobPhase.CANCELLED}
+_LIVES: Final = {**_ENDS, Turn.AGAIN: JobPhase.QUEUED, Turn.SENT_AWAY: JobPhase.PREEMPTING}
+_GOES: Final = {Turn.GIVEN_UP: JobPhase.FAILED, Turn.CANCELLED: JobPhase.CANCELLED}
+_TABLE: Final[dict[JobPhase, dict[Turn, JobPhase]]] = {
+    JobPhase.QUEUED: {Turn.PLACED: JobPhase.STARTING, Turn.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
+    JobPhase.STARTING: {Turn.TRAINS: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.RESUMING: {Turn.TRAINS: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.RUNNING: {Turn.CHANGES: JobPhase.SCALING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.SCALING: {Turn.SETTLED: JobPhase.RUNNING, Turn.SAVED: JobPhase.PREEMPTED, **_LIVES},
+    JobPhase.PREEMPTING: {Turn.SAVED: JobPhase.PREEMPTED, Turn.AGAIN: JobPhase.QUEUED, **_ENDS},
+    JobPhase.PREEMPTED: {Turn.PLACED_AGAIN: JobPhase.RESUMING, **_GOES},
+}
+TRANSITIONS: Final = {(phase, turn): to for phase, turns in _TABLE.items() for turn, to in turns.items()}
+
+
+def after(phase: JobPhase, turn: Turn) -> JobPhase:
+    """Raises InvalidTransition."""
+    try:
+        return TRANSITIONS[phase, turn]
+    except KeyError:
+        raise InvalidTransition(phase, turn) from None

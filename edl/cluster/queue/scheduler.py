@@ -1,0 +1,188 @@
+"""The scheduler of a cluster, as a machine: what it hears, and what is to be made durable and done.
+
+`handle` takes all inputs that have come since the last time. It looks after each job that holds devices, has the policy
+decide if something has changed, and gives devices out. A scheduler that dies is followed by another, which begins with
+the entries that were made durable and hears the rest again (I9).
+
+Owns: the order of these. Does not own: the rules (`lives`, `seating`), nor carrying anything out (`edl.scheduler`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from edl.cluster.decision import Policy
+from edl.cluster.queue import lives, seating
+from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerWish
+from edl.cluster.queue.inputs import (
+    CancelAsked,
+    ClusterRules,
+    DrainAsked,
+    JobLooked,
+    LifeReady,
+    LifeRefused,
+    NodeReported,
+    NodeWent,
+    QueueInput,
+    QueueTick,
+    Resolved,
+    Submitted,
+)
+from edl.cluster.queue.phases import ACTIVE, JobPhase
+from edl.cluster.queue.speeds import LiveSpeeds
+from edl.cluster.queue.state import QueueState, SeenNode
+
+
+class SchedulerMachine:
+    """One reign's."""
+
+    def __init__(self, policy: Policy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]) -> None:
+        self._policy, self._speeds = policy, speeds
+        self._state = QueueState(rules, {job.name: job for job in jobs})
+        self._decided = -math.inf
+        self._look_again: float | None = None
+
+    @property
+    def jobs(self) -> dict[str, JobEntry]:
+        return self._state.jobs
+
+    @property
+    def nodes(self) -> dict[str, SeenNode]:
+        return self._state.nodes
+
+    @property
+    def empty(self) -> bool:
+        """No job holds a device."""
+        return not any(self._state.jobs[name].workers for name in self._state.live)
+
+    def handle(self, inputs: Sequence[QueueInput], now: float) -> Resolved:
+        state = self._state
+        state.changed, state.told, state.acts = {}, [], []
+        for one in inputs:
+            self._take(one, now)
+        for name in sorted(state.live):
+            lives.look_after(state, state.jobs[name], now)
+        if self._is_due(now):
+            self._decided, state.news = now, False
+            self._look_again = seating.decide(state, self._policy, self._speeds, now)
+        seating.seat(state, now)
+        for name in sorted(state.live):
+            lives.look_after(state, state.jobs[name], now)
+        return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), self._next(now))
+
+    def validate(self) -> None:
+        """I17, and that terminal states are kept: cheap, for tests and simulations."""
+        held: dict[tuple[str, int], str] = {}
+        for job in self._state.jobs.values():
+            ids = [worker.id for worker in job.workers]
+            assert len(set(ids)) == len(ids), f"one worker twice: {job}"
+            for worker in job.workers:
+                other = held.setdefault((worker.node, worker.device), worker.id)
+                assert other == worker.id, f"{other} and {worker.id} on one device"
+                assert worker.life == job.life, f"a worker of another life: {job}"
+            assert not (job.waits and job.workers), f"it waits, and holds devices: {job}"
+            assert len(job.workers) <= job.asked.max_np or job.phase not in ACTIVE or _growing(job), f"too many: {job}"
+
+    # ------------------------------------------------------------------------------------------------------- inputs
+
+    def _take(self, one: QueueInput, now: float) -> None:
+        state = self._state
+        match one:
+            case Submitted(asked):
+                self._submitted(asked, now)
+            case CancelAsked(name):
+                if name in state.jobs:
+                    lives.cancel(state, state.jobs[name], now)
+            case NodeReported(report):
+                self._reported(report, now)
+            case NodeWent(name):
+                self._went(name, now)
+            case LifeReady():
+                lives.ready(state, one, now)
+            case LifeRefused():
+                lives.refused(state, one, now)
+            case JobLooked(name, _, look):
+                lives.looked(state, one, now)
+                if name in state.jobs and state.jobs[name].phase in ACTIVE:
+                    self._speeds.hear(state.jobs[name], look)
+            case DrainAsked(kill):
+                self._drain(now, kill=kill)
+            case QueueTick():
+                pass
+
+    def _submitted(self, asked: Submission, now: float) -> None:
+        state = self._state
+        if asked.name in state.jobs:
+            return
+        tries = state.rules.retries.tries
+        state.put(JobEntry(asked, since=now, since_phase=now, tries_left=tries), now)
+        state.tell(now, "job_queued", asked.name, f"{asked.np} workers, {asked.min_np} to {asked.max_np}")
+        state.news = True
+
+    def _reported(self, report: NodeReport, now: float) -> None:
+        state, node = self._state, self._state.nodes.get(report.node)
+        if node is None or not node.there or node.devices != report.devices:
+            failures = [] if node is None else node.failures
+            until = 0.0 if node is None else node.left_out_until
+            state.nodes[report.node] = SeenNode(report.devices, failures=failures, left_out_until=until)
+            state.tell(now, "node_there", "", f"{report.node} with {len(report.devices)} devices")
+            state.news = True
+        gone = {seen.id: seen for seen in report.workers if seen.gone}
+        for name in sorted(state.live):
+            for worker in state.jobs[name].workers:
+                if worker.node == report.node and worker.id in gone:
+                    lives.worker_seen(state, state.jobs[name], worker, gone[worker.id], now)
+
+    def _went(self, name: str, now: float) -> None:
+        node = self._state.nodes.get(name)
+        if node is not None and node.there:
+            node.there, self._state.news = False, True
+            self._state.tell(now, "node_away", "", f"the agent of {name} is away; what runs there runs on")
+
+    def _drain(self, now: float, *, kill: bool) -> None:
+        state = self._state
+        if not state.draining:
+            state.tell(now, "draining", "", "the cluster is to stop: jobs are saved, and none begins")
+        state.draining = True
+        for name in sorted(state.live):
+            job = state.jobs[name]
+            if job.phase in ACTIVE:
+                lives.send_away(state, job, "the cluster is to stop", now)
+            if kill and not state.killing:
+                state.wish(state.jobs[name], WorkerWish.DIE, now)
+        state.killing = state.killing or kill
+
+    # --------------------------------------------------------------------------------------------------------- times
+
+    def _is_due(self, now: float) -> bool:
+        rules = self._state.rules
+        if now - self._decided < rules.decide_s:
+            return False
+        due = self._look_again is not None and now >= self._look_again
+        return self._state.news or due or now - self._decided >= rules.look_s
+
+    def _next(self, now: float) -> float | None:
+        """When something is due, though nothing happens by then."""
+        state, rules = self._state, self._state.rules
+        times = [self._decided + rules.look_s] if state.live else []
+        if state.news:
+            times.append(self._decided + rules.decide_s)
+        if self._look_again is not None and state.live:
+            times.append(max(self._look_again, self._decided + rules.decide_s))
+        for name in state.live:
+            job = state.jobs[name]
+            times += [worker.since + rules.leave_s for worker in job.workers if worker.wish is WorkerWish.LEAVE]
+            if job.over and job.workers:
+                times.append(job.since_phase + rules.cancel_s)
+            if job.phase is JobPhase.PREEMPTING:
+                times.append(job.since_phase + rules.save_s + rules.save_slack_s)
+            if job.rests_until > now:
+                times.append(job.rests_until)
+        later = [time for time in times if time > now]
+        return min(later) if later else None
+
+
+def _growing(job: JobEntry) -> bool:
+    """Some leave, and others have come in their place already."""
+    return len(job.staying) <= job.asked.max_np

@@ -1,0 +1,243 @@
+"""Devices for jobs: a policy's decision, and how it comes about worker by worker.
+
+A job begins with all of its fewest workers or with none. It grows onto devices that are free, shrinks by workers that
+leave while it trains, and goes only after it was saved. No device is given twice: one that was taken from a job is
+given on once the process there is gone (I17).
+
+Owns: asking the policy, and the steps from what is to what was decided. Does not own: the policy, nor what becomes of a
+job that has devices (`lives`).
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from edl.cluster.decision import Allotment, Decision, Policy
+from edl.cluster.placement import Rule, place
+from edl.cluster.queue.entries import JobEntry, WorkerEntry, WorkerWish
+from edl.cluster.queue.inputs import ChangeBatch
+from edl.cluster.queue.lives import give_up, send_away
+from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, Turn
+from edl.cluster.queue.quotas import within_quotas
+from edl.cluster.queue.sights import free_devices, placed, view
+from edl.cluster.queue.speeds import LiveSpeeds
+from edl.cluster.queue.state import QueueState
+from edl.cluster.queue.yielding import yielded
+from edl.cluster.views import ClusterView, JobView, Node, Placement
+
+
+def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
+    """What there is to decide about: jobs that wait or run, and devices that no other job holds."""
+    most = sum(len(node.devices) for node in state.nodes.values())
+    jobs = [job for name in state.live if not (job := state.jobs[name]).over]
+    jobs.sort(key=lambda job: (job.asked.submitted, job.name))
+    decided = [job for job in jobs if _is_open(state, job, most, now)]
+    views = within_quotas((view(job, speeds.speed(job), most) for job in decided), state.rules.quotas)
+    return ClusterView(tuple(_room(state, views, now)), views)
+
+
+def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
+    if job.waits:
+        return not state.draining and job.rests_until <= now and job.asked.min_np <= most
+    return job.phase in ACTIVE
+
+
+def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
+    """A node that is away, or left out, has room for those that are there already."""
+    shown = {job.name for job in views}
+    stays: Counter[str] = Counter()
+    others: Counter[str] = Counter()
+    for name in state.live:
+        for worker in state.jobs[name].workers:
+            (stays if name in shown and worker.wish is WorkerWish.RUN else others)[worker.node] += 1
+            if name in shown and worker.wish is not WorkerWish.RUN:
+                others[worker.node] -= 1  # it leaves by itself, and the device can be counted on
+    for name, node in state.nodes.items():
+        usable = node.there and node.left_out_until <= now
+        count = max(stays[name], len(node.devices) - others[name]) if usable else stays[name]
+        if count:
+            yield Node(name, count)
+    for name in stays.keys() - state.nodes.keys():
+        yield Node(name, stays[name])
+
+
+def decide(state: QueueState, policy: Policy, speeds: LiveSpeeds, now: float) -> float | None:
+    """What each job is to have from now on; when to look again."""
+    shown = outlook(state, speeds, now)
+    decision, said = _decision(policy, shown, now)
+    if said:
+        state.tell(now, "policy_failed", "", f"{said}: all stays as it is")
+        return None
+    allotments = yielded(shown, _clipped(shown, decision.allotments))
+    wanted = {name: one.workers for name, one in allotments.items()}
+    present = {job.name: dict(job.placement) for job in shown.jobs if job.workers and job.name in wanted}
+    spread = {job.name for job in shown.jobs if state.jobs[job.name].asked.spread}
+    before, state.desired = state.desired, place(shown.nodes, present, wanted, Rule.PACK, moves=False, spread=spread)
+    for job in shown.jobs:
+        _note(state, job.name, decision.notes.get(job.name, {}), now)
+        _tell(state, job, allotments.get(job.name), sum(before.get(job.name, {}).values()), now)
+    for job in shown.jobs:
+        _carry_out(state, job, allotments.get(job.name), now)
+    return decision.look_again
+
+
+def _decision(policy: Policy, shown: ClusterView, now: float) -> tuple[Decision, str]:
+    """A policy may be anybody's, and a queue does not die of it."""
+    try:
+        decision = policy.decide(shown, now)
+    except Exception as error:  # noqa: BLE001 - it is told, and the cluster stays as it is
+        return Decision({}), f"{type(error).__name__}: {error}"
+    asked = sum(one.workers for one in decision.allotments.values())
+    if asked > shown.devices:
+        return Decision({}), f"it gives {asked} workers, and there are {shown.devices} devices"
+    return decision, ""
+
+
+def _clipped(shown: ClusterView, allotments: dict[str, Allotment]) -> dict[str, Allotment]:
+    """Within what each job may have: a quota is not every policy's business."""
+    views = {job.name: job for job in shown.jobs}
+    return {
+        name: Allotment(min(one.workers, views[name].largest), one.batch, one.reason)
+        for name, one in allotments.items()
+        if name in views and one.workers >= views[name].smallest
+    }
+
+
+def _note(state: QueueState, name: str, notes: dict[str, float], now: float) -> None:
+    job = state.jobs[name]
+    if notes != job.notes:
+        state.put(job, now, notes=notes)
+
+
+def _tell(state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float) -> None:
+    """Once for each decision that is another than the one before."""
+    workers = 0 if allotted is None else allotted.workers
+    if workers not in {shown.workers, before}:
+        words = f"from {shown.workers} to {workers} workers" + ("" if allotted is None else f": {allotted.reason}")
+        state.tell(now, "decision", shown.name, words, workers=workers, was=shown.workers)
+
+
+def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float) -> None:
+    job = state.jobs[shown.name]
+    if shown.workers and allotted is None:
+        send_away(state, job, "its devices are for others", now)
+    elif allotted is not None and allotted.batch and job.asked.batch_range and job.phase in TRAINING:
+        _batch(state, job, allotted.batch, now)
+
+
+def _batch(state: QueueState, job: JobEntry, batch: int, now: float) -> None:
+    assert job.asked.batch_range is not None
+    least, most = job.asked.batch_range
+    batch = max(least, min(batch, most))
+    if batch != (job.batch or state.seen_of(job).look.batch):
+        state.put(job, now, batch=batch)
+        state.tell(now, "batch", job.name, f"{batch} samples a step", batch=batch)
+        state.acts.append(ChangeBatch(job.name, batch))
+
+
+# ------------------------------------------------------------------------------------------------ worker by worker
+
+
+def seat(state: QueueState, now: float) -> None:
+    """As far as devices are free by now."""
+    for name in sorted(
+        state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
+    ):
+        job, wanted = state.jobs[name], state.desired[name]
+        if job.waits and not state.draining:
+            _begin(state, job, wanted, now)
+        elif job.phase in ACTIVE:
+            _change(state, job, wanted, now)
+
+
+def _begin(state: QueueState, job: JobEntry, wanted: Placement, now: float) -> None:
+    """All of the fewest at once, or none (gang); those beyond them come when their devices are free."""
+    seats = _seats(state, wanted)
+    if len(seats) < job.asked.min_np or job.rests_until > now:
+        return
+    again = job.phase is JobPhase.PREEMPTED or job.life > 0
+    life = job.life + 1
+    workers = tuple(_worker(job, at, seat, life, now) for at, seat in enumerate(seats, 1))
+    words = f"{len(workers)} workers on {', '.join(f'{node}: {count}' for node, count in wanted.items())}"
+    state.turn(
+        job,
+        Turn.PLACED_AGAIN if again else Turn.PLACED,
+        now,
+        words,
+        workers=workers,
+        made=job.made + len(workers),
+        life=life,
+        ready=False,
+        exits=(),
+        changed=now,
+        changes=job.changes + (job.life > 0),
+        most_tried=max(job.most_tried, len(workers)),
+        tries_left=job.tries_left or state.rules.retries.tries,
+    )
+
+
+def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float) -> WorkerEntry:
+    number = job.made + at
+    return WorkerEntry(f"{job.name}-{number}", number, *seat, life=life, since=now, began=now)
+
+
+def _seats(state: QueueState, wanted: Placement) -> list[tuple[str, int]]:
+    """Node and device, of those that are free."""
+    found = []
+    holders = [state.jobs[name] for name in state.live]
+    for node, count in wanted.items():
+        seen = state.nodes.get(node)
+        if count > 0 and seen is not None and seen.there:
+            found += [(node, device) for device in free_devices(seen.devices, node, holders)[:count]]
+    return found
+
+
+def _change(state: QueueState, job: JobEntry, wanted: Placement, now: float) -> None:
+    has = placed(job)
+    surplus = {node: count - wanted.get(node, 0) for node, count in has.items() if count > wanted.get(node, 0)}
+    missing = {node: count - has.get(node, 0) for node, count in wanted.items() if count > has.get(node, 0)}
+    if not job.ready or not job.workers:
+        return  # its life begins with what it was given, and is over with its last worker
+    if surplus:
+        _shrink(state, job, surplus, now)
+    elif missing:
+        _grow(state, job, missing, now)
+
+
+def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> None:
+    """The newest of each node leave. One that does not train yet just goes; who has the model is among the oldest."""
+    leavers: set[str] = set()
+    for node, count in surplus.items():
+        there = [worker for worker in job.staying if worker.node == node]
+        leavers |= {worker.id for worker in sorted(there, key=lambda worker: -worker.number)[:count]}
+    if len(job.staying) - len(leavers) < job.asked.min_np:
+        return
+    job = state.wish(job, WorkerWish.LEAVE, now, frozenset(leavers))
+    state.put(job, now, changed=now, changes=job.changes + 1)
+
+
+def _grow(state: QueueState, job: JobEntry, missing: Placement, now: float) -> None:
+    """Also in the place of workers that have failed, while there are tries left. A job that ends takes no more."""
+    if any(one.cause is None for one in job.exits):
+        return
+    if job.strikes and not job.tries_left:
+        if len(job.staying) < job.asked.min_np:
+            give_up(state, job, f"{job.reason}: too few workers are left, and no tries", now)
+        return
+    if job.rests_until > now:
+        return
+    seats = _seats(state, missing)
+    if not seats:
+        return
+    workers = tuple(_worker(job, at, seat, job.life, now) for at, seat in enumerate(seats, 1))
+    has = len(job.staying) + len(workers)
+    state.put(
+        job,
+        now,
+        workers=(*job.workers, *workers),
+        made=job.made + len(workers),
+        changed=now,
+        changes=job.changes + 1,
+        most_tried=max(job.most_tried, has),
+    )

@@ -1,0 +1,70 @@
+"""What is known of live jobs' speeds: what their leaders measure, made into a model by the analyzer.
+
+Owns: telling the analyzer. Does not own: its models. Nothing is kept: a new scheduler hears the jobs again.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Protocol
+
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.inputs import JobLook
+from edl.cluster.queue.sights import placed
+from edl.cluster.speed import Guess
+from edl.cluster.views import Speed
+
+if TYPE_CHECKING:
+    from edl.cluster.analyzer.analyzer import Analyzer
+
+
+class LiveSpeeds(Protocol):
+    """Of all jobs of a queue."""
+
+    def hear(self, job: JobEntry, look: JobLook) -> None: ...
+
+    def forget(self, job: str) -> None: ...
+
+    def speed(self, job: JobEntry) -> Speed: ...
+
+
+class UnknownSpeeds:
+    """For policies that do not ask."""
+
+    def hear(self, job: JobEntry, look: JobLook) -> None:
+        """It is of no use."""
+
+    def forget(self, job: str) -> None:
+        """There is nothing."""
+
+    def speed(self, job: JobEntry) -> Speed:
+        return Guess(job.batch)
+
+
+class FittedSpeeds:
+    """What the analyzer makes of what jobs report."""
+
+    def __init__(self, analyzer: Analyzer) -> None:
+        self._analyzer = analyzer
+        self._known: set[str] = set()
+
+    def hear(self, job: JobEntry, look: JobLook) -> None:
+        if not (look.step_s > 0 and look.size and look.batch):
+            return
+        if job.name not in self._known:
+            self._expect(job, look.batch)
+        nodes = min(max(1, len(placed(job))), look.size)
+        self._analyzer.observe(job.name, look.size, nodes, max(1, -(-look.batch // look.size)), look.step_s)
+
+    def forget(self, job: str) -> None:
+        self._known.discard(job)
+        self._analyzer.forget(job)
+
+    def speed(self, job: JobEntry) -> Speed:
+        return self._analyzer.speed(job.name) if job.name in self._known else Guess(job.batch)
+
+    def _expect(self, job: JobEntry, batch: int) -> None:
+        from edl.cluster.analyzer.predicted import Batches
+
+        least, most = job.asked.batch_range or (batch, batch)
+        self._analyzer.expect(job.name, Batches(own=batch, smallest=min(least, batch), largest=max(most, batch)))
+        self._known.add(job.name)

@@ -1,0 +1,114 @@
+"""What the parts of the scheduler's machine change together: the jobs as decided, and what was seen since it began.
+
+Owns: that each change is counted, goes by the table, and is made durable. Does not own: any rule.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from edl.cluster.queue.entries import JobEntry, QueueEvent, WorkerEntry, WorkerWish
+from edl.cluster.queue.inputs import Act, ClusterRules, JobLook
+from edl.cluster.queue.phases import TERMINAL, Turn, after
+from edl.cluster.queue.sights import counted
+from edl.cluster.views import Placement
+
+KEPT_REASON = 500
+KEPT_EVENTS = 50
+
+
+@dataclass
+class SeenNode:
+    """A node whose agent was heard of since this scheduler began."""
+
+    devices: tuple[int, ...]
+    there: bool = True
+    failures: list[float] = field(default_factory=list)
+    left_out_until: float = 0.0
+
+
+@dataclass
+class SeenJob:
+    """What was seen of one life of a job, and asked for."""
+
+    life: int
+    look: JobLook = field(default_factory=JobLook)
+    asked: set[str] = field(default_factory=set)  # acts that are under way
+    final: bool = False
+    step_s: float = 0.0  # the newest that is known, also of the life before
+    gone: set[str] = field(default_factory=set)  # workers that are
+
+
+class QueueState:
+    def __init__(self, rules: ClusterRules, jobs: dict[str, JobEntry]) -> None:
+        self.rules = rules
+        self.jobs = jobs
+        self.nodes: dict[str, SeenNode] = {}
+        self.seen: dict[str, SeenJob] = {}
+        self.desired: dict[str, Placement] = {}
+        self.live = {name for name, job in jobs.items() if not job.over or job.workers}
+        self.draining = self.killing = False
+        self.news = True  # something has happened that a decision may depend on
+        self.changed: dict[str, JobEntry] = {}
+        self.told: list[QueueEvent] = []
+        self.acts: list[Act] = []
+
+    def put(self, job: JobEntry, now: float, **changes: Any) -> JobEntry:
+        """The job, counted up to now and changed."""
+        job = counted(job, now)
+        job = msgspec.structs.replace(job, **changes) if changes else job
+        self.jobs[job.name] = self.changed[job.name] = job
+        if job.over and not job.workers:
+            self.live.discard(job.name)
+        else:
+            self.live.add(job.name)
+        return job
+
+    def turn(self, job: JobEntry, turn: Turn, now: float, reason: str = "", **changes: Any) -> JobEntry:
+        """Raises InvalidTransition."""
+        phase = after(job.phase, turn)
+        job = self.put(job, now)
+        if phase in TERMINAL:
+            changes.setdefault("ended", now)
+        job = self.put(job, now, phase=phase, reason=reason[:KEPT_REASON], since_phase=now, **changes)
+        self.tell(now, f"job_{phase.value}", job.name, reason)
+        self.news = True
+        return self.jobs[job.name]
+
+    def wish(self, job: JobEntry, wish: WorkerWish, now: float, only: frozenset[str] | None = None) -> JobEntry:
+        """For all its workers that are told less, or some of them."""
+        order = [WorkerWish.RUN, WorkerWish.LEAVE, WorkerWish.DIE]
+
+        def told(worker: WorkerEntry) -> WorkerEntry:
+            if (only is not None and worker.id not in only) or order.index(worker.wish) >= order.index(wish):
+                return worker
+            return msgspec.structs.replace(worker, wish=wish, since=now)
+
+        workers = tuple(map(told, job.workers))
+        return self.put(job, now, workers=workers) if workers != job.workers else job
+
+    def tell(self, now: float, kind: str, name: str, words: str, **details: str | float) -> None:
+        event = QueueEvent(now, kind, name, words[:KEPT_REASON], dict(details))
+        self.told.append(event)
+        job = self.jobs.get(name)
+        if job is not None:
+            job = msgspec.structs.replace(job, story=(*job.story, event)[-KEPT_EVENTS:])
+            self.jobs[name] = self.changed[name] = job
+
+    def seen_of(self, job: JobEntry) -> SeenJob:
+        """Of its present life."""
+        seen = self.seen.get(job.name)
+        if seen is None or seen.life != job.life:
+            step_s = 0.0 if seen is None else seen.step_s
+            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s)
+        return seen
+
+    def ask(self, job: JobEntry, what: str, act: Act) -> None:
+        """Once, as far as this scheduler knows."""
+        seen = self.seen_of(job)
+        if what not in seen.asked:
+            seen.asked.add(what)
+            self.acts.append(act)

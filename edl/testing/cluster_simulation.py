@@ -1,0 +1,401 @@
+"""A whole cluster in simulated time: the scheduler's machine and the agents' machines of production, and all that dies.
+
+One number makes one cluster: its jobs, its policy, and which scheduler, agent, worker or host dies, freezes or comes
+back when. Whatever a real one keeps (the entries, the reports, a claim in a folder, a process) is kept here, and
+whatever is in memory dies with who has it. Faults come for a while; then all has to come to its end.
+
+What must hold is checked after each second: no device has two processes, no job two lives at a time, no worker begins
+twice, no terminal state changes; and at the end no job is lost or stuck, and no device is held.
+"""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass, field
+
+from edl.cluster.policies.registry import build
+from edl.cluster.queue.agent import (
+    AgentLooked,
+    AgentMachine,
+    EndOne,
+    OrdersCame,
+    StartOne,
+    WorkerBegan,
+    WorkerFound,
+    WorkerGone,
+)
+from edl.cluster.queue.causes import PREEMPTED, EndEvidence
+from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission, WorkerOrder, WorkerWish, orders_of
+from edl.cluster.queue.inputs import (
+    BeginLife,
+    CancelAsked,
+    ChangeBatch,
+    ClusterRules,
+    DrainAsked,
+    JobLook,
+    JobLooked,
+    LifeReady,
+    LookOnce,
+    NodeReported,
+    NodeWent,
+    QueueInput,
+    QueueTick,
+    Resolved,
+    SendAway,
+    Submitted,
+)
+from edl.cluster.queue.phases import TERMINAL, JobPhase
+from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.speeds import UnknownSpeeds
+
+POLICIES = ("fifo", "backfill", "tiresias", "elastic-tiresias")
+FAULTS_S, ALL_S = 240, 4000
+BOOT_S = 3
+NEVER_SAVED = 10**9
+PATIENCE_S = 60  # beyond the last fault, for who is to die
+FOLLOWS = "Traceback (most recent call last):\n  File train.py\nedl.errors.JobFailed: nobody has the model\n"
+BUG = "Traceback (most recent call last):\n  File train.py\nValueError: a fault of its own\n"
+
+
+@dataclass
+class SimProcess:
+    """A worker's. It lives whatever becomes of its agent."""
+
+    order: WorkerOrder
+    node: str
+    boots: int = BOOT_S
+    asked_to_leave: bool = False
+    stubborn: bool = False  # it does not leave, whoever asks
+
+
+@dataclass
+class SimLife:
+    """What the job's own leaders decide and keep, in one life of it."""
+
+    job: Submission
+    life: int
+    base: int
+    total: int
+    step: int = 0
+    state: str = ""
+    leaves_in: int = -1  # seconds until it is saved
+    begun: bool = False
+    dead: bool = False  # all its workers are gone
+
+
+@dataclass
+class SimHost:
+    """A machine with its agent. `claims`: files of the agent, by worker: its device, and how it ended."""
+
+    name: str
+    devices: tuple[int, ...]
+    machine: AgentMachine | None = None
+    frozen_until: int = 0
+    claims: dict[str, tuple[int, EndEvidence | None]] = field(default_factory=dict)
+    seen_orders: tuple[WorkerOrder, ...] = ()
+
+
+class ClusterPlay:
+    """One seed."""
+
+    def __init__(self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1) -> None:
+        self.chance = random.Random(seed)  # noqa: S311 - a game
+        self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5)
+        self.policy = self.chance.choice(POLICIES)
+        self.drain_at = drain_at
+        self.hosts = {
+            f"n{number}": SimHost(f"n{number}", tuple(range(self.chance.randint(1, 4))))
+            for number in range(self.chance.randint(1, 3))
+        }
+        self.now = 0
+        self.entries: dict[str, JobEntry] = {}  # durable from here
+        self.reports: dict[str, NodeReport] = {}
+        self.wishes: set[str] = set()
+        self.term = 0
+        self.events: list[QueueEvent] = []
+        self.processes: dict[str, SimProcess] = {}
+        self.trainings: dict[str, SimLife] = {}
+        self.saved: dict[str, int] = {}  # job -> step of its newest checkpoint
+        self.begun: dict[str, int] = {}  # worker -> times that it was started
+        self.ended: dict[str, JobPhase] = {}
+        self.scheduler: SchedulerMachine | None = None
+        self.inbox: list[QueueInput] = []
+        self.due: float | None = None
+        self.elects_at = 1
+        self.submissions = self._jobs()
+        self.faulty = {one.name for one in self.submissions if self.chance.random() < 0.15}
+
+    def run(self) -> ClusterPlay:
+        for self.now in range(1, ALL_S):
+            self._play()
+            self._check()
+            if self.now > FAULTS_S + 5 and self._at_rest():
+                break
+        self._check_end()
+        return self
+
+    # ------------------------------------------------------------------------------------------------------ a second
+
+    def _play(self) -> None:
+        for asked in [one for one in self.submissions if one.submitted <= self.now]:
+            self.submissions.remove(asked)
+            self.entries[asked.name] = JobEntry(asked, since=self.now, since_phase=self.now, tries_left=3)
+            self.inbox.append(Submitted(asked))
+        if self.now < FAULTS_S:
+            self._faults()
+        if self.now == self.drain_at:
+            self.inbox.append(DrainAsked())
+        for host in self.chance.sample(list(self.hosts.values()), len(self.hosts)):
+            self._agent(host)
+        for training in list(self.trainings.values()):
+            self._train(training)
+        self._schedule()
+
+    def _jobs(self) -> list[Submission]:
+        most = sum(len(host.devices) for host in self.hosts.values())
+        found = []
+        for number in range(self.chance.randint(3, 9)):
+            largest = self.chance.randint(1, most)
+            least = self.chance.randint(1, largest)
+            found.append(
+                Submission(
+                    name=f"job{number}",
+                    command=("train",),
+                    folder="/",
+                    user=self.chance.choice(("ann", "bob")),
+                    submitted=self.chance.randint(1, 120),
+                    np=self.chance.randint(least, largest),
+                    min_np=least,
+                    max_np=largest,
+                    priority=self.chance.choice((0, 0, 0, 5)),
+                    spread=self.chance.random() < 0.3,
+                )
+            )
+        return sorted(found, key=lambda one: one.submitted)
+
+    def _faults(self) -> None:
+        chance = self.chance
+        host = chance.choice(list(self.hosts.values()))
+        if chance.random() < 0.03:
+            host.machine = None  # the agent is killed
+        if chance.random() < 0.02:
+            host.frozen_until = self.now + chance.randint(2, 25)
+        if chance.random() < 0.01:  # the host is switched off and on
+            host.machine = None
+            for id_ in [id_ for id_, process in self.processes.items() if process.node == host.name]:
+                self._end(id_, EndEvidence())
+        if self.processes and chance.random() < 0.02:
+            id_ = chance.choice(sorted(self.processes))
+            self._end(id_, EndEvidence(code=chance.choice((-9, -9, -11, 1)), tail="its last words"))
+        if chance.random() < 0.03:
+            self._dethrone()
+        if self.entries and chance.random() < 0.005:
+            self.wishes.add(chance.choice(sorted(self.entries)))
+
+    # ---------------------------------------------------------------------------------------------------- schedulers
+
+    def _dethrone(self) -> None:
+        """Killed, frozen or cut off: whatever it was about to do is not done, and another comes."""
+        self.scheduler = None
+        self.elects_at = self.now + self.chance.randint(1, 10)
+
+    def _schedule(self) -> None:
+        if self.scheduler is None:
+            if self.now < self.elects_at:
+                return
+            self.term += 1
+            policy = build(self.policy)
+            self.scheduler = SchedulerMachine(policy, UnknownSpeeds(), self.rules, list(self.entries.values()))
+            self.inbox = [NodeReported(report) for report in self.reports.values()]
+            self.inbox += [NodeWent(host.name) for host in self.hosts.values() if not self._hears(host)]
+            if -1 < self.drain_at <= self.now:
+                self.inbox.append(DrainAsked())
+        self.inbox += [CancelAsked(name) for name in sorted(self.wishes)]
+        if self.now % 2 == 0:
+            self.inbox += [
+                JobLooked(one.job.name, one.life, self._look(one)) for one in self.trainings.values() if one.state
+            ]
+        if not self.inbox and (self.due is None or self.now < self.due):
+            return
+        inputs, self.inbox = self.inbox or [QueueTick()], []
+        resolved = self.scheduler.handle(inputs, float(self.now))
+        self.scheduler.validate()
+        if self.now < FAULTS_S and self.chance.random() < 0.02:  # it dies before it has written
+            self._dethrone()
+            return
+        self._keep(resolved)
+        if self.now < FAULTS_S and self.chance.random() < 0.02:  # or after, and before it has done
+            self._dethrone()
+            return
+        self._act(resolved)
+
+    def _keep(self, resolved: Resolved) -> None:
+        for name, entry in resolved.changed.items():
+            before = self.entries[name].phase
+            assert before not in TERMINAL or entry.phase is before, f"{name} was {before}, and is {entry.phase}"
+        self.entries.update(resolved.changed)
+        self.events += resolved.told
+        self.wishes -= {name for name in self.wishes if self.entries[name].over}
+        self.due = resolved.look_again
+
+    def _act(self, resolved: Resolved) -> None:
+        for act in resolved.acts:
+            match act:
+                case BeginLife(name, life):
+                    alive = [one for one in self.processes.values() if one.order.job == name]
+                    assert not alive, f"a life of {name} begins while another has {alive}"
+                    base = self.saved.get(name, 0)
+                    self.trainings[name] = SimLife(self.entries[name].asked, life, base, self._total(name))
+                    self.inbox.append(LifeReady(name, life, life, f"ck/{base}" if base else "", base))
+                case SendAway(name):
+                    training = self.trainings.get(name)
+                    if training and training.state == "running" and training.leaves_in < 0:
+                        training.leaves_in = self.chance.choice((1, 2, 30, NEVER_SAVED))
+                case LookOnce(name, life):
+                    one = self.trainings[name]
+                    self.inbox.append(JobLooked(name, life, self._look(one), final=True))
+                case ChangeBatch():
+                    pass
+
+    def _look(self, one: SimLife) -> JobLook:
+        return JobLook(one.state, "", "fault", self._size(one), one.step, 64, 0.0)
+
+    # -------------------------------------------------------------------------------------------------------- agents
+
+    def _hears(self, host: SimHost) -> bool:
+        return host.machine is not None and self.now >= host.frozen_until
+
+    def _agent(self, host: SimHost) -> None:
+        was = host.name in self.reports
+        if not self._hears(host):
+            if was and self.chance.random() < 0.3:
+                self.inbox.append(NodeWent(host.name))
+            if host.machine is None and (self.now > FAULTS_S or self.chance.random() < 0.2):
+                self._come_back(host)
+            return
+        assert host.machine is not None
+        orders = orders_of(host.name, self.entries)
+        happened = OrdersCame(orders) if orders != host.seen_orders else AgentLooked()
+        host.seen_orders = orders
+        self._carry_out(host, happened)
+        for id_, (_, gone) in list(host.claims.items()):
+            if gone is not None and id_ in host.machine.living:
+                self._carry_out(host, WorkerGone(id_, gone))
+        host.machine.validate()
+        report = NodeReport(host.name, host.devices, host.machine.report)
+        self.reports[host.name] = report
+        self.inbox.append(NodeReported(report))
+
+    def _come_back(self, host: SimHost) -> None:
+        host.machine, host.seen_orders = AgentMachine(), ()
+        for id_, (device, gone) in host.claims.items():
+            assert not host.machine.handle(WorkerFound(id_, device, 1, gone), float(self.now))
+
+    def _carry_out(self, host: SimHost, happened: OrdersCame | AgentLooked | WorkerGone) -> None:
+        assert host.machine is not None
+        todo = host.machine.handle(happened, float(self.now))
+        while todo:
+            match todo.pop(0):
+                case StartOne(order):
+                    todo += self._start(host, order)
+                case EndOne(id_, kill):
+                    if id_ in self.processes and kill:
+                        self._end(id_, EndEvidence(code=-9, told=True))
+                    elif id_ in self.processes:
+                        self.processes[id_].asked_to_leave = True
+
+    def _start(self, host: SimHost, order: WorkerOrder) -> list[StartOne | EndOne]:
+        assert host.machine is not None
+        if order.id in host.claims:
+            gone = host.claims[order.id][1]
+            return [] if gone is None else host.machine.handle(WorkerGone(order.id, gone), float(self.now))
+        host.claims[order.id] = (order.device, None)
+        self.begun[order.id] = self.begun.get(order.id, 0) + 1
+        self.processes[order.id] = SimProcess(order, host.name, stubborn=self.chance.random() < 0.1)
+        return host.machine.handle(WorkerBegan(order.id, 1), float(self.now))
+
+    # ---------------------------------------------------------------------------------------------------------- jobs
+
+    def _total(self, name: str) -> int:
+        return 20 + 13 * int(name[3:])
+
+    def _of(self, one: SimLife) -> list[str]:
+        return [
+            id_
+            for id_, process in self.processes.items()
+            if (process.order.job, process.order.life) == (one.job.name, one.life)
+        ]
+
+    def _size(self, one: SimLife) -> int:
+        return sum(not self.processes[id_].boots for id_ in self._of(one)) if one.state else 0
+
+    def _train(self, one: SimLife) -> None:
+        mine = self._of(one)
+        one.dead, one.begun = one.dead or (one.begun and not mine), one.begun or bool(mine)
+        if mine and one.dead and one.state == "running":  # nobody is left that has the model's state
+            one.state = "failed"
+        for id_ in mine:
+            process = self.processes[id_]
+            process.boots = max(0, process.boots - 1)
+            if one.state in {"finished", "preempted", "failed"}:
+                codes = {"finished": 0, "preempted": PREEMPTED, "failed": 1}
+                self._end(id_, EndEvidence(code=codes[one.state], tail=FOLLOWS if one.state == "failed" else ""))
+            elif process.asked_to_leave and not process.stubborn and self.chance.random() < 0.5:
+                self._end(id_, EndEvidence(code=0, told=True))
+            elif not process.boots and one.job.name in self.faulty and self.now % 7 == 0:
+                self._end(id_, EndEvidence(code=1, tail=BUG))
+        size = self._size(one) if one.state else sum(not self.processes[id_].boots for id_ in self._of(one))
+        if not one.state and size >= one.job.min_np:
+            one.state = "running"
+        if one.state == "running" and size >= one.job.min_np and one.leaves_in < 0:  # who is to go stands
+            one.step += size
+            if one.step % 10 < size:
+                self.saved[one.job.name] = max(self.saved.get(one.job.name, 0), one.base + one.step)
+            if one.base + one.step >= one.total:
+                one.state = "finished"
+        if one.state == "running" and one.leaves_in >= 0:
+            one.leaves_in -= 1
+            if one.leaves_in < 0:
+                one.state = "preempted"
+                self.saved[one.job.name] = one.base + one.step
+
+    def _end(self, id_: str, evidence: EndEvidence) -> None:
+        process = self.processes.pop(id_)
+        host = self.hosts[process.node]
+        host.claims[id_] = (host.claims[id_][0], evidence)
+
+    # -------------------------------------------------------------------------------------------------------- checks
+
+    def _check(self) -> None:
+        held: dict[tuple[str, int], str] = {}
+        lives: dict[str, int] = {}
+        for id_, process in self.processes.items():
+            place = (process.node, process.order.device)
+            assert held.setdefault(place, id_) == id_, f"{held[place]} and {id_} on device {place} (I17)"
+            assert lives.setdefault(process.order.job, process.order.life) == process.order.life, "two lives at once"
+        assert all(times == 1 for times in self.begun.values()), f"a worker was started twice: {self.begun}"
+        for name, entry in self.entries.items():
+            late = [one for one in entry.workers if one.wish is WorkerWish.DIE and self.now - one.since > PATIENCE_S]
+            assert not late or self.now < FAULTS_S + PATIENCE_S, f"they were to die, and live: {late}"
+            if entry.over:
+                assert self.ended.setdefault(name, entry.phase) is entry.phase, f"{name} has changed after its end"
+
+    def _at_rest(self) -> bool:
+        if self.drain_at > -1:
+            return not self.processes and all(not entry.workers for entry in self.entries.values())
+        over = all(entry.over and not entry.workers for entry in self.entries.values())
+        return over and not self.submissions and not self.processes
+
+    def _check_end(self) -> None:
+        stuck = [(name, entry.phase, entry.reason, entry.workers) for name, entry in self.entries.items()]
+        assert self._at_rest(), f"not at rest after {self.now} s under {self.policy}: {stuck}"
+        assert not self.submissions or self.drain_at > -1
+        for name, entry in self.entries.items():
+            if entry.phase is JobPhase.FAILED:
+                assert entry.cause is not None, f"{name} has failed for no cause: {entry.reason}"
+                own = name in self.faulty or len(entry.strikes) >= 2 or not entry.cause.retry
+                assert own, f"{name} has failed, and nothing was wrong with it: {entry}"
+            if entry.phase is JobPhase.FINISHED:
+                assert entry.step >= 0
+                done = self.trainings[name]
+                assert done.base + done.step >= done.total, f"{name} is finished, and has not trained all"

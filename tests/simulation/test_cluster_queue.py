@@ -1,0 +1,109 @@
+"""Whole clusters in simulated time: whatever dies, no job is lost or stuck or run twice, and no device is leaked."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from edl.cluster.queue import agent, lives, retries, scheduler, seating, sights, state
+from edl.cluster.queue.agent import AgentMachine
+from edl.cluster.queue.entries import JobEntry, WorkerWish
+from edl.cluster.queue.phases import JobPhase, Turn, after
+from edl.cluster.queue.state import QueueState
+from edl.testing.cluster_simulation import ClusterPlay
+
+
+def test_every_job_comes_to_its_end_whatever_dies() -> None:
+    ends: set[JobPhase] = set()
+    kinds: set[str] = set()
+    for seed in range(60):
+        play = ClusterPlay(seed).run()
+        ends |= {entry.phase for entry in play.entries.values()}
+        kinds |= {event.kind for event in play.events}
+    assert ends == {JobPhase.FINISHED, JobPhase.FAILED, JobPhase.CANCELLED}
+    wanted = {"job_preempted", "job_resuming", "job_scaling", "node_away", "node_left_out", "worker_gone", "decision"}
+    assert wanted <= kinds  # else these seeds show less than they seem to
+
+
+@pytest.mark.soak
+def test_thousands_of_clusters() -> None:
+    for seed in range(60, 3000):
+        ClusterPlay(seed).run()
+
+
+def test_a_cluster_that_is_to_stop_has_no_process_left_and_loses_no_job() -> None:
+    for seed in range(20):
+        play = ClusterPlay(seed, drain_at=60).run()
+        assert all(entry.over or entry.waits for entry in play.entries.values())
+
+
+def test_the_same_seed_is_the_same_cluster() -> None:
+    first, again = ClusterPlay(7).run(), ClusterPlay(7).run()
+    assert (first.events, first.entries, first.now) == (again.events, again.entries, again.now)
+
+
+# ------------------------------------------------------------------------------------------------------ wrong rules
+
+
+def _free_as_soon_as_told(devices: Any, node: str, jobs: Any) -> list[int]:
+    held = {one.device for job in jobs for one in job.workers if one.node == node and one.wish is WorkerWish.RUN}
+    return [device for device in devices if device not in held]
+
+
+def _forgives(job: JobEntry, *rest: Any) -> retries.Judged:
+    return retries.Judged(again=True, words="", job=job)
+
+
+def _no_final_word(queue: QueueState, job: JobEntry, now: float) -> None:
+    if job.ready:
+        queue.turn(job, Turn.ENDED, now)
+
+
+def _all_are_lost(queue: QueueState, name: str, now: float) -> None:
+    node = queue.nodes.get(name)
+    for job in list(queue.jobs.values()):
+        rest = tuple(one for one in job.workers if one.node != name)
+        if node is not None and rest != job.workers:
+            queue.put(job, now, workers=rest)
+
+
+def _forgets_what_it_started(self: AgentMachine, happened: Any, now: float) -> list[Any]:
+    if isinstance(happened, agent.WorkerFound):
+        return []
+    return HANDLE(self, happened, now)
+
+
+HANDLE = AgentMachine.handle
+WRONG: dict[str, tuple[Any, str, Callable[..., Any]]] = {
+    "a device is free as soon as its worker is told to go": (seating, "free_devices", _free_as_soon_as_told),
+    "who does not go is waited for for ever": (lives, "_hurry", lambda *_: None),
+    "every failure is forgiven": (lives, "judge", _forgives),
+    "a life without workers has ended well": (lives, "_ended", _no_final_word),
+    "workers of an agent that is away are gone": (
+        scheduler.SchedulerMachine,
+        "_went",
+        lambda self, name, now: _all_are_lost(self._state, name, now),
+    ),
+    "an agent that comes back knows of no worker": (AgentMachine, "handle", _forgets_what_it_started),
+    "an agent kills no strays and nobody": (AgentMachine, "_press", lambda *_: ()),
+    "terminal states are not final": (
+        state,
+        "after",
+        lambda phase, turn: JobPhase.QUEUED if phase is JobPhase.RUNNING else after(phase, turn),
+    ),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG)
+def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, wrong = WRONG[rule]
+    monkeypatch.setattr(where, name, wrong)
+    assert sights.free_devices is not _free_as_soon_as_told
+    for seed in range(100):
+        try:
+            ClusterPlay(seed).run()
+        except Exception:  # noqa: BLE001 - a check, or the machine's own table
+            return
+    pytest.fail(f"no cluster of 100 has noticed that {rule}")

@@ -1,0 +1,351 @@
+"""One rule of the scheduler's machine at a time."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+from queue_play import RULES, QueuePlay
+
+from edl.cluster.policies.registry import build
+from edl.cluster.queue.entries import NodeReport, WorkerSeen, WorkerWish, orders_of
+from edl.cluster.queue.inputs import (
+    CancelAsked,
+    ChangeBatch,
+    ClusterRules,
+    DrainAsked,
+    JobLook,
+    JobLooked,
+    LifeRefused,
+    LookOnce,
+    NodeReported,
+    NodeWent,
+    SendAway,
+)
+from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
+from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.speeds import UnknownSpeeds
+from edl.errors import InvalidTransition
+
+BUG = "Traceback (most recent call last):\n  File t.py\nValueError: no\n"
+FLAKY = "Traceback (most recent call last):\n  File t.py\nConnectionResetError: no\n"
+
+
+def test_nothing_leads_out_of_a_terminal_phase() -> None:
+    assert {phase for phase, _ in TRANSITIONS} == set(JobPhase) - TERMINAL
+    with pytest.raises(InvalidTransition):
+        after(JobPhase.FINISHED, Turn.AGAIN)
+
+
+def test_a_job_has_all_of_its_fewest_workers_or_none() -> None:
+    play = QueuePlay(n=3)
+    play.submit("a", np=2)
+    play.submit("b", np=2)
+    assert (play.job("a").phase, play.workers("a")) == (JobPhase.STARTING, ["a-1", "a-2"])
+    assert (play.job("b").phase, play.workers("b")) == (JobPhase.QUEUED, [])
+
+
+def test_workers_are_ordered_only_once_it_is_known_where_the_life_begins() -> None:
+    play = QueuePlay(n=1)
+    machine = SchedulerMachine(build("fifo"), UnknownSpeeds(), RULES, [])
+    play.machine, play.acts = machine, []
+    machine.handle([NodeReported(NodeReport("n", (0,)))], 1.0)
+    job = play.submit("a")
+    assert [order.id for order in orders_of("n", {"a": job})] == ["a-1"]
+    assert orders_of("n", {"a": msgspec.structs.replace(job, ready=False)}) == ()
+
+
+def test_a_device_is_free_once_its_process_is_gone_and_not_before() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2)
+    play(CancelAsked("a"))
+    play.submit("b", np=2)
+    assert (play.job("a").phase, play.job("b").phase) == (JobPhase.CANCELLED, JobPhase.QUEUED)
+    assert all(worker.wish is WorkerWish.LEAVE for worker in play.job("a").workers)
+    play.gone("a-1", told=True)
+    assert play.job("b").phase is JobPhase.QUEUED
+    play.gone("a-2", told=True)
+    assert play.job("b").phase is JobPhase.STARTING
+
+
+def test_who_is_cancelled_and_stays_is_killed() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play(CancelAsked("a"))
+    play(after=RULES.cancel_s)
+    assert [worker.wish for worker in play.job("a").workers] == [WorkerWish.DIE]
+
+
+def test_a_job_ends_as_its_leaders_last_word_says_and_that_is_read_after_the_last_worker() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play.look("a", step=5)
+    play.gone("a-1", code=0)
+    assert play.job("a").phase is JobPhase.RUNNING
+    assert LookOnce("a", 1) in play.acts
+    play(JobLooked("a", 1, JobLook("finished", step=9), final=True))
+    job = play.job("a")
+    assert (job.phase, job.step, job.ended) == (JobPhase.FINISHED, 9, play.now)
+
+
+def test_a_command_that_is_no_job_of_edl_ends_by_its_exit_codes() -> None:
+    play = QueuePlay()
+    play.submit("good")
+    play.submit("bad")
+    play.submit("saved")
+    assert play.end("good").phase is JobPhase.FINISHED
+    assert play.end("bad", code=1, tail=BUG).phase is JobPhase.FAILED
+    assert play.job("bad").cause.code == "script-error"
+    assert play.end("saved", code=75).preemptions == 0
+    assert play.job("saved").life == 2  # there is room for it at once
+
+
+def test_a_failure_that_another_try_may_mend_is_tried_again_and_the_same_at_the_same_step_is_not() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    assert play.end("a", code=-11).life == 2
+    job = play.end("a", code=-11)
+    assert (job.phase, "for the same cause at step 0 again" in job.reason) == (JobPhase.FAILED, True)
+
+
+def test_the_machines_are_forgiven_more_often() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    for life in range(1, 11):
+        assert (play.job("a").phase, play.job("a").life) == (
+            JobPhase.STARTING if life == 1 else JobPhase.RESUMING,
+            life,
+        )
+        play.end("a", code=-9)
+    job = play.end("a", code=-9)
+    assert (job.phase, "11 failures without progress" in job.reason) == (JobPhase.FAILED, True)
+
+
+def test_progress_refills_the_budget() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    for step in (0, 20, 40, 60, 80, 100):
+        play.look("a", step=step)
+        play.end("a", state="failed", code=1, tail="odd", step=step)
+    assert play.job("a").phase is JobPhase.RESUMING
+
+
+def test_two_workers_that_die_together_are_one_failure() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2, least=1)
+    play.look("a", step=3)
+    play.report("n", *(WorkerSeen(one, gone=True, evidence=crashed()) for one in ("a-1", "a-2")))
+    play(JobLooked("a", 1, JobLook("failed", step=3), final=True))
+    assert (play.job("a").phase, len(play.job("a").strikes)) == (JobPhase.RESUMING, 1)
+
+
+def crashed():
+    from edl.cluster.queue.causes import EndEvidence
+
+    return EndEvidence(code=-11)
+
+
+def test_others_go_on_where_one_worker_crashes_and_another_comes_in_its_place() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2, least=1)
+    play.look("a", step=30)
+    play.gone("a-2", code=-11)
+    assert play.workers("a") == ["a-1", "a-3"]
+    play.look("a", step=30, size=1)
+    assert play.job("a").phase is JobPhase.SCALING
+    play.look("a", step=31, size=2)
+    assert play.job("a").phase is JobPhase.RUNNING
+
+
+def test_a_fault_of_the_script_before_it_trains_ends_all_of_the_job() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2)
+    play.gone("a-2", code=1, tail=BUG)
+    assert play.job("a").phase is JobPhase.FAILED
+    assert [worker.wish for worker in play.job("a").workers] == [WorkerWish.DIE]
+
+
+def test_a_job_that_ends_takes_no_more_workers() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2, least=1)
+    play.look("a", step=30)
+    play.gone("a-2", code=0)
+    assert play.workers("a") == ["a-1"]
+
+
+def test_who_stops_a_job_by_hand_has_cancelled_it() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play.look("a")
+    assert play.end("a", state="failed", code=1, failed_by="stop").phase is JobPhase.CANCELLED
+
+
+def test_workers_that_differ_are_no_reason_to_try_again() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play.look("a")
+    assert play.end("a", state="failed", code=1, failed_by="divergence", reason="x").phase is JobPhase.FAILED
+
+
+def test_higher_priority_shrinks_others_before_any_is_sent_away() -> None:
+    play = QueuePlay(n=4)
+    play.submit("a", np=4, least=1)
+    play.look("a")
+    play.submit("b", np=2, priority=5)
+    leaving = [worker.id for worker in play.job("a").workers if worker.wish is WorkerWish.LEAVE]
+    assert leaving == ["a-3", "a-4"]  # the newest; who has the model stays
+    assert (play.job("a").phase, play.workers("b")) == (JobPhase.SCALING, [])
+    for one in leaving:
+        play.gone(one, code=0, told=True)
+    assert play.workers("b") == ["b-1", "b-2"]
+    play()
+    play.look("a", size=2)
+    assert (play.job("a").phase, len(play.job("a").staying)) == (JobPhase.RUNNING, 2)  # and it stays so
+    assert not any(isinstance(act, SendAway) for act in play.acts)
+
+
+def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2)
+    play.look("a", step=8)
+    play.submit("b", np=2, priority=1)
+    assert play.job("a").phase is JobPhase.PREEMPTING
+    assert [act for act in play.acts if isinstance(act, SendAway)] == [
+        SendAway("a", RULES.save_s, "its devices are for others")
+    ]
+    assert all(worker.wish is WorkerWish.RUN for worker in play.job("a").workers)
+    assert play.end("a", state="preempted", code=75, step=9).phase is JobPhase.PREEMPTED
+    play.look("b")
+    assert play.end("b", state="finished").phase is JobPhase.FINISHED
+    job = play.job("a")
+    assert (job.phase, job.life, job.step) == (JobPhase.RESUMING, 2, 0)  # step: as the checkpoint says
+
+
+def test_who_is_not_saved_in_time_is_killed() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2)
+    play.look("a")
+    play.submit("b", np=2, priority=1)
+    play(after=RULES.save_s + RULES.save_slack_s)
+    assert {worker.wish for worker in play.job("a").workers} == {WorkerWish.DIE}
+
+
+def test_a_new_scheduler_goes_on_from_what_was_durable() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2, least=1)
+    play.look("a")
+    again = SchedulerMachine(build("fifo"), UnknownSpeeds(), RULES, list(play.machine.jobs.values()))
+    resolved = again.handle([NodeReported(NodeReport("n", (0, 1))), NodeWent("n")], play.now + 1)
+    assert again.jobs["a"].workers == play.job("a").workers
+    assert "a" not in resolved.changed or resolved.changed["a"].workers == play.job("a").workers
+
+
+def test_an_agent_that_is_away_frees_nothing_and_is_given_nothing() -> None:
+    play = QueuePlay(n=1, m=1)
+    play.submit("a")
+    held = play.job("a").workers[0].node
+    other = "m" if held == "n" else "n"
+    play(NodeWent("n"), NodeWent("m"))
+    play.submit("b")
+    assert play.workers("b") == []
+    assert len(play.job("a").workers) == 1
+    play.report(other)
+    assert [worker.node for worker in play.job("b").workers] == [other]
+
+
+def test_a_node_that_fails_its_workers_is_left_out_for_a_while() -> None:
+    play = QueuePlay(n=1, m=1)
+    for _ in range(RULES.sick_failures):
+        play.submit(f"a{play.now:g}")
+        [job] = [job for job in play.machine.jobs.values() if job.workers]
+        play.machine.nodes["m"].left_out_until = play.now + 1.5  # so that all go to the other
+        play.end(job.name, code=-9)
+        play(CancelAsked(job.name))
+        for worker in play.job(job.name).workers:
+            play.gone(worker.id, told=True)
+    left_out = [name for name, node in play.machine.nodes.items() if node.left_out_until > play.now + 100]
+    assert len(left_out) <= 1
+
+
+def test_quotas_hold_for_all_policies() -> None:
+    for policy in ("fifo", "tiresias", "elastic-tiresias", "dp"):
+        rules = ClusterRules(decide_s=0.0, quotas={"u": 2})
+        play = QueuePlay(policy, rules, n=4)
+        play.submit("a", np=2, least=1, most=4)
+        play.submit("b", np=2)
+        play.submit("c", user="other")
+        assert len(play.workers("a")) + len(play.workers("b")) <= 2
+        assert play.workers("c")
+
+
+def test_a_policy_that_fails_is_told_of_and_ends_nothing() -> None:
+    class Broken:
+        def decide(self, cluster, now):
+            raise ZeroDivisionError("oh")
+
+    play = QueuePlay(n=2)
+    play.submit("a")
+    play.machine._policy = Broken()
+    play.submit("b")
+    assert (play.job("a").phase, play.job("b").phase) == (JobPhase.STARTING, JobPhase.QUEUED)
+    assert "policy_failed" in play.told
+
+
+def test_a_job_that_is_larger_than_the_cluster_holds_up_nobody() -> None:
+    play = QueuePlay(n=2)
+    play.submit("big", np=3)
+    play.submit("small")
+    assert (play.job("big").phase, play.job("small").phase) == (JobPhase.QUEUED, JobPhase.STARTING)
+
+
+def test_a_cluster_that_stops_saves_what_trains_and_begins_nothing() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a")
+    play.look("a")
+    play.submit("b")
+    play(DrainAsked())
+    assert (play.job("a").phase, play.job("b").phase) == (JobPhase.PREEMPTING, JobPhase.PREEMPTING)
+    play.submit("c")
+    assert play.job("c").phase is JobPhase.QUEUED
+    play(DrainAsked(kill=True))
+    assert {worker.wish for name in "ab" for worker in play.job(name).workers} == {WorkerWish.DIE}
+
+
+def test_a_life_that_cannot_begin_is_a_failure() -> None:
+    play = QueuePlay(n=1)
+    play.machine.handle([], play.now)
+    job = play.submit("a")
+    assert job.ready
+    play.end("a", code=-9)
+    waiting = play.job("a")
+    play(LifeRefused("a", waiting.life + 7, "stale", again=False))
+    assert play.job("a").phase is not JobPhase.FAILED
+
+
+def test_what_devices_were_used_for_adds_up() -> None:
+    play = QueuePlay(n=2)
+    play.submit("a", np=2, least=1)
+    play(after=10.0)
+    play.look("a", step=10, step_s=0.5)
+    play(after=20.0)
+    job = play.end("a", state="failed", code=-9, step=10, step_s=0.5)
+    held = sum(job.used.values())
+    assert held == pytest.approx(2 * (play.now - 100.0), rel=0.2)
+    assert job.used["lost"] == pytest.approx(10 * 0.5 * 2)  # the next life begins before these steps
+    assert {"starting", "training"} <= job.used.keys()
+
+
+def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
+    from edl.cluster.decision import Allotment, Decision
+
+    class Batchy:
+        def decide(self, cluster, now):
+            return Decision({job.name: Allotment(1, 512) for job in cluster.jobs})
+
+    play = QueuePlay(n=1)
+    play.machine._policy = Batchy()
+    play.submit("a", batch_range=(32, 256))
+    play.look("a", batch=64)
+    play(CancelAsked("nobody"))
+    play.submit("b")
+    assert ChangeBatch("a", 256) in play.acts
+    assert play.job("a").batch == 256
