@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from edl import __version__
-from edl.cli import simulate_flags
+from edl.cli import cluster_flags, simulate_flags
 from edl.config import TABLE, Given, Setting
 from edl.errors import ConfigError, UsageError
 
@@ -227,6 +227,9 @@ def build() -> Parser:
     _add_migrate(found)
     _add_clean(found)
     _add_simulate(found)
+    _add_cluster(found)
+    _add_submit(found)
+    _add_jobs(found)
     _add_doctor(found)
     return parser
 
@@ -407,6 +410,86 @@ def _add_simulate(found: argparse._SubParsersAction[Parser]) -> None:
     _add_switch(parser, "--json", "one JSON object")
 
 
+def _add_cluster(found: argparse._SubParsersAction[Parser]) -> None:
+    group = _parser(found, "cluster", "run jobs on a cluster of this machine", cluster_flags.CLUSTER)
+    commands = group.add_subparsers(metavar="COMMAND", required=True)
+    parser = _command(commands, "start", _later("cluster", "start"), "start a cluster", cluster_flags.START)
+    _add_flags(parser, cluster_flags.START_FLAGS)
+    parser.add_argument(
+        "--set",
+        metavar="NAME=VALUE",
+        action="append",
+        default=os.environ.get("EDL_SET", "").split(),
+        help="a parameter of the policy; may be given again [EDL_SET]",
+    )
+    parser.add_argument(
+        "--quota",
+        metavar="USER:DEVICES",
+        action="append",
+        default=os.environ.get("EDL_QUOTA", "").split(),
+        help="devices that this user may have at once; may be given again [EDL_QUOTA]",
+    )
+    _add_settings(parser, "coordinator", "session_timeout_s", "home")
+    parser = _command(commands, "stop", _later("cluster", "stop"), "stop it", cluster_flags.STOP)
+    _add_switch(parser, "--now", "do not save its jobs first: kill them")
+    _add_settings(parser, "home")
+    parser = _command(commands, "status", _later("cluster", "status"), "show it as it is", cluster_flags.STATUS)
+    _add_switch(parser, "--json", "one JSON object")
+    _add_settings(parser, "home")
+    summary = "show what its devices were used for, by job and user"
+    parser = _command(commands, "accounts", _later("cluster", "show_accounts"), summary, cluster_flags.ACCOUNTS)
+    _add_switch(parser, "--json", "one JSON object")
+    _add_switch(parser, "--csv", "comma-separated values, a line for each job")
+    _add_settings(parser, "home")
+
+
+def _add_submit(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "give a job to the cluster"
+    parser = _command(found, "submit", _later("queue", "submit"), summary, cluster_flags.SUBMIT)
+    parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
+    _add_flags(parser, cluster_flags.SUBMIT_FLAGS)
+    _add_switch(parser, "--spread", "its workers on as many nodes as can be, instead of as few")
+    _add_settings(parser, "np", "min_workers", "max_workers", "checkpoint", "home")
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
+
+
+def _add_jobs(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(found, "queue", _later("queue", "queue"), "list the cluster's jobs", cluster_flags.QUEUE)
+    _add_switch(parser, "--json", "one JSON object")
+    _add_settings(parser, "home")
+    summaries = {
+        "describe": ("show one job of the cluster", cluster_flags.DESCRIBE),
+        "cancel": ("end a job of the cluster for good", cluster_flags.CANCEL),
+        "wait": ("wait until a job of the cluster is over", cluster_flags.WAIT),
+        "logs": ("show what a job's workers have printed", cluster_flags.LOGS),
+    }
+    for name, (summary, examples) in summaries.items():
+        parser = _command(found, name, _later("logs" if name == "logs" else "queue", name), summary, examples)
+        parser.add_argument("job", metavar="JOB", help="name of the job")
+        _add_settings(parser, "home")
+        if name == "describe":
+            _add_switch(parser, "--json", "one JSON object")
+        elif name == "logs":
+            _add_switch(parser, "--follow", "go on until the job is over", "-f")
+            _add_flags(parser, {"worker": ("ID", "only of this worker (default: all)")})
+        elif name == "wait":
+            _add_flags(parser, {"timeout": ("SECONDS", "give up after so long (default: never)")})
+
+
+def _add_flags(parser: Parser, flags: Mapping[str, tuple[str, str]]) -> None:
+    for name, (metavar, text) in flags.items():
+        variable = f"EDL_{name.upper().replace('-', '_')}"
+        parser.add_argument(
+            f"--{name}", metavar=metavar, default=os.environ.get(variable) or None, help=f"{text} [{variable}]"
+        )
+
+
+def _add_settings(parser: Parser, *fields: str) -> None:
+    for setting in TABLE:
+        if setting.field in fields:
+            _add_setting(parser, setting)
+
+
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         found, "doctor", _later("commands", "doctor"), "check this machine and say what to do", DOCTOR_EXAMPLES
@@ -439,13 +522,13 @@ def _add_job(parser: Parser, nargs: str | None = None) -> None:
             _add_setting(parser, setting)
 
 
-def _add_switch(parser: Parser, flag: str, text: str) -> None:
+def _add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
     variable = f"EDL_{flag.removeprefix('--').upper()}"
     value = os.environ.get(variable, "").lower()
     if value not in {"", "0", "1", "false", "true", "no", "yes"}:
         raise ConfigError(f"{variable}={value}: must be 1 or 0")
     on = value in {"1", "true", "yes"}
-    parser.add_argument(flag, action="store_true", default=on, help=f"{text} [{variable}]")
+    parser.add_argument(*short, flag, action="store_true", default=on, help=f"{text} [{variable}]")
 
 
 def _add_setting(parser: Parser, setting: Setting) -> None:

@@ -37,7 +37,7 @@ def simulate(arguments: argparse.Namespace) -> int:
 
         check_plot(Path(arguments.plot))
     entry = registry.known(arguments.policy)
-    policy = registry.build(arguments.policy, _parameters(arguments.set))
+    policy = registry.build(arguments.policy, parameters_of(arguments.set))
     conditions = _conditions(arguments, entry)
     trace = read_trace(Path(arguments.trace), _folder(arguments, "applications"), _folder(arguments, "throughputs"))
     speeds = _speeds(arguments.speeds, entry, trace)
@@ -62,7 +62,7 @@ def simulate(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def _parameters(given: list[str]) -> dict[str, str]:
+def parameters_of(given: list[str]) -> dict[str, str]:
     found = {}
     for text in given:
         name, is_, value = text.partition("=")

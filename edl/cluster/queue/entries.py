@@ -6,6 +6,7 @@ whole. Owns: the forms. Does not own: any rule.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 from typing import Annotated
 
@@ -181,7 +182,7 @@ class NodeReport(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
-def orders_of(node: str, jobs: dict[str, JobEntry]) -> tuple[WorkerOrder, ...]:
+def orders_of(node: str, jobs: Mapping[str, JobEntry]) -> tuple[WorkerOrder, ...]:
     """What an agent is told: its workers of all jobs, as soon as it is known what their life begins with."""
     return tuple(
         WorkerOrder(

@@ -26,6 +26,8 @@ class ClusterRules(msgspec.Struct, frozen=True):
     sick_failures: int = 3  # failures of a node's own, in `sick_s`: then no worker is started there for as long
     sick_s: float = 300.0
     quotas: dict[str, int] = {}  # user -> devices at most
+    sees_left: bool = False  # the policy is told how much work is left
+    guessed_left: float = 1000.0  # steps, of a job that has not said it
 
 
 class JobLook(msgspec.Struct, frozen=True):
@@ -38,6 +40,7 @@ class JobLook(msgspec.Struct, frozen=True):
     step: int = 0  # of this life
     batch: int = 0
     step_s: float = 0.0  # of the present size; 0: not measured yet
+    left: float | None = None  # steps that are left, where its script has said how many there are
 
 
 # ------------------------------------------------------------------------------------------------------------- inputs
@@ -106,12 +109,26 @@ class DrainAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class DrainOver:
+    """Jobs may begin again."""
+
+
+@dataclass(frozen=True, slots=True)
 class QueueTick:
     pass
 
 
 QueueInput = (
-    Submitted | CancelAsked | NodeReported | NodeWent | LifeReady | LifeRefused | JobLooked | DrainAsked | QueueTick
+    Submitted
+    | CancelAsked
+    | NodeReported
+    | NodeWent
+    | LifeReady
+    | LifeRefused
+    | JobLooked
+    | DrainAsked
+    | DrainOver
+    | QueueTick
 )
 
 # ------------------------------------------------------------------------------------------------------------ outputs

@@ -17,6 +17,7 @@ from edl.cluster.queue.state import QueueState
 
 JOINED = frozenset({"running", "scaling", "preempting"})  # states of a job whose workers train
 MOST_EXITS = 32
+KEEP_STEP_S = 5.0
 
 
 def ready(state: QueueState, word: LifeReady, now: float) -> None:
@@ -54,6 +55,7 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
     seen = state.seen_of(job)
     seen.look, seen.final = word.look, seen.final or word.final
     seen.step_s = word.look.step_s or seen.step_s
+    seen.left = seen.left if word.look.left is None else word.look.left
     step = job.base + word.look.step
     if step > job.step:
         job = _came_on(state, job, step, now)
@@ -62,11 +64,13 @@ def looked(state: QueueState, word: JobLooked, now: float) -> None:
 
 
 def _came_on(state: QueueState, job: JobEntry, step: int, now: float) -> JobEntry:
-    """Kept when it counts: what is seen at each look need not be durable."""
+    """Kept when it counts, and now and then: what is seen at each look need not be durable."""
     rules = state.rules.retries
     last = job.strikes[-1] if job.strikes else None
     if last is not None and job.tries_left < rules.tries and step >= last.step + rules.progress:
         return state.put(job, now, step=step, tries_left=rules.tries)
+    if now - job.since >= KEEP_STEP_S:
+        return state.put(job, now, step=step)
     state.jobs[job.name] = job = msgspec.structs.replace(job, step=step)
     return job
 
@@ -174,6 +178,8 @@ def _hurry(state: QueueState, job: JobEntry, now: float) -> None:
 
 def _settle(state: QueueState, job: JobEntry, now: float) -> None:
     look = state.seen_of(job).look
+    if any(one.cause is None for one in job.exits):
+        return  # it is ending
     going = any(worker.wish is not WorkerWish.RUN for worker in job.workers)
     if job.phase is JobPhase.RUNNING and (going or (look.size and look.size != len(job.staying))):
         state.turn(job, Turn.CHANGES, now, f"from {look.size} to {len(job.staying)} workers")

@@ -19,6 +19,7 @@ from edl.cluster.queue.inputs import (
     CancelAsked,
     ClusterRules,
     DrainAsked,
+    DrainOver,
     JobLooked,
     LifeReady,
     LifeRefused,
@@ -91,9 +92,8 @@ class SchedulerMachine:
         match one:
             case Submitted(asked):
                 self._submitted(asked, now)
-            case CancelAsked(name):
-                if name in state.jobs:
-                    lives.cancel(state, state.jobs[name], now)
+            case CancelAsked(name) if name in state.jobs:
+                lives.cancel(state, state.jobs[name], now)
             case NodeReported(report):
                 self._reported(report, now)
             case NodeWent(name):
@@ -106,9 +106,9 @@ class SchedulerMachine:
                 lives.looked(state, one, now)
                 if name in state.jobs and state.jobs[name].phase in ACTIVE:
                     self._speeds.hear(state.jobs[name], look)
-            case DrainAsked(kill):
-                self._drain(now, kill=kill)
-            case QueueTick():
+            case DrainAsked() | DrainOver():
+                self._drain(one, now)
+            case CancelAsked() | QueueTick():
                 pass
 
     def _submitted(self, asked: Submission, now: float) -> None:
@@ -140,8 +140,12 @@ class SchedulerMachine:
             node.there, self._state.news = False, True
             self._state.tell(now, "node_away", "", f"the agent of {name} is away; what runs there runs on")
 
-    def _drain(self, now: float, *, kill: bool) -> None:
+    def _drain(self, asked: DrainAsked | DrainOver, now: float) -> None:
         state = self._state
+        if isinstance(asked, DrainOver):
+            state.news, state.draining, state.killing = state.news or state.draining, False, False
+            return
+        kill = asked.kill
         if not state.draining:
             state.tell(now, "draining", "", "the cluster is to stop: jobs are saved, and none begins")
         state.draining = True

@@ -26,6 +26,8 @@ from edl.cluster.queue.state import QueueState
 from edl.cluster.queue.yielding import yielded
 from edl.cluster.views import ClusterView, JobView, Node, Placement
 
+NONE_LEFT = "its devices are for others"
+
 
 def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
     """What there is to decide about: jobs that wait or run, and devices that no other job holds."""
@@ -33,14 +35,22 @@ def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
     jobs = [job for name in state.live if not (job := state.jobs[name]).over]
     jobs.sort(key=lambda job: (job.asked.submitted, job.name))
     decided = [job for job in jobs if _is_open(state, job, most, now)]
-    views = within_quotas((view(job, speeds.speed(job), most) for job in decided), state.rules.quotas)
-    return ClusterView(tuple(_room(state, views, now)), views)
+    views = [view(job, speeds.speed(job), most, _left(state, job)) for job in decided]
+    shown = within_quotas(views, state.rules.quotas)
+    return ClusterView(tuple(_room(state, shown, now)), shown)
+
+
+def _left(state: QueueState, job: JobEntry) -> float | None:
+    if not state.rules.sees_left:
+        return None
+    left = state.seen_of(job).left
+    return state.rules.guessed_left if left is None else left
 
 
 def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
     if job.waits:
         return not state.draining and job.rests_until <= now and job.asked.min_np <= most
-    return job.phase in ACTIVE
+    return job.phase in ACTIVE and bool(job.staying)
 
 
 def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
@@ -114,14 +124,14 @@ def _tell(state: QueueState, shown: JobView, allotted: Allotment | None, before:
     """Once for each decision that is another than the one before."""
     workers = 0 if allotted is None else allotted.workers
     if workers not in {shown.workers, before}:
-        words = f"from {shown.workers} to {workers} workers" + ("" if allotted is None else f": {allotted.reason}")
+        words = f"from {shown.workers} to {workers} workers" + f": {NONE_LEFT if allotted is None else allotted.reason}"
         state.tell(now, "decision", shown.name, words, workers=workers, was=shown.workers)
 
 
 def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float) -> None:
     job = state.jobs[shown.name]
     if shown.workers and allotted is None:
-        send_away(state, job, "its devices are for others", now)
+        send_away(state, job, NONE_LEFT, now)
     elif allotted is not None and allotted.batch and job.asked.batch_range and job.phase in TRAINING:
         _batch(state, job, allotted.batch, now)
 

@@ -48,7 +48,7 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
     return msgspec.structs.replace(job, used=used)
 
 
-def view(job: JobEntry, speed: Speed, most: int) -> JobView:
+def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> JobView:
     """Of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
     placement = placed(job)
@@ -63,6 +63,7 @@ def view(job: JobEntry, speed: Speed, most: int) -> JobView:
         user=asked.user,
         priority=asked.priority,
         deadline=asked.deadline,
+        left=left,
         change_s=CHANGE_S,
         workers=sum(placement.values()),
         running_batch=job.batch if placement else 0,

@@ -39,6 +39,7 @@ class SeenJob:
     asked: set[str] = field(default_factory=set)  # acts that are under way
     final: bool = False
     step_s: float = 0.0  # the newest that is known, also of the life before
+    left: float | None = None  # likewise
     gone: set[str] = field(default_factory=set)  # workers that are
 
 
@@ -102,8 +103,8 @@ class QueueState:
         """Of its present life."""
         seen = self.seen.get(job.name)
         if seen is None or seen.life != job.life:
-            step_s = 0.0 if seen is None else seen.step_s
-            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s)
+            step_s, left = (0.0, None) if seen is None else (seen.step_s, seen.left)
+            seen = self.seen[job.name] = SeenJob(job.life, step_s=step_s, left=left)
         return seen
 
     def ask(self, job: JobEntry, what: str, act: Act) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from edl.cli import main, show, simulate_flags
+from edl.cli import cluster_flags, main, show, simulate_flags
 from edl.cli.parser import build, parse
 from edl.cli.run import last_line
 from edl.config import TABLE, Settings
@@ -240,21 +241,27 @@ def test_two_dashes_may_stand_before_the_command():
 def typed_flags() -> dict[str, set[str]]:
     """Command -> what its help offers, without --help."""
     commands = next(action.choices for action in build()._actions if action.dest == "command")
-    return {
-        name: {flag for action in parser._actions for flag in action.option_strings} - {"-h", "--help"}
-        for name, parser in commands.items()
-    }
+    return {name: _flags_of(parser) - {"-h", "--help", "-f"} for name, parser in commands.items()}
+
+
+def _flags_of(parser) -> set[str]:
+    """Also those of the commands of a group."""
+    groups = [action.choices.values() for action in parser._actions if isinstance(action, argparse._SubParsersAction)]
+    own = {flag for action in parser._actions for flag in action.option_strings}
+    return own.union(*(_flags_of(one) for group in groups for one in group))
 
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
+CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker"}
+CLUSTER |= {f"--{name}" for name in (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS)}
 SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
 
 
 def test_each_flag_has_a_twin_in_the_environment():
     twins = {flag: setting.variables for setting in TABLE for flag in setting.flags}
     for flags in typed_flags().values():
-        for flag in flags - OTHERS - PROFILE - SIMULATE:
+        for flag in flags - OTHERS - PROFILE - SIMULATE - CLUSTER:
             assert f"EDL_{flag.strip('-').replace('-', '_').upper()}" in twins[flag]
 
 

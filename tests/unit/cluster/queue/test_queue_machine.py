@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from queue_play import RULES, QueuePlay
 
-from edl.cluster.policies.registry import build
+from edl.cluster.policies.registry import POLICIES, build, known
 from edl.cluster.queue.entries import NodeReport, WorkerSeen, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
     CancelAsked,
@@ -349,3 +349,16 @@ def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
     play.submit("b")
     assert ChangeBatch("a", 256) in play.acts
     assert play.job("a").batch == 256
+
+
+@pytest.mark.parametrize("policy", sorted(POLICIES))
+def test_every_policy_decides_for_live_jobs(policy: str) -> None:
+    play = QueuePlay(policy, ClusterRules(decide_s=0.0, sees_left=known(policy).sees_left), n=4)
+    for name in "abc":
+        play.submit(name, np=2, least=1, most=4)
+    for name in "abc":
+        if play.workers(name):
+            play.look(name, batch=64, step_s=0.1, left=500.0)
+    play(after=20.0)
+    assert "policy_failed" not in play.told
+    assert sum(len(play.workers(name)) for name in "abc") >= 2

@@ -1,0 +1,101 @@
+"""What jobs and users had of a cluster: device-seconds, and what they were used for.
+
+Goodput is training that counts. Badput is all else that held a device: waiting for a script to boot, being saved,
+leaving, and training that was lost with a failure. Owns: the sums. Does not own: the counting (`sights`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.sights import BADPUT, TRAINED, counted
+
+COLUMNS = (
+    "job", "user", "state", "submitted", "began", "ended", "waited_s", "ran_s", "device_s", "training_s",
+    *(f"{cause}_s" for cause in BADPUT), "lives", "preemptions", "changes", "cause",
+)  # fmt: skip
+
+
+class JobAccount(msgspec.Struct, frozen=True):
+    """One job's."""
+
+    job: str
+    user: str
+    state: str
+    submitted: float
+    began: float | None
+    ended: float | None
+    waited_s: float
+    ran_s: float
+    device_s: float
+    training_s: float
+    badput_s: dict[str, float]
+    lives: int
+    preemptions: int
+    changes: int
+    cause: str
+
+
+class UserAccount(msgspec.Struct, frozen=True):
+    """All jobs of one user."""
+
+    user: str
+    jobs: int
+    device_s: float
+    training_s: float
+    badput_s: dict[str, float]
+
+
+class Accounts(msgspec.Struct, frozen=True):
+    """`edl cluster accounts --json`."""
+
+    jobs: tuple[JobAccount, ...]
+    users: tuple[UserAccount, ...]
+
+
+def accounts_of(jobs: Iterable[JobEntry], now: float) -> Accounts:
+    """Up to now."""
+    found = tuple(map(_of, (job if job.over and not job.workers else counted(job, now) for job in jobs)))
+    names = sorted({job.user for job in found})
+    return Accounts(found, tuple(_user(name, [job for job in found if job.user == name]) for name in names))
+
+
+def row(job: JobAccount) -> tuple[object, ...]:
+    """As `COLUMNS` say; no formula for who opens it in a table of theirs."""
+    badput = (f"{job.badput_s.get(cause, 0.0):.1f}" for cause in BADPUT)
+    times = (f"{job.waited_s:.1f}", f"{job.ran_s:.1f}", f"{job.device_s:.1f}", f"{job.training_s:.1f}")
+    began, ended = ("" if one is None else f"{one:.1f}" for one in (job.began, job.ended))
+    user = f"'{job.user}" if job.user[:1] in "=+-@" else job.user
+    place = (job.job, user, job.state, f"{job.submitted:.1f}", began, ended)
+    return (*place, *times, *badput, job.lives, job.preemptions, job.changes, job.cause)
+
+
+def _of(job: JobEntry) -> JobAccount:
+    return JobAccount(
+        job=job.name,
+        user=job.asked.user,
+        state=job.phase.value,
+        submitted=job.asked.submitted,
+        began=job.began,
+        ended=job.ended,
+        waited_s=job.waited,
+        ran_s=job.ran,
+        device_s=job.service,
+        training_s=job.used.get(TRAINED, 0.0),
+        badput_s={use: seconds for use, seconds in sorted(job.used.items()) if use != TRAINED},
+        lives=job.life,
+        preemptions=job.preemptions,
+        changes=job.changes,
+        cause="" if job.cause is None else job.cause.code,
+    )
+
+
+def _user(user: str, jobs: list[JobAccount]) -> UserAccount:
+    badput: dict[str, float] = {}
+    for job in jobs:
+        for use, seconds in job.badput_s.items():
+            badput[use] = badput.get(use, 0.0) + seconds
+    return UserAccount(user, len(jobs), sum(job.device_s for job in jobs), sum(job.training_s for job in jobs), badput)

@@ -1,0 +1,14 @@
+"""`python -m edl.scheduler keeper`, `scheduler NUMBER` or `agent NODE`: a process of the cluster of EDL_HOME."""
+
+from __future__ import annotations
+
+import os
+import sys
+
+from edl.config import Settings
+from edl.scheduler.places import ClusterHome
+from edl.scheduler.processes import main
+
+if __name__ == "__main__":
+    settings = Settings.from_environment({"EDL_HOME": os.environ["EDL_HOME"]})
+    sys.exit(main(sys.argv[1], "".join(sys.argv[2:3]), ClusterHome(settings.home)))

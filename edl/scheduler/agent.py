@@ -1,0 +1,166 @@
+"""The agent of one node, as a process: hears its orders, has its engine carry them out, and tells what it knows.
+
+Owns: the loop. Does not own: what follows from an order (`edl.cluster.queue.agent`), nor processes
+(`edl.scheduler.engine`). It may die at any moment: its workers go on, and the next one finds them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections.abc import Mapping
+
+from edl.clock import SystemClock
+from edl.cluster.queue.agent import (
+    AgentCommand,
+    AgentInput,
+    AgentLooked,
+    AgentMachine,
+    EndOne,
+    OrdersCame,
+    StartOne,
+    WorkerBegan,
+    WorkerGone,
+)
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Store, StoreRefused
+from edl.errors import EdlError, StoreUnavailable
+from edl.launch.workers import search_path
+from edl.scheduler.engine import Make, Start, WorkerEngine
+from edl.scheduler.places import ClusterHome, NodeGiven
+from edl.scheduler.queue_store import ORDERS, QueueStore
+
+logger = logging.getLogger("edl")
+
+LOOK_S = 0.5
+
+
+class AgentProcess:
+    """Use it once, in a running loop."""
+
+    def __init__(self, home: ClusterHome, node: NodeGiven, store: Store, make: Make) -> None:
+        self._home, self._node = home, node
+        self._store = store
+        self._queue = QueueStore(store)
+        self._clock = SystemClock()
+        self._machine = AgentMachine()
+        self._inbox: asyncio.Queue[AgentInput] = asyncio.Queue()
+        self._engine: WorkerEngine = make(lambda worker, evidence: self._inbox.put_nowait(WorkerGone(worker, evidence)))
+        self._wake = asyncio.Event()
+        self._orders: tuple[WorkerOrder, ...] | None = None
+        self._told: NodeReport | None = None
+        self._known: set[str] = set()
+
+    async def run(self) -> None:
+        """Until it is cancelled."""
+        for found in await self._engine.find():
+            self._machine.handle(found, self._clock.wall())
+        self._known = {seen.id for seen in self._machine.report}
+        watch = self._queue.watch(f"{ORDERS}/{self._node.name}", self._wake.set)
+        try:
+            while True:
+                await self._turn()
+        finally:
+            watch.close()
+            await self._engine.close()
+
+    async def _turn(self) -> None:
+        try:
+            await self._queue.appear(self._node.name, f"{socket.gethostname()} {os.getpid()}")
+            orders = await self._queue.orders(self._node.name)
+            if orders is not None and orders != self._orders:
+                self._orders = orders
+                await self._take(OrdersCame(orders))
+        except (StoreUnavailable, StoreRefused) as error:
+            logger.warning("the coordinator does not answer: %s", error)
+        while not self._inbox.empty():
+            await self._take(self._inbox.get_nowait())
+        await self._take(AgentLooked())
+        await self._tell()
+        await self._rest()
+
+    async def _rest(self) -> None:
+        """Until orders may have changed, a worker has ended, or a while has passed."""
+        waiting = [asyncio.create_task(self._wake.wait()), asyncio.create_task(self._inbox.get())]
+        done, left = await asyncio.wait(waiting, timeout=LOOK_S, return_when=asyncio.FIRST_COMPLETED)
+        for task in left:
+            task.cancel()
+        self._wake.clear()
+        if waiting[1] in done:
+            await self._take(waiting[1].result())  # type: ignore[arg-type]
+
+    async def _take(self, happened: AgentInput) -> None:
+        todo = self._machine.handle(happened, self._clock.wall())
+        while todo:
+            todo += await self._carry_out(todo.pop(0))
+        now = {seen.id for seen in self._machine.report}
+        for worker in self._known - now:
+            self._engine.forget(worker)
+        self._known = now
+
+    async def _carry_out(self, command: AgentCommand) -> list[AgentCommand]:
+        match command:
+            case StartOne(order):
+                return await self._start(order)
+            case EndOne(worker, kill):
+                logger.info("%s is %s", worker, "killed" if kill else "asked to leave")
+                self._engine.end(worker, kill=kill)
+                return []
+
+    async def _start(self, order: WorkerOrder) -> list[AgentCommand]:
+        now = self._clock.wall()
+        try:
+            job, environ = await self._queue.job(order.job), await self._queue.environ(order.job)
+        except StoreUnavailable:
+            job, environ = None, {}
+        if job is None:
+            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused="Resource temporarily away")), now)
+        given = worker_environ(environ, job.asked, order, self._home)
+        try:
+            pid = await self._engine.start(Start(order, job.asked, given))
+        except (OSError, EdlError) as error:
+            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused=str(error))), now)
+        if pid is None:  # claimed before, and forgotten: it is gone
+            return self._machine.handle(WorkerGone(order.id, EndEvidence()), now)
+        logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)
+        return self._machine.handle(WorkerBegan(order.id, pid), now)
+
+    async def _tell(self) -> None:
+        devices, workers = self._node.devices, self._machine.report
+        report = NodeReport(self._node.name, devices, workers, socket.gethostname(), os.getpid())
+        if report == self._told:
+            return
+        try:
+            await self._queue.tell(report)
+        except (StoreUnavailable, StoreRefused):
+            return  # at the next turn
+        self._told = report
+
+
+def worker_environ(
+    given: Mapping[str, str], asked: Submission, order: WorkerOrder, home: ClusterHome
+) -> dict[str, str]:
+    """What a worker's script sees: its owner's variables, and what makes it a worker of its job."""
+    coordinator: Coordinator = home.coordinator()
+    ours = {
+        "EDL_JOB": asked.name,
+        "EDL_COORDINATOR": coordinator.hosts,
+        "EDL_SECRET_FILE": str(home.secret),
+        "EDL_HOME": str(home.home),
+        "EDL_NP": str(max(1, order.np)),
+        "EDL_MIN_WORKERS": str(asked.min_np),
+        "EDL_MAX_WORKERS": str(asked.max_np),
+        "EDL_WORKER_ID": order.id,
+        "EDL_CHECKPOINT": asked.checkpoint or str(home.checkpoints(asked.name)),
+        "EDL_LIFE": str(order.saved_life),
+        "CUDA_VISIBLE_DEVICES": str(order.device),
+        "PYTHONUNBUFFERED": "1",
+        "PATH": search_path(given),
+    }
+    if order.resume_from:
+        ours["EDL_RESUME_FROM"] = order.resume_from
+    return {**given, **ours}

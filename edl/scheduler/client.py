@@ -1,0 +1,148 @@
+"""A cluster as its users hold it: jobs submitted, listed, waited for, cancelled.
+
+Owns: these calls. Does not own: their looks (`edl.cli`), nor the queue's form (`edl.scheduler.queue_store`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+
+import msgspec
+
+from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent
+from edl.coordination import zookeeper
+from edl.coordination.election import read_leader
+from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut
+from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.scheduler.queue_store import SCHEDULER, QueueStore
+
+SESSION_S = 10.0
+LOOK_S = 0.2
+
+
+class ClusterStatus(msgspec.Struct, frozen=True):
+    """`edl cluster status --json`."""
+
+    policy: str
+    coordinator: str
+    scheduler: str  # that leads
+    term: int
+    draining: bool
+    processes: dict[str, int]  # by name: pid
+    nodes: tuple[NodeStatus, ...]
+    jobs: dict[str, int]  # by phase: how many
+    story: tuple[QueueEvent, ...]
+
+
+class NodeStatus(msgspec.Struct, frozen=True):
+    """One node."""
+
+    name: str
+    devices: tuple[int, ...]
+    agent: bool  # is there
+    held: dict[str, str]  # by device: the worker
+
+
+class ClusterClient:
+    """One session. Use it as an async context, by `opened`."""
+
+    def __init__(self, home: ClusterHome, config: ClusterConfig, queue: QueueStore) -> None:
+        self.home, self.config, self.queue = home, config, queue
+
+    async def job(self, name: str) -> JobEntry:
+        """Raises NoSuchJob."""
+        found = await self.queue.job(name)
+        if found is None:
+            raise NoSuchJob(f"the cluster has no job {name}: `edl queue` lists those that it has")
+        return found
+
+    async def leader(self) -> tuple[str, int]:
+        """Its name and term; empty where none leads now."""
+        elected = await read_leader(self.queue.store, SCHEDULER)
+        if elected is None:
+            return "", 0
+        candidates = await self.queue.store.children(f"{SCHEDULER}/candidates")
+        leads = any(name.endswith(f"-{elected.term}") and name.count("-") == 2 for name in candidates)
+        return (elected.ident if leads else ""), elected.term
+
+    async def status(self) -> ClusterStatus:
+        jobs = await self.queue.jobs()
+        leader, term = await self.leader()
+        there = set(await self.queue.agents())
+        phases: dict[str, int] = {}
+        for job in jobs:
+            phases[job.phase.value] = phases.get(job.phase.value, 0) + 1
+        return ClusterStatus(
+            policy=self.config.policy,
+            coordinator=self.config.coordinator,
+            scheduler=leader,
+            term=term,
+            draining=await self.queue.draining() is not None,
+            processes=self.home.living(),
+            nodes=tuple(_node(report, report.node in there, jobs) for report in await self.queue.reports()),
+            jobs=phases,
+            story=(await self.queue.story())[-10:],
+        )
+
+    async def wait(self, name: str, timeout_s: float | None, seen: Callable[[JobEntry], object]) -> JobEntry:
+        """Until the job is over. Raises TimedOut, NoSuchJob."""
+        changed = asyncio.Event()
+        watch = self.queue.watch(f"/edl-cluster/jobs/{name}", changed.set)
+        until = None if timeout_s is None else time.monotonic() + timeout_s
+        try:
+            while True:
+                changed.clear()
+                job = await patiently(lambda: self.job(name))
+                seen(job)
+                if job.over:
+                    return job
+                if until is not None and time.monotonic() >= until:
+                    raise TimedOut(f"job {name} is not over after {timeout_s:g} s: it is {job.phase.value}")
+                wait_s = 5.0 if until is None else max(0.01, min(5.0, until - time.monotonic()))
+                await _set_within(changed, wait_s)
+        finally:
+            watch.close()
+
+
+async def patiently(call: Callable[[], object]) -> JobEntry:
+    """For as long as a server takes to come back."""
+    until = time.monotonic() + 3 * SESSION_S
+    while True:
+        try:
+            found = await call()  # type: ignore[misc]
+        except StoreUnavailable:
+            if time.monotonic() > until:
+                raise
+            await asyncio.sleep(LOOK_S)
+        else:
+            assert isinstance(found, JobEntry)
+            return found
+
+
+async def _set_within(event: asyncio.Event, seconds: float) -> None:
+    task = asyncio.ensure_future(event.wait())
+    await asyncio.wait({task}, timeout=seconds)
+    task.cancel()
+
+
+def _node(report: NodeReport, there: bool, jobs: list[JobEntry]) -> NodeStatus:
+    held = {str(one.device): one.id for job in jobs for one in job.workers if one.node == report.node}
+    return NodeStatus(report.node, report.devices, there, held)
+
+
+@asynccontextmanager
+async def opened(home: ClusterHome) -> AsyncIterator[ClusterClient]:
+    """Raises UsageError where there is no cluster, EdlError where it does not run."""
+    config = home.config()
+    if config.own_coordinator and not home.living():
+        raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
+    store = await zookeeper.connect(home.coordinator(), SESSION_S)
+    try:
+        queue = QueueStore(store)
+        await queue.prepare()
+        yield ClusterClient(home, config, queue)
+    finally:
+        await store.close()

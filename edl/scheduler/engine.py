@@ -1,0 +1,56 @@
+"""What starts and ends workers on one node, for its agent: a port. The embedded engine is `local_engine`.
+
+An engine that hands workers to another system keeps the same promises, and the suite of tests/contract/test_engines.py
+is run on each.
+
+Owns: the promises. Does not own: which worker is started when (`edl.cluster.queue.agent`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from edl.cluster.queue.agent import WorkerFound
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import Submission, WorkerOrder
+
+Ended = Callable[[str, EndEvidence], None]
+
+
+class Start(msgspec.Struct, frozen=True):
+    """All that a worker begins with."""
+
+    order: WorkerOrder
+    asked: Submission
+    environ: Mapping[str, str]  # all of it
+
+
+class WorkerEngine(Protocol):
+    """Belongs to one event loop."""
+
+    async def find(self) -> list[WorkerFound]:
+        """Workers that this engine was ever asked to start here and that were not forgotten; from now on the end of
+        each that lives is told. Called once, first.
+        """
+
+    async def start(self, start: Start) -> int | None:
+        """Claims the worker's id for good, and starts it; its pid. None: the id was claimed before: nothing is done.
+
+        A worker that cannot be started ends at once, with a reason.
+        """
+
+    def end(self, worker: str, *, kill: bool) -> None:
+        """Ask it to leave, or kill all of its processes. Its end is told as any other."""
+
+    def forget(self, worker: str) -> None:
+        """It is gone, and was heard of. Its id stays claimed."""
+
+    async def close(self) -> None:
+        """Tell of no end any more. Workers go on."""
+
+
+Make = Callable[[Ended], WorkerEngine]
+"""An engine that calls its argument once for each worker that ended, when none of its processes is left (I17)."""

@@ -1,0 +1,149 @@
+"""Workers as processes of this machine, each with a warden beside it that outlives the agent.
+
+A worker has a folder of its own below the node's; to make it is to claim its id. All of its processes carry its id as
+the mark of a launch, so that none is overlooked: a worker is gone when its warden is, and no process with its mark is
+left. What lingers after the script's end is given `LINGER_S`, then killed.
+
+Owns: these files and processes. Does not own: what is started when.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import sys
+from pathlib import Path
+from typing import Any
+
+from edl.cluster.queue.agent import WorkerFound
+from edl.cluster.queue.causes import TAIL_BYTES, EndEvidence
+from edl.host.processes import process_start_time, spawn_daemon, watch_exit
+from edl.launch.processes import MARK, is_running, marked, signal_marked
+from edl.scheduler.engine import Ended, Start
+from edl.scheduler.places import put
+
+WARDEN = Path(__file__).with_name("warden.py")
+LINGER_S = 15.0  # for daemons of edl, which outlive their trainers a little
+POLL_S = 0.1
+KEPT_LOGS = 200  # files of one job
+
+
+class LocalEngine:
+    """One node's."""
+
+    def __init__(self, folder: Path, logs: Path, ended: Ended) -> None:
+        """`folder`: of the node. `logs`: below it each job has a folder."""
+        self._workers = folder / "workers"
+        self._logs = logs
+        self._ended = ended
+        self._watches: dict[str, asyncio.Task[None]] = {}
+        self._workers.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    async def find(self) -> list[WorkerFound]:
+        folders = sorted(self._workers.iterdir())
+        return [self._found(folder) for folder in folders if not (folder / "forgotten").exists()]
+
+    async def start(self, start: Start) -> int | None:
+        order = start.order
+        folder = self._workers / order.id
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return None
+        put(folder / "device", str(order.device).encode())
+        logs = self._logs / order.job / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        await asyncio.to_thread(_prune, logs)
+        environ = {**start.environ, MARK: order.id}
+        told = {"command": start.asked.command, "folder": start.asked.folder, "environ": environ}
+        put(folder / "start.json", json.dumps(told).encode())
+        command = [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(logs / f"{order.id}.log")]
+        ours = {MARK: order.id, "PATH": os.environ.get("PATH", os.defpath)}
+        ours |= {name: environ[name] for name in ("EDL_HOME",) if name in environ}
+        pid = await asyncio.to_thread(spawn_daemon, command, ours, folder / "warden.log")
+        put(folder / "warden", f"{pid} {process_start_time(pid) or 0}".encode())
+        self._watch(order.id, pid)
+        return pid
+
+    def end(self, worker: str, *, kill: bool) -> None:
+        if kill:
+            signal_marked(worker, signal.SIGKILL)
+            return
+        pid, started = _warden(self._workers / worker)
+        if pid and is_running(pid, started):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGTERM)
+
+    def forget(self, worker: str) -> None:
+        folder = self._workers / worker
+        if folder.is_dir():
+            put(folder / "forgotten", b"")
+
+    async def close(self) -> None:
+        for task in self._watches.values():
+            task.cancel()
+        await asyncio.gather(*self._watches.values(), return_exceptions=True)
+
+    # -------------------------------------------------------------------------------------------------------- inside
+
+    def _found(self, folder: Path) -> WorkerFound:
+        """Also one that was claimed, and whose warden's pid was not written down before its agent died."""
+        pid, started = _warden(folder)
+        alive = bool(pid and is_running(pid, started)) or bool(marked(folder.name))
+        device = int((folder / "device").read_text() or 0) if (folder / "device").exists() else 0
+        if alive:
+            self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
+            return WorkerFound(folder.name, device, pid, None)
+        return WorkerFound(folder.name, device, pid, evidence(folder))
+
+    def _watch(self, worker: str, pid: int) -> None:
+        self._watches[worker] = asyncio.create_task(self._wait(worker, pid), name=f"worker {worker}")
+
+    async def _wait(self, worker: str, pid: int) -> None:
+        if pid:
+            gone = asyncio.Event()
+            watch = watch_exit(pid, lambda _: gone.set())
+            try:
+                await gone.wait()
+            finally:
+                watch.cancel()
+        clock = asyncio.get_running_loop().time
+        until = clock() + (LINGER_S if pid else 1e9)
+        while await asyncio.to_thread(marked, worker):
+            if clock() > until:
+                await asyncio.to_thread(signal_marked, worker, signal.SIGKILL)
+            await asyncio.sleep(POLL_S)
+        del self._watches[worker]
+        self._ended(worker, evidence(self._workers / worker))
+
+
+def evidence(folder: Path) -> EndEvidence:
+    """What the warden has left; nothing, where it was killed itself."""
+    try:
+        found: dict[str, Any] = json.loads((folder / "exit.json").read_bytes())
+    except (OSError, ValueError):
+        return EndEvidence()
+    return EndEvidence(
+        code=int(found["code"]),
+        tail=str(found.get("tail", ""))[-TAIL_BYTES:],
+        starved=bool(found.get("starved")),
+        refused=str(found.get("refused", "")),
+    )
+
+
+def _warden(folder: Path) -> tuple[int, int]:
+    try:
+        pid, started = (folder / "warden").read_text().split()
+    except (OSError, ValueError):
+        return 0, 0
+    return int(pid), int(started)
+
+
+def _prune(logs: Path) -> None:
+    """The newest stay."""
+    files = sorted(logs.glob("*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in files[KEPT_LOGS:]:
+        path.unlink(missing_ok=True)

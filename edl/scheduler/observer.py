@@ -1,0 +1,110 @@
+"""What the jobs of a cluster say of themselves, and what is asked of them: each has a leader of its own.
+
+Owns: asking the leaders, by one session with the coordinator for all of them, and preparing a life. Does not own: what
+follows (`edl.cluster.queue`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from typing import Any, cast
+
+from edl.checkpoints.lives import begin, to_go_on_from
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.inputs import JobLook, LifeReady, LifeRefused
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Store, StoreRefused
+from edl.daemon import remains
+from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
+from edl.launch.lives import in_a_thread
+from edl.outside.client import JobClient
+from edl.protocol.job import Status
+from edl.scheduler.places import ClusterHome
+
+AT_ONCE = 16  # jobs that are looked at
+ASK_S = 20.0
+
+
+class LentStore:
+    """A store that a client may close, and that stays open."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._store, name)
+
+    async def close(self) -> None:
+        """It is another's."""
+
+
+class JobsObserver:
+    """Of all jobs."""
+
+    def __init__(self, home: ClusterHome, coordinator: Coordinator, secret: bytes, store: Store) -> None:
+        self._home, self._coordinator, self._secret, self._store = home, coordinator, secret, store
+        self._turns = asyncio.Semaphore(AT_ONCE)
+
+    def _client(self, job: str) -> JobClient:
+        async def connect(*_: object) -> Store:
+            return cast("Store", LentStore(self._store))
+
+        return JobClient(self._coordinator, job, self._secret, connect=connect)
+
+    async def look(self, job: str) -> JobLook:
+        """Raises StoreUnavailable, PeerError."""
+        async with self._turns, self._client(job) as client:
+            try:
+                return look_of(await client.status())
+            except NoSuchJob:
+                return JobLook()
+
+    async def send_away(self, job: str, reason: str, deadline_s: float) -> None:
+        """Raises EdlError; nothing where it is over already."""
+        async with self._client(job) as client:
+            with contextlib.suppress(JobFailed):
+                await client.preempt(reason, deadline_s, timeout_s=ASK_S)
+
+    async def change_batch(self, job: str, samples: int) -> None:
+        async with self._client(job) as client:
+            with contextlib.suppress(JobFailed):
+                await client.batch(samples, timeout_s=ASK_S)
+
+    async def begin_life(self, job: JobEntry) -> LifeReady | LifeRefused:
+        """No process of the life before is left, so its nodes can go. Raises StoreUnavailable."""
+        with contextlib.suppress(StoreRefused):
+            await remains.remove(self._store, job.name)
+        where = job.asked.checkpoint or str(self._home.checkpoints(job.name))
+        try:
+            found = await in_a_thread(lambda: to_go_on_from(where, job.name, "auto"))
+            life = await in_a_thread(lambda: begin(where, job.name, found))
+        except (CheckpointError, UsageError) as error:
+            return LifeRefused(job.name, job.life, str(error), again=False)
+        except OSError as error:
+            return LifeRefused(job.name, job.life, str(error), again=True)
+        path = "" if life.checkpoint is None else life.checkpoint.path
+        return LifeReady(job.name, job.life, life.number, path, life.step)
+
+
+def look_of(status: Status) -> JobLook:
+    rate = status.rate
+    known = rate is not None and rate.size == status.size and rate.batches > 0
+    return JobLook(
+        state=status.state.value,
+        reason=status.reason,
+        failed_by=status.failed_by.value,
+        size=status.size,
+        step=status.step,
+        batch=status.batch,
+        step_s=rate.step_s if known and rate is not None else 0.0,
+        left=_left(status),
+    )
+
+
+def _left(status: Status) -> float | None:
+    """Steps at the present batch."""
+    spec, data = status.spec, status.data
+    if spec is None or data is None or spec.open_ended or not status.batch:
+        return None
+    return max(0.0, ((spec.epochs - data.epoch) * data.total - data.trained) / status.batch)

@@ -1,0 +1,159 @@
+"""Where a cluster of this machine keeps what it has: its configuration, its locks, its jobs' logs.
+
+Owns: the files below EDL_HOME/cluster, private to the user, and which process of the cluster lives. Does not own: the
+queue, which is in the coordinator (`edl.scheduler.queue_store`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from edl.coordination.settings import Coordinator
+from edl.errors import ConfigError, UsageError
+from edl.host.credentials import digest_of
+
+ASKING_S = 0.5
+
+
+class NodeGiven(msgspec.Struct, frozen=True):
+    """A node of this machine, and its devices by index."""
+
+    name: str
+    devices: tuple[int, ...]
+
+
+class ClusterConfig(msgspec.Struct, frozen=True):
+    """What `edl cluster start` was told."""
+
+    nodes: tuple[NodeGiven, ...]
+    policy: str
+    parameters: dict[str, str]
+    quotas: dict[str, int]
+    coordinator: str  # HOST:PORT[,…][/chroot]
+    own_coordinator: bool
+    schedulers: int
+    session_timeout_s: float
+    started: float
+
+
+class ClusterHome:
+    """The cluster of one EDL_HOME."""
+
+    def __init__(self, home: Path) -> None:
+        self.home = home
+        self.folder = home / "cluster"
+        self.run = self.folder / "run"
+        self.logs = self.folder / "logs"
+        self.secret = self.folder / "secret"
+        self.zookeeper = self.folder / "zookeeper"
+        self.ending = self.run / "ending"  # there: nobody begins anything any more
+
+    def make(self) -> None:
+        """Raises ConfigError."""
+        try:
+            for folder in (self.home, self.folder, self.run, self.logs):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"EDL_HOME={self.home}: cannot keep a cluster there: {error.strerror}") from None
+
+    def node(self, name: str) -> Path:
+        return self.folder / "nodes" / name
+
+    def job_logs(self, job: str) -> Path:
+        return self.folder / "jobs" / job / "logs"
+
+    def checkpoints(self, job: str) -> Path:
+        return self.folder / "jobs" / job / "checkpoints"
+
+    # ------------------------------------------------------------------------------------------------ configuration
+
+    def write(self, config: ClusterConfig) -> None:
+        put(self.folder / "cluster.json", msgspec.json.format(msgspec.json.encode(config)))
+
+    def read(self) -> ClusterConfig | None:
+        try:
+            return msgspec.json.decode((self.folder / "cluster.json").read_bytes(), type=ClusterConfig)
+        except (OSError, msgspec.MsgspecError):
+            return None
+
+    def config(self) -> ClusterConfig:
+        """Raises UsageError where there is no cluster."""
+        found = self.read()
+        if found is None:
+            raise UsageError(f"there is no cluster in EDL_HOME={self.home}: start one by `edl cluster start`")
+        return found
+
+    def coordinator(self) -> Coordinator:
+        """With its credentials. Raises UsageError."""
+        return Coordinator(self.config().coordinator, digest_of(self.secret.read_bytes().strip()))
+
+    # ------------------------------------------------------------------------------------------------------ processes
+
+    @contextlib.contextmanager
+    def lived(self, name: str) -> Iterator[bool]:
+        """Holds the name for as long as this process lives; False: another one has it."""
+        file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            if not _taken(file):
+                yield False
+                return
+            os.ftruncate(file, 0)
+            os.write(file, str(os.getpid()).encode())
+            yield True
+        finally:
+            os.close(file)
+
+    def pid(self, name: str) -> int | None:
+        """Of the process that has the name; None: nobody has. It may be so new that it has not said its pid (0)."""
+        try:
+            file = os.open(self.run / f"{name}.lock", os.O_RDWR | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            text = os.pread(file, 20, 0)
+            return int(text) if text.isdigit() else 0
+        else:
+            return None
+        finally:
+            os.close(file)
+
+    def names(self) -> list[str]:
+        """Of all processes of the cluster that ever were."""
+        return sorted(path.stem for path in self.run.glob("*.lock"))
+
+    def living(self) -> dict[str, int]:
+        return {name: pid for name in self.names() if (pid := self.pid(name)) is not None}
+
+
+def _taken(file: int) -> bool:
+    """Who only asks for the pid holds the lock for a moment."""
+    until = time.monotonic() + ASKING_S
+    while time.monotonic() < until:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(ASKING_S / 20)
+        else:
+            return True
+    return False
+
+
+def put(path: Path, content: bytes) -> None:
+    """The whole of it or nothing, for this user only."""
+    working = path.with_name(f".{path.name}.{os.getpid()}")
+    descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+    try:
+        os.write(descriptor, content)
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+    working.rename(path)

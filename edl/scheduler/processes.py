@@ -1,0 +1,254 @@
+"""The processes of a cluster: `python -m edl.scheduler keeper|scheduler|agent`. Each may be killed at any moment.
+
+- the *keeper* runs the embedded ZooKeeper, and starts schedulers and agents that are not there;
+- *schedulers* stand for election, and the one that leads decides;
+- an *agent* for each node has workers started and ended.
+
+A scheduler or an agent that finds no keeper starts one. Which of a name lives is told by a lock that the kernel frees.
+
+Owns: who starts whom. Does not own: what each does.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import signal
+import sys
+from collections.abc import Callable, Coroutine
+from typing import Any
+
+from edl.cluster.policies import registry
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.inputs import ClusterRules
+from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.speeds import FittedSpeeds, LiveSpeeds, UnknownSpeeds
+from edl.coordination import zookeeper
+from edl.coordination.election import Candidate, Reign
+from edl.coordination.server import LocalServer
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Store, StoreRefused
+from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable
+from edl.host.credentials import digest_of
+from edl.host.processes import spawn_daemon
+from edl.scheduler.agent import AgentProcess
+from edl.scheduler.local_engine import LocalEngine
+from edl.scheduler.observer import JobsObserver
+from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.scheduler.queue_store import SCHEDULER, QueueStore
+from edl.scheduler.reigning import QueueReign
+
+logger = logging.getLogger("edl")
+
+LOOK_S = 0.5
+BOOT_S = 10.0  # for a process to take its name
+AGAIN_S = 0.5
+KEEPER = "keeper"
+
+
+def spawn(home: ClusterHome, name: str) -> int:
+    """A process of the cluster, which outlives this one."""
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("EDL_")}
+    words = name.partition("-")
+    command = [sys.executable, "-m", "edl.scheduler", words[0], *([words[2]] if words[2] else [])]
+    return spawn_daemon(command, {**kept, "EDL_HOME": str(home.home)}, home.logs / f"{name}.log")
+
+
+async def until_signalled(work: Coroutine[Any, Any, None]) -> None:
+    """SIGTERM and SIGINT cancel it."""
+    task = asyncio.ensure_future(work)
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, task.cancel)
+    with contextlib.suppress(asyncio.CancelledError):
+        await task
+
+
+# ------------------------------------------------------------------------------------------------------------ keeper
+
+
+async def keep(home: ClusterHome) -> None:
+    """Until it is cancelled. The server dies with this thread, which is the main one."""
+    config = home.config()
+    server = await _server(home, config) if config.own_coordinator else None
+    names = [f"scheduler-{number}" for number in range(1, config.schedulers + 1)]
+    names += [f"agent-{node.name}" for node in config.nodes]
+    spawned: dict[str, float] = {}
+    clock = asyncio.get_running_loop().time
+    serving = None if server is None else asyncio.create_task(_serve(server))
+    try:
+        while True:
+            for name in names:
+                late = clock() - spawned.get(name, -BOOT_S) >= BOOT_S
+                if not home.ending.exists() and late and home.pid(name) is None:
+                    spawned[name] = clock()
+                    logger.info("%s is started", name)
+                    await asyncio.to_thread(spawn, home, name)
+                elif home.pid(name) is not None:
+                    spawned.pop(name, None)  # if it dies, another comes at once
+            await asyncio.sleep(LOOK_S)
+    finally:
+        if serving is not None and server is not None:
+            serving.cancel()
+            await asyncio.wait({serving})
+            await server.stop()
+
+
+async def _server(home: ClusterHome, config: ClusterConfig) -> LocalServer:
+    """On its port, as soon as a server of a keeper before this one has let go of it."""
+    port = int(config.coordinator.rpartition(":")[2])
+    digest = digest_of(home.secret.read_bytes().strip())
+    while True:
+        try:
+            return await LocalServer.start(home.zookeeper, port=port, digest=digest)
+        except ConfigError as error:
+            logger.warning("%s; trying again", error)
+            await asyncio.sleep(AGAIN_S)
+
+
+async def _serve(server: LocalServer) -> None:
+    while True:
+        await server.wait_exit()
+        logger.warning("ZooKeeper has ended, and is started again")
+        try:
+            await server.restart()
+        except ConfigError as error:
+            logger.warning("%s", error)
+            await asyncio.sleep(AGAIN_S)
+
+
+async def mind_keeper(home: ClusterHome) -> None:
+    """Where there is none, start one; of several, one gets the name."""
+    clock = asyncio.get_running_loop().time
+    spawned = -BOOT_S
+    while True:
+        await asyncio.sleep(LOOK_S)
+        if home.pid(KEEPER) is None and not home.ending.exists() and clock() - spawned >= BOOT_S:
+            spawned = clock()
+            logger.warning("the keeper is gone: another is started")
+            await asyncio.to_thread(spawn, home, KEEPER)
+        elif home.pid(KEEPER) is not None:
+            spawned = -BOOT_S
+
+
+async def connected(coordinator: Coordinator, session_timeout_s: float) -> Store:
+    """As soon as it can be reached."""
+    while True:
+        try:
+            return await zookeeper.connect(coordinator, session_timeout_s)
+        except ConfigError as error:
+            logger.warning("%s; trying again", error)
+            await asyncio.sleep(AGAIN_S)
+
+
+# -------------------------------------------------------------------------------------------------------- schedulers
+
+
+def machine(config: ClusterConfig, jobs: list[JobEntry]) -> SchedulerMachine:
+    """Raises ConfigError."""
+    policy = registry.build(config.policy, config.parameters)
+    return SchedulerMachine(policy, speeds_of(config.policy), _rules(config), jobs)
+
+
+def _rules(config: ClusterConfig) -> ClusterRules:
+    return ClusterRules(quotas=config.quotas, sees_left=registry.known(config.policy).sees_left)
+
+
+def speeds_of(policy: str) -> LiveSpeeds:
+    """The analyzer needs SciPy. Raises ConfigError."""
+    if not registry.known(policy).sees_speed:
+        return UnknownSpeeds()
+    try:
+        from edl.cluster.analyzer.analyzer import Analyzer
+    except ModuleNotFoundError:
+        raise ConfigError(f"policy {policy} needs SciPy: pip install 'horovod-edl[cluster]'") from None
+    return FittedSpeeds(Analyzer())
+
+
+async def schedule(home: ClusterHome, name: str) -> None:
+    """Until it is cancelled."""
+    config, coordinator = home.config(), home.coordinator()
+    store = await connected(coordinator, config.session_timeout_s)
+    reigns: asyncio.Queue[Reign | None] = asyncio.Queue()
+    candidate = Candidate(store, SCHEDULER, f"{name} {os.getpid()}", reigns.put_nowait)
+    secret = home.secret.read_bytes().strip()
+    minding = asyncio.create_task(mind_keeper(home))
+    ruling: asyncio.Task[None] | None = None
+    candidate.stand()
+    try:
+        while True:
+            reign = await reigns.get()
+            if ruling is not None:
+                ruling.cancel()
+                await asyncio.gather(ruling, return_exceptions=True)
+                ruling = None
+            if reign is not None:
+                observer = JobsObserver(home, coordinator, secret, store)
+                ruling = asyncio.create_task(_rule(config, store, candidate, reign, observer))
+    finally:
+        minding.cancel()
+        if ruling is not None:
+            ruling.cancel()
+        await asyncio.gather(minding, *([ruling] if ruling else []), return_exceptions=True)
+        await candidate.resign()
+        await store.close()
+
+
+async def _rule(
+    config: ClusterConfig, store: Store, candidate: Candidate, reign: Reign, observer: JobsObserver
+) -> None:
+    """From what lies there, again and again, as long as the reign lasts."""
+    while candidate.reign is reign:
+        try:
+            await QueueReign(QueueStore(store), reign, observer, lambda jobs: machine(config, jobs)).run()
+        except Fenced:
+            return
+        except (StoreUnavailable, StoreRefused) as error:
+            logger.warning("begins again from what lies in the coordinator: %s", error)
+        except Exception:
+            logger.exception("a fault of edl's: begins again from what lies in the coordinator")
+        await asyncio.sleep(AGAIN_S)
+
+
+# ------------------------------------------------------------------------------------------------------------ agents
+
+
+async def serve_node(home: ClusterHome, name: str) -> None:
+    """Until it is cancelled."""
+    config = home.config()
+    found = [node for node in config.nodes if node.name == name]
+    if not found:
+        raise ConfigError(f"the cluster has no node {name}")
+    store = await connected(home.coordinator(), config.session_timeout_s)
+    minding = asyncio.create_task(mind_keeper(home))
+    folder, logs = home.node(name), home.folder / "jobs"
+    try:
+        await AgentProcess(home, found[0], store, lambda ended: LocalEngine(folder, logs, ended)).run()
+    finally:
+        minding.cancel()
+        await asyncio.gather(minding, return_exceptions=True)
+        await store.close()
+
+
+def main(kind: str, name: str, home: ClusterHome) -> int:
+    """Runs one process under its name, unless another one has it."""
+    full = KEEPER if kind == KEEPER else f"{kind}-{name}"
+    log = logging.StreamHandler(sys.stderr)
+    log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    logger.addHandler(log)
+    logger.setLevel(logging.INFO)
+    with home.lived(full) as ours:
+        if not ours:
+            return 0
+        works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
+            KEEPER: keep,
+            "scheduler": lambda home: schedule(home, full),
+        }
+        try:
+            work = works[kind](home) if kind in works else serve_node(home, name)
+            asyncio.run(until_signalled(work))
+        except EdlError as error:
+            logger.error("%s", error)
+            return 1
+    return 0

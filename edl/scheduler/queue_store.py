@@ -1,0 +1,245 @@
+"""The queue as it lies in the coordinator, and how one scheduler after the other writes it.
+
+    /edl-cluster/jobs/<name>         a job as decided (JobEntry)             its owner, then schedulers, fenced
+    /edl-cluster/environs/<name>     the variables that its workers get      its owner, in the same transaction
+    /edl-cluster/wishes/<name>       its owner wants it cancelled            its owner
+    /edl-cluster/drain               the cluster is to stop; `kill`: at once `edl cluster stop`
+    /edl-cluster/orders/<node>       what its agent is to do                 schedulers, fenced
+    /edl-cluster/reports/<node>      what its agent knows                    that agent
+    /edl-cluster/agents/<node>       the agent lives (ephemeral)             that agent
+    /edl-cluster/story               what has happened to the cluster        schedulers, fenced
+    /edl-cluster/scheduler/...       who stands for election, and who leads  edl.coordination.election
+
+A submission is one write of the owner's: it is durable as soon as it is answered, whether a scheduler lives or not.
+
+Owns: these nodes and their forms. Does not own: what is decided (`edl.cluster.queue`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Collection, Mapping, Sequence
+
+import msgspec
+
+from edl.cluster.queue.entries import (
+    JobEntry,
+    NodeReport,
+    QueueEvent,
+    Submission,
+    WorkerOrder,
+    orders_of,
+)
+from edl.cluster.queue.inputs import Resolved
+from edl.cluster.queue.retries import RetryRules
+from edl.coordination.store import Create, Delete, Node, NodeExists, NoNode, Op, Store, Watch, Write
+from edl.errors import ConfigError, UsageError
+
+ROOT = "/edl-cluster"
+JOBS, ENVIRONS, WISHES, ORDERS, REPORTS, AGENTS = (
+    f"{ROOT}/{name}" for name in ("jobs", "environs", "wishes", "orders", "reports", "agents")
+)
+DRAIN, STORY, SCHEDULER = f"{ROOT}/drain", f"{ROOT}/story", f"{ROOT}/scheduler"
+FOLDERS = (JOBS, ENVIRONS, WISHES, ORDERS, REPORTS, AGENTS)
+AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
+KEPT_STORY = 200
+KEPT_OVER = 2000  # jobs that are over
+
+_JOB = msgspec.json.Decoder(JobEntry)
+_REPORT = msgspec.json.Decoder(NodeReport)
+_ORDERS = msgspec.json.Decoder(tuple[WorkerOrder, ...])
+_ENVIRON = msgspec.json.Decoder(dict[str, str])
+_STORY = msgspec.json.Decoder(tuple[QueueEvent, ...])
+
+
+class QueueStore:
+    """One process's way to the queue."""
+
+    def __init__(self, store: Store) -> None:
+        self.store = store
+        self._versions: dict[str, int] = {}  # of the nodes that this process writes
+        self._orders: dict[str, bytes] = {}  # as they stand there, by path
+
+    async def prepare(self) -> None:
+        for folder in FOLDERS:
+            with contextlib.suppress(NodeExists):
+                await self.store.create(folder)
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Watch:
+        return self.store.watch(path, wake)
+
+    # ------------------------------------------------------------------------------------------------- what owners do
+
+    async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
+        """Raises UsageError where the name is taken."""
+        entry = JobEntry(asked, since=asked.submitted, since_phase=asked.submitted, tries_left=RetryRules().tries)
+        encoded = msgspec.json.encode(dict(environ))
+        if len(encoded) > AT_ONCE_BYTES:
+            raise UsageError(f"the environment has {len(encoded)} bytes: unset some variables, {AT_ONCE_BYTES} at most")
+        try:
+            await self.store.commit(
+                [
+                    Create(f"{JOBS}/{asked.name}", msgspec.json.encode(entry)),
+                    Create(f"{ENVIRONS}/{asked.name}", encoded),
+                ]
+            )
+        except NodeExists:
+            raise UsageError(f"there is a job {asked.name} already: give this one another name by --name") from None
+
+    async def cancel(self, job: str) -> None:
+        with contextlib.suppress(NodeExists):
+            await self.store.create(f"{WISHES}/{job}")
+
+    async def drain(self, *, kill: bool) -> None:
+        value = b"kill" if kill else b""
+        try:
+            await self.store.create(DRAIN, value)
+        except NodeExists:
+            if kill:
+                await self.store.write(DRAIN, value)
+
+    async def go_on(self) -> None:
+        with contextlib.suppress(NoNode):
+            await self.store.delete(DRAIN)
+
+    async def keep_nodes(self, names: Collection[str]) -> None:
+        """Forget all others. Raises ConfigError where one still has workers on record: nobody could end them."""
+        held = {worker.node: worker.id for job in await self.jobs() for worker in job.workers}
+        for node in await self.store.children(REPORTS):
+            if node in names:
+                continue
+            if node in held:
+                raise ConfigError(f"node {node} still has worker {held[node]}: name it in --nodes too")
+            for path in (f"{REPORTS}/{node}", f"{ORDERS}/{node}"):
+                with contextlib.suppress(NoNode):
+                    await self.store.delete(path)
+
+    # -------------------------------------------------------------------------------------------------------- reading
+
+    async def names(self) -> tuple[str, ...]:
+        return await self.store.children(JOBS)
+
+    async def job(self, name: str) -> JobEntry | None:
+        node = await self._read(f"{JOBS}/{name}")
+        return None if node is None else _JOB.decode(node.value)
+
+    async def jobs(self) -> list[JobEntry]:
+        found = [await self.job(name) for name in await self.names()]
+        return sorted((job for job in found if job is not None), key=lambda job: (job.asked.submitted, job.name))
+
+    async def environ(self, job: str) -> dict[str, str]:
+        node = await self.store.read(f"{ENVIRONS}/{job}")
+        return {} if node is None else _ENVIRON.decode(node.value)
+
+    async def reports(self) -> list[NodeReport]:
+        nodes = [await self.store.read(f"{REPORTS}/{name}") for name in await self.store.children(REPORTS)]
+        return [_REPORT.decode(node.value) for node in nodes if node is not None]
+
+    async def report(self, node: str) -> NodeReport | None:
+        found = await self.store.read(f"{REPORTS}/{node}")
+        return None if found is None else _REPORT.decode(found.value)
+
+    async def agents(self) -> tuple[str, ...]:
+        return await self.store.children(AGENTS)
+
+    async def wishes(self) -> tuple[str, ...]:
+        return await self.store.children(WISHES)
+
+    async def draining(self) -> bool | None:
+        """None: no; else whether all are to be killed."""
+        node = await self.store.read(DRAIN)
+        return None if node is None else node.value == b"kill"
+
+    async def story(self) -> tuple[QueueEvent, ...]:
+        node = await self._read(STORY)
+        return () if node is None else _STORY.decode(node.value)
+
+    async def orders(self, node: str) -> tuple[WorkerOrder, ...] | None:
+        """None: nothing was ever said."""
+        found = await self._read(f"{ORDERS}/{node}")
+        if found is not None:
+            self._orders[f"{ORDERS}/{node}"] = found.value
+        return None if found is None else _ORDERS.decode(found.value)
+
+    async def _read(self, path: str) -> Node | None:
+        node = await self.store.read(path)
+        if node is not None:
+            self._versions[path] = node.version
+        return node
+
+    # ----------------------------------------------------------------------------------------------- what agents write
+
+    async def tell(self, report: NodeReport) -> None:
+        path, value = f"{REPORTS}/{report.node}", msgspec.json.encode(report)
+        try:
+            await self.store.write(path, value)
+        except NoNode:
+            await self.store.create(path, value)
+
+    async def appear(self, node: str, words: str) -> None:
+        """As long as this session lives."""
+        path = f"{AGENTS}/{node}"
+        found = await self.store.read(path)
+        if found is not None and found.owner == self.store.session:
+            return
+        if found is not None:  # of a session before this one
+            with contextlib.suppress(NoNode):
+                await self.store.delete(path)
+        await self.store.create(path, words.encode(), ephemeral=True)
+
+    # ------------------------------------------------------------------------------------------- what schedulers write
+
+    async def keep(self, resolved: Resolved, jobs: Mapping[str, JobEntry], nodes: Sequence[str], fence: str) -> None:
+        """`nodes`: all that any worker ever was on. Raises Fenced, StoreUnavailable, StoreRefused: then what stands
+        there is to be read again.
+        """
+        batches = self._batches(resolved, jobs, nodes)
+        for batch in batches:
+            results = await self.store.commit(batch, fence=fence)
+            for op, result in zip(batch, results, strict=True):
+                if isinstance(op, Create):
+                    self._versions[op.path] = 0
+                elif isinstance(op, Write) and isinstance(result, int):
+                    self._versions[op.path] = result
+                if isinstance(op, Create | Write) and op.path.startswith(ORDERS):
+                    self._orders[op.path] = op.value
+
+    def _batches(self, resolved: Resolved, jobs: Mapping[str, JobEntry], nodes: Sequence[str]) -> list[list[Op]]:
+        """Who holds fewer devices first, so that none is another's before it was given up; orders last."""
+        entries = sorted(resolved.changed.values(), key=lambda job: len(job.workers))
+        ops: list[tuple[str, bytes]] = [(f"{JOBS}/{job.name}", msgspec.json.encode(job)) for job in entries]
+        for node in sorted(nodes) if resolved.changed else ():
+            path, value = f"{ORDERS}/{node}", msgspec.json.encode(orders_of(node, jobs))
+            if self._orders.get(path) != value:
+                ops.append((path, value))
+        batches: list[list[Op]] = [[]]
+        size = 0
+        for path, value in ops:
+            if size + len(value) > AT_ONCE_BYTES and batches[-1]:
+                batches.append([])
+                size = 0
+            size += len(value)
+            known = self._versions.get(path)
+            batches[-1].append(Create(path, value) if known is None else Write(path, value, known))
+        return [batch for batch in batches if batch]
+
+    async def tell_story(self, told: Sequence[QueueEvent], fence: str) -> None:
+        """Of the cluster; a job has its own."""
+        value = msgspec.json.encode((*await self.story(), *told)[-KEPT_STORY:])
+        known = self._versions.get(STORY)
+        op = Create(STORY, value) if known is None else Write(STORY, value, known)
+        [result] = await self.store.commit([op], fence=fence)
+        self._versions[STORY] = result if isinstance(result, int) else 0
+
+    async def heed(self, wishes: Sequence[str], fence: str) -> None:
+        """They were carried out."""
+        for name in wishes:
+            with contextlib.suppress(NoNode):
+                await self.store.commit([Delete(f"{WISHES}/{name}")], fence=fence)
+
+    async def forget(self, job: str, fence: str) -> None:
+        """One that is over, for ever."""
+        await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
+        self._versions.pop(f"{JOBS}/{job}", None)
+        with contextlib.suppress(NoNode):
+            await self.store.delete(f"{ENVIRONS}/{job}")

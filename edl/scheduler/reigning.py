@@ -1,0 +1,245 @@
+"""One reign of a scheduler: from what it finds in the coordinator until it is deposed, or anything is unclear.
+
+It hears submissions, wishes, agents and jobs, lets its machine decide, makes that durable under its fence, and only
+then acts (I9). Whatever goes wrong with the coordinator, it begins again from what lies there: a decision whose write
+was not answered is found there, or never was.
+
+Owns: this loop. Does not own: the decisions (`edl.cluster.queue.scheduler`), nor the election.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Coroutine, Mapping
+from typing import Any
+
+from edl.clock import SystemClock
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.inputs import (
+    Act,
+    BeginLife,
+    CancelAsked,
+    ChangeBatch,
+    DrainAsked,
+    DrainOver,
+    JobLooked,
+    LookOnce,
+    NodeReported,
+    NodeWent,
+    QueueInput,
+    QueueTick,
+    SendAway,
+    Submitted,
+)
+from edl.cluster.queue.phases import ACTIVE, JobPhase
+from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.coordination.election import Reign
+from edl.coordination.store import StoreRefused, Watch
+from edl.errors import EdlError, StoreUnavailable
+from edl.scheduler.observer import JobsObserver
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, KEPT_OVER, REPORTS, WISHES, QueueStore
+
+logger = logging.getLogger("edl")
+
+JOBS_EVERY_S = 1.0  # looks at a job that runs
+ALL_EVERY_S = 5.0  # looks at everything, whether a watch has woken it or not
+AGAIN_S = 0.5
+
+Build = Callable[[list[JobEntry]], SchedulerMachine]
+
+
+class QueueReign:
+    """Use it once for each reign, as a task."""
+
+    def __init__(self, queue: QueueStore, reign: Reign, observer: JobsObserver, build: Build) -> None:
+        self._queue, self._reign, self._observer, self._build = queue, reign, observer, build
+        self._clock = SystemClock()
+        self._machine: SchedulerMachine | None = None
+        self._inbox: list[QueueInput] = []
+        self._wake = asyncio.Event()
+        self._dirty: set[str] = set()  # what to read again
+        self._watches: list[Watch] = []
+        self._reports: set[str] = set()  # nodes whose reports are watched
+        self._there: set[str] = set()
+        self._wishes: tuple[str, ...] = ()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._looking: set[str] = set()
+        self._looked_at = 0.0
+        self._due: float | None = None
+
+    async def run(self) -> None:
+        """Until it is cancelled, or raises: Fenced, StoreUnavailable, StoreRefused."""
+        try:
+            await self._load()
+            while True:
+                await self._hear()
+                await self._decide()
+                await self._rest()
+        finally:
+            for watch in self._watches:
+                watch.close()
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # ------------------------------------------------------------------------------------------------------- hearing
+
+    async def _load(self) -> None:
+        await self._queue.prepare()
+        jobs = await self._queue.jobs()
+        over = sorted((job for job in jobs if job.over and not job.workers), key=lambda job: job.ended or 0.0)
+        for job in over[: max(0, len(over) - KEPT_OVER)]:
+            await self._queue.forget(job.name, self._reign.fence)
+            jobs.remove(job)
+        self._machine = self._build(jobs)
+        for path in (JOBS, WISHES, AGENTS, DRAIN):
+            self._watch(path)
+            self._dirty.add(path)
+        for report in await self._queue.reports():
+            await self._queue.orders(report.node)
+            self._inbox.append(NodeReported(report))
+            self._follow(report.node)
+        logger.info("term %d begins with %d jobs", self._reign.term, len(jobs))
+
+    def _watch(self, path: str) -> None:
+        def woken() -> None:
+            self._dirty.add(path)
+            self._wake.set()
+
+        self._watches.append(self._queue.watch(path, woken))
+
+    def _follow(self, node: str) -> None:
+        if node not in self._reports:
+            self._reports.add(node)
+            self._watch(f"{REPORTS}/{node}")
+
+    async def _hear(self) -> None:
+        dirty, self._dirty = self._dirty, set()
+        machine = self._machine
+        assert machine is not None
+        if AGENTS in dirty:
+            await self._hear_agents()
+        for path in dirty:
+            node = path.rpartition("/")[2]
+            if path.startswith(f"{REPORTS}/") and node in self._there and (report := await self._queue.report(node)):
+                self._inbox.append(NodeReported(report))
+        if JOBS in dirty:
+            for name in await self._queue.names():
+                if name not in machine.jobs and (job := await self._queue.job(name)) is not None:
+                    self._inbox.append(Submitted(job.asked))
+        if WISHES in dirty:
+            self._wishes = await self._queue.wishes()
+            self._inbox += [CancelAsked(name) for name in self._wishes]
+        if DRAIN in dirty:
+            kill = await self._queue.draining()
+            self._inbox.append(DrainOver() if kill is None else DrainAsked(kill))
+
+    async def _hear_agents(self) -> None:
+        there = set(await self._queue.agents())
+        gone = {report.node for report in await self._queue.reports()} - there
+        self._inbox += [NodeWent(node) for node in sorted(gone)]
+        for node in sorted(there - self._there):
+            await self._queue.orders(node)
+            self._follow(node)
+            if (report := await self._queue.report(node)) is not None:
+                self._inbox.append(NodeReported(report))
+        self._there = there
+
+    def _look_at_jobs(self) -> None:
+        now = self._clock.now()
+        if now - self._looked_at < JOBS_EVERY_S:
+            return
+        self._looked_at = now
+        for job in self._jobs_that_run():
+            if job.name not in self._looking:
+                self._looking.add(job.name)
+                self._begin(self._look(job.name, job.life))
+
+    def _jobs_that_run(self) -> list[JobEntry]:
+        assert self._machine is not None
+        jobs = self._machine.jobs.values()
+        return [job for job in jobs if job.ready and (job.phase in ACTIVE or job.phase is JobPhase.PREEMPTING)]
+
+    async def _look(self, name: str, life: int) -> None:
+        try:
+            self._say(JobLooked(name, life, await self._observer.look(name)))
+        except EdlError as error:
+            logger.debug("job %s does not answer: %s", name, error)
+        finally:
+            self._looking.discard(name)
+
+    def _say(self, word: QueueInput) -> None:
+        self._inbox.append(word)
+        self._wake.set()
+
+    # ------------------------------------------------------------------------------------------------------ deciding
+
+    async def _decide(self) -> None:
+        machine = self._machine
+        assert machine is not None
+        now = self._clock.wall()
+        if not self._inbox and (self._due is None or now < self._due):
+            return
+        inputs, self._inbox = self._inbox or [QueueTick()], []
+        resolved = machine.handle(inputs, now)
+        machine.validate()
+        self._due = resolved.look_again
+        jobs: Mapping[str, JobEntry] = machine.jobs
+        await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
+        for event in resolved.told:
+            logger.info("%s %s: %s", event.kind, event.job, event.words)
+        if cluster := [event for event in resolved.told if not event.job]:
+            await self._queue.tell_story(cluster, self._reign.fence)
+        heeded = [name for name in self._wishes if name not in jobs or jobs[name].over]
+        if heeded:
+            await self._queue.heed(heeded, self._reign.fence)
+            self._wishes = ()
+        for act in resolved.acts:
+            self._begin(self._act(act))
+
+    async def _rest(self) -> None:
+        """Until something is to be heard, or due."""
+        self._look_at_jobs()
+        waits = ALL_EVERY_S if self._due is None else min(ALL_EVERY_S, max(0.01, self._due - self._clock.wall()))
+        if self._jobs_that_run():
+            waits = min(waits, JOBS_EVERY_S)
+        try:
+            async with asyncio.timeout(waits):
+                await self._wake.wait()
+        except TimeoutError:
+            if waits == ALL_EVERY_S:
+                self._dirty |= {JOBS, WISHES, AGENTS, DRAIN}
+        self._wake.clear()
+
+    # -------------------------------------------------------------------------------------------------------- acting
+
+    def _begin(self, what: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(what)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _act(self, act: Act) -> None:
+        """Again and again while the coordinator is away: with the reign, the task ends."""
+        while True:
+            try:
+                await self._do(act)
+                return
+            except (StoreUnavailable, StoreRefused) as error:
+                logger.info("%r is tried again: %s", act, error)
+            except EdlError as error:
+                logger.warning("%r comes to nothing: %s", act, error)
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _do(self, act: Act) -> None:
+        assert self._machine is not None
+        match act:
+            case BeginLife(name):
+                self._say(await self._observer.begin_life(self._machine.jobs[name]))
+            case SendAway(name, deadline_s, reason):
+                await self._observer.send_away(name, reason, deadline_s)
+            case ChangeBatch(name, samples):
+                await self._observer.change_batch(name, samples)
+            case LookOnce(name, life):
+                self._say(JobLooked(name, life, await self._observer.look(name), final=True))

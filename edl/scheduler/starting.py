@@ -1,0 +1,183 @@
+"""A cluster started and stopped from a command line.
+
+Owns: the order of it, and that no process stays. Does not own: what the processes do (`edl.scheduler.processes`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import secrets
+import signal
+import socket
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from edl.cluster.policies import registry
+from edl.coordination.server import free_port
+from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
+from edl.scheduler.client import ClusterClient, opened
+from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
+from edl.scheduler.processes import KEEPER, spawn, speeds_of
+
+START_S = 90.0
+STOP_S = 10.0
+DRAIN_S = 120.0
+LOOK_S = 0.1
+NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62}):([1-9][0-9]{0,3})")
+
+Say = Callable[[str], object]
+
+
+def nodes_of(text: str | None) -> tuple[NodeGiven, ...]:
+    """HOST:SLOTS of this machine, more of them after commas. Raises ConfigError."""
+    parts = [f"localhost:{devices_here()}"] if text is None else text.split(",")
+    here = {"localhost", "127.0.0.1", socket.gethostname(), socket.getfqdn()}
+    nodes: list[NodeGiven] = []
+    names: Counter[str] = Counter()
+    first = 0
+    for part in parts:
+        matched = NODE.fullmatch(part.strip())
+        if matched is None:
+            raise ConfigError(f"--nodes {part}: must be HOST:SLOTS, more of them after commas, such as localhost:4")
+        host, devices = matched[1], int(matched[2])
+        if host not in here:
+            raise ConfigError(
+                f"--nodes {part}: {host} is not this machine, and agents are started on this machine only: "
+                "name localhost, several times for several nodes"
+            )
+        names[host] += 1
+        name = host if names[host] == 1 else f"{host}-{names[host]}"
+        nodes.append(NodeGiven(name, tuple(range(first, first + devices))))
+        first += devices
+    return tuple(nodes)
+
+
+def devices_here() -> int:
+    """GPUs of this machine, else its cores."""
+    gpus = Path("/proc/driver/nvidia/gpus")
+    found = len(list(gpus.iterdir())) if gpus.is_dir() else 0
+    return found or len(os.sched_getaffinity(0))
+
+
+async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
+    """Returns once it takes jobs and has its agents. Raises UsageError, ConfigError, EdlError."""
+    registry.build(config.policy, config.parameters)
+    speeds_of(config.policy)
+    home.make()
+    if living := home.living():
+        pids = ", ".join(f"{name} {pid}" for name, pid in living.items())
+        raise UsageError(f"the cluster of EDL_HOME={home.home} runs already ({pids}): `edl cluster stop` ends it")
+    if not home.secret.exists():
+        put(home.secret, secrets.token_hex(32).encode())
+    home.write(config)
+    home.ending.unlink(missing_ok=True)
+    spawn(home, KEEPER)
+    try:
+        async with asyncio.timeout(START_S):
+            await _until_there(home, config, say)
+    except TimeoutError:
+        await end_processes(home)
+        raise EdlError(f"the cluster does not come up within {START_S:g} s: see {home.logs}") from None
+    except BaseException:
+        await end_processes(home)
+        raise
+
+
+async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
+    went_on = False
+    while True:
+        with _while_coming_up():
+            async with opened(home) as client:
+                if not went_on:
+                    await client.queue.keep_nodes([node.name for node in config.nodes])
+                    await client.queue.go_on()
+                    went_on = True
+                if await _is_there(client, config, say):
+                    return
+        await asyncio.sleep(LOOK_S)
+
+
+@contextlib.contextmanager
+def _while_coming_up() -> Iterator[None]:
+    """There may be no server yet, nor a process."""
+    try:
+        yield
+    except EdlError as error:
+        if isinstance(error, ConfigError) and "--nodes" in str(error):
+            raise
+
+
+async def _is_there(client: ClusterClient, config: ClusterConfig, say: Say) -> bool:
+    leader, _ = await client.leader()
+    agents = set(await client.queue.agents())
+    reported = {report.node for report in await client.queue.reports()}
+    wanted = {node.name for node in config.nodes}
+    say(f"scheduler {leader or 'not there yet'}, {len(wanted & agents)} of {len(wanted)} agents")
+    return bool(leader) and wanted <= (agents & reported)
+
+
+async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
+    """Jobs are saved and go, or are killed; then all processes end. Returns how many jobs wait to go on."""
+    waiting = 0
+    if home.living():
+        async with opened(home) as client:
+            waiting = await _drain(client, kill=kill, say=say)
+    await end_processes(home)
+    return waiting
+
+
+async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:
+    await client.queue.drain(kill=kill)
+    clock = asyncio.get_running_loop().time
+    until = clock() + DRAIN_S
+    while True:
+        try:
+            jobs = await client.queue.jobs()
+        except StoreUnavailable:
+            jobs = None
+        if jobs is not None:
+            left = [job for job in jobs if job.workers]
+            if not left:
+                return sum(not job.over for job in jobs)
+            say("saved and sent away: " + ", ".join(f"{job.name} ({job.phase.value})" for job in left[:8]))
+        if clock() > until:
+            if kill:
+                raise EdlError("workers do not end, though they are killed: `edl cluster status` shows them")
+            await client.queue.drain(kill=True)
+            kill, until = True, clock() + STOP_S
+        await asyncio.sleep(LOOK_S)
+
+
+async def end_processes(home: ClusterHome) -> None:
+    """All that belong to the cluster itself; workers that run go on, and are found by the next."""
+    if not home.run.is_dir():
+        return
+    put(home.ending, b"")
+    clock = asyncio.get_running_loop().time
+    until = clock() + STOP_S
+    signalled: set[tuple[str, int]] = set()
+    while living := home.living():
+        for name, pid in living.items():
+            late = clock() > until
+            if pid and ((name, pid) not in signalled or late):
+                signalled.add((name, pid))
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL if late else signal.SIGTERM)
+        await asyncio.sleep(LOOK_S)
+
+
+def port_of(home: ClusterHome) -> int:
+    """As before, so that clients find the queue again; another one where that was never, or is taken."""
+    before = home.read()
+    if before is not None and before.own_coordinator:
+        port = int(before.coordinator.rpartition(":")[2])
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            with contextlib.suppress(OSError):
+                probe.bind(("127.0.0.1", port))
+                return port
+    return free_port()

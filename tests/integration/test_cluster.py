@@ -1,0 +1,260 @@
+"""A cluster with real jobs on this machine: shrunk, sent away and resumed, while its processes are killed."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pace import patient
+from warm_python import WarmPython
+
+from edl.cli import main
+from edl.core.audit.account import account
+from edl.launch.processes import marked
+from edl.scheduler.places import ClusterHome
+from edl.trainer.data.audit import read
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+DIGITS = Path(__file__).parents[2] / "examples" / "torch_digits.py"
+SAMPLES = 1797
+
+
+class LiveCluster:
+    """Of two devices."""
+
+    def __init__(self, home: Path, warm: WarmPython) -> None:
+        self.home, self.places, self.warm = home, ClusterHome(home), warm
+
+    def __call__(self, *words: str, code: int = 0, **environ: str) -> str:
+        """In this process; what it has printed."""
+        out, err = io.TextIOWrapper(raw := io.BytesIO(), "utf-8", write_through=True), io.StringIO()
+        with pytest.MonkeyPatch.context() as patch, contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            for name in [name for name in os.environ if name.startswith("EDL_") and not name.startswith("EDL_TEST")]:
+                patch.delenv(name)
+            for name, value in {"EDL_HOME": str(self.home), **environ}.items():
+                patch.setenv(name, value)
+            found = main(list(words))
+        printed = raw.getvalue().decode()
+        assert found == code, (found, printed, err.getvalue())
+        return printed + err.getvalue()
+
+    def submit(self, name: str, *flags: str, epochs: int = 2, step_s: float = 0.02) -> Path:
+        """Digits; the folder of its audit."""
+        audit = self.home / "audits" / name
+        line = [*self.warm.command(DIGITS), "--epochs", str(epochs), "--step-time", str(step_s)]
+        self("submit", "--name", name, *flags, *line, EDL_AUDIT=str(audit))
+        return audit
+
+    def job(self, name: str) -> dict[str, Any]:
+        found: dict[str, Any] = json.loads(self("describe", name, "--json"))
+        return found
+
+    def until(self, name: str, *states: str, **wanted: Any) -> dict[str, Any]:
+        def there() -> dict[str, Any] | None:
+            job = self.job(name)
+            assert job["state"] in states or job["state"] not in {"failed", "cancelled", "finished"}, job
+            return job if job["state"] in states and all(job[key] >= least for key, least in wanted.items()) else None
+
+        found: dict[str, Any] = wait(there, f"{name} is {states} {wanted}")
+        return found
+
+    def kill(self, name: str, number: int = signal.SIGKILL) -> int:
+        pid = wait(lambda: self.places.pid(name), f"{name} lives")
+        os.kill(pid, number)
+        return int(pid)
+
+    def leader(self) -> str:
+        def leads() -> str:
+            return str(json.loads(self("cluster", "status", "--json"))["scheduler"])
+
+        return str(wait(leads, "a scheduler leads"))
+
+    def expect_exactly_once(self, audit: Path, epochs: int = 2) -> None:
+        found = account(read(audit))
+        assert found.clean, found
+        assert [(epoch.total, epoch.trained) for epoch in found.epochs] == [(SAMPLES, SAMPLES)] * epochs
+
+
+def wait(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> Any:
+    began = time.monotonic()
+    while not (value := condition()):
+        assert time.monotonic() - began < patient(timeout_s), f"never: {what}"
+        time.sleep(0.1)
+    return value
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory, warm: WarmPython) -> Iterator[LiveCluster]:
+    cluster = LiveCluster(tmp_path_factory.mktemp("cluster") / "home", warm)
+    cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "fifo", "--session-timeout", "3")
+    try:
+        yield cluster
+    finally:
+        cluster("cluster", "stop", "--now")
+        assert cluster.places.living() == {}
+
+
+def test_a_command_runs_and_what_it_prints_is_kept(cluster: LiveCluster) -> None:
+    assert (
+        cluster("submit", "--name", "hello", "sh", "-c", "echo $EDL_JOB on $CUDA_VISIBLE_DEVICES; echo err >&2")
+        == "hello\n"
+    )
+    assert "job hello has finished" in cluster("wait", "hello")
+    assert set(cluster("logs", "hello").splitlines()) == {"hello on 0", "err"}
+    assert cluster("logs", "hello", "--worker", "hello-1") == cluster("logs", "hello", "-f")
+    [job] = [job for job in json.loads(cluster("queue", "--json"))["jobs"] if job["name"] == "hello"]
+    assert (job["state"], job["workers"]) == ("finished", [])
+    log = cluster.places.job_logs("hello") / "hello-1.log"
+    assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_fault_of_the_script_ends_its_job_and_says_why(cluster: LiveCluster) -> None:
+    cluster("submit", "--name", "bad", "python", "-c", "import nope")
+    assert "a module that its script imports is not there: ModuleNotFoundError" in cluster("wait", "bad", code=1)
+    job = cluster.job("bad")
+    assert (job["state"], job["cause"]["code"], job["cause"]["domain"]) == ("failed", "bad-import", "workload")
+    assert "No module named 'nope'" in cluster("logs", "bad")
+
+
+def test_what_a_job_prints_is_bounded(cluster: LiveCluster) -> None:
+    bomb = "import sys\nfor _ in range(400): sys.stdout.write('x' * 65535 + '\\n')\nprint('the end')"
+    cluster("submit", "--name", "bomb", "python", "-c", bomb)
+    cluster("wait", "bomb")
+    kept = sum(path.stat().st_size for path in cluster.places.job_logs("bomb").iterdir())
+    assert kept <= 2 * (4 << 20) + 65536
+    assert cluster("logs", "bomb").rstrip().endswith("the end")
+
+
+def test_a_job_goes_on_while_scheduler_agent_keeper_and_coordinator_are_killed(cluster: LiveCluster) -> None:
+    audit = cluster.submit("stands", "-np", "2", "--min-np", "2", "--max-np", "2", epochs=3, step_s=0.1)
+    cluster.until("stands", "running")
+    leader = cluster.leader()
+    cluster.kill(leader.partition(" ")[0])
+    cluster.kill("agent-localhost")
+    wait(lambda: cluster.leader() != leader, "another scheduler leads")
+    cluster.kill("keeper")  # and with it ZooKeeper
+    cluster("wait", "stands", "--timeout", "120")
+    job = cluster.job("stands")
+    assert (job["state"], job["lives"]) == ("finished", 1), job
+    assert {
+        worker for event in job["events"] if event["kind"] == "worker_gone" for worker in event["words"].split()[:1]
+    } == {
+        "stands-1",
+        "stands-2",
+    }
+    cluster.expect_exactly_once(audit, epochs=3)
+    assert json.loads(cluster("cluster", "status", "--json"))["nodes"][0]["held"] == {}
+
+
+def test_who_is_more_urgent_trains_once_others_have_shrunk(cluster: LiveCluster) -> None:
+    audit = cluster.submit("broad", "-np", "2", "--min-np", "1", "--max-np", "2", epochs=4, step_s=0.05)
+    cluster.until("broad", "running")
+    urgent = cluster.submit("urgent", "--priority", "5", epochs=1)
+    cluster("wait", "urgent", "--timeout", "120")
+    cluster("wait", "broad", "--timeout", "120")
+    broad = cluster.job("broad")
+    assert (broad["lives"], broad["preemptions"]) == (1, 0)
+    assert any("job urgent of priority 5 is to train" in event["words"] for event in broad["events"])
+    cluster.expect_exactly_once(audit, epochs=4)
+    cluster.expect_exactly_once(urgent, epochs=1)
+
+
+def test_who_cannot_shrink_is_saved_sent_away_and_goes_on_where_it_was(cluster: LiveCluster) -> None:
+    audit = cluster.submit("rigid", "-np", "2", "--min-np", "2", "--max-np", "2", epochs=9, step_s=0.05)
+    cluster.until("rigid", "running", step=5)
+    cluster.submit("urgent2", "-np", "2", "--min-np", "2", "--max-np", "2", "--priority", "5", epochs=1)
+    cluster.until("rigid", "preempted", "resuming")
+    cluster("wait", "urgent2", "--timeout", "120")
+    cluster("wait", "rigid", "--timeout", "120")
+    job = cluster.job("rigid")
+    assert (job["preemptions"], job["lives"]) == (1, 2)
+    assert any(event["words"].startswith("it goes on from step") for event in job["events"]), job["events"]
+    assert "lost" not in job["used_s"]
+    cluster.expect_exactly_once(audit, epochs=9)
+
+
+def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
+    audit = cluster.submit("mended", "-np", "2", "--min-np", "1", "--max-np", "2", epochs=8, step_s=0.05)
+    cluster.until("mended", "running", step=2)
+    for pid in marked("mended-2"):
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    wait(lambda: any(one["id"] == "mended-3" for one in cluster.job("mended")["workers"]), "another comes")
+    cluster("wait", "mended", "--timeout", "120")
+    assert cluster.job("mended")["cause"]["domain"] == "infrastructure"
+    cluster.expect_exactly_once(audit, epochs=8)
+
+
+def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None:
+    cluster("submit", "--name", "long", "sleep", "1000")
+    wait(lambda: marked("long-1"), "it runs")
+    assert cluster("cancel", "long") == "job long is to be cancelled\n"
+    assert "cancelled" in cluster("wait", "long", code=1)
+    wait(lambda: not marked("long-1"), "no process is left")
+    assert cluster("cancel", "long") == "job long is over already: cancelled\n"
+
+
+def test_a_cluster_that_is_stopped_goes_on_with_its_queue(cluster: LiveCluster) -> None:
+    audit = cluster.submit("kept", epochs=5, step_s=0.05)
+    cluster.until("kept", "running", step=2)
+    assert "1 jobs wait for the next" in cluster("cluster", "stop")
+    assert not marked("kept-1")
+    assert cluster.places.living() == {}
+    assert "does not run" in cluster("queue", code=1)
+    cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "fifo", "--session-timeout", "3")
+    cluster("wait", "kept", "--timeout", "120")
+    assert cluster.job("kept")["preemptions"] == 1
+    cluster.expect_exactly_once(audit, epochs=5)
+
+
+def test_what_devices_were_used_for_can_be_had_as_a_table(cluster: LiveCluster) -> None:
+    found = json.loads(cluster("cluster", "accounts", "--json"))
+    assert {"hello", "bad"} <= {job["job"] for job in found["jobs"]}
+    lines = cluster("cluster", "accounts", "--csv").splitlines()
+    assert lines[0].startswith("job,user,state,")
+    assert len(lines) == len(found["jobs"]) + 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("submit",), "name the command to run"),
+        (("submit", "--name", "../x", "true"), "must be 1 to 48 letters"),
+        (("submit", "--min-np", "3", "--max-np", "3", "true"), "the cluster has 2 devices"),
+        (("submit", "--name", "hello", "true"), "there is a job hello already"),
+        (("submit", "--batch-range", "9:3", "true"), "--batch-range 9:3: must be FEWEST:MOST"),
+        (("submit", "--priority", "high", "true"), "--priority high: must be a whole number"),
+        (("describe", "../../etc/passwd"), "is no name of a job"),
+        (("logs", "hello", "--worker", "../../secret"), "is no worker's id"),
+        (("cluster", "start"), "runs already"),
+    ],
+)
+def test_wrong_use_is_said_in_one_line(cluster: LiveCluster, words: tuple[str, ...], said: str) -> None:
+    assert said in cluster(*words, code=2)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("cluster", "start", "--nodes", "elsewhere.example:2"), "is not this machine"),
+        (("cluster", "start", "--nodes", "localhost"), "must be HOST:SLOTS"),
+        (("cluster", "start", "--policy", "best"), "policy best: is none of"),
+        (("cluster", "start", "--quota", "ann"), "--quota ann: must be USER:DEVICES"),
+        (("cluster", "start", "--engine", "slurm"), "there is only the engine local"),
+        (("queue",), "there is no cluster in"),
+    ],
+)
+def test_wrong_use_without_a_cluster(tmp_path: Path, warm: WarmPython, words: tuple[str, ...], said: str) -> None:
+    assert said in LiveCluster(tmp_path / "home", warm)(*words, code=2)
+
+
+def test_a_job_that_is_unknown_is_said_to_be(cluster: LiveCluster) -> None:
+    assert "the cluster has no job nobody" in cluster("describe", "nobody", code=1)
