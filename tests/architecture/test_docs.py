@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import yaml
 
+from edl.cluster.queue import phases
 from edl.config import TABLE
 from edl.core.job import members
 from edl.core.job.members import TRANSITIONS
@@ -145,6 +146,12 @@ def test_transitions_are_those_of_the_code() -> None:
     shown = [tuple(row) for row in rows(section(DOCS / "states-and-events.md", "States of a member"))]
     assert len(set(shown)) == len(shown)
     assert set(shown) == {(state.value, cause.value, to.value) for (state, cause), to in TRANSITIONS.items()}
+
+
+def test_a_cluster_jobs_phases_are_those_of_the_code() -> None:
+    shown = [tuple(row) for row in rows(section(DOCS / "cluster.md", "A job"))]
+    assert len(set(shown)) == len(shown)
+    assert set(shown) == {(phase.value, turn.value, to.value) for (phase, turn), to in phases.TRANSITIONS.items()}
 
 
 def test_a_trainers_states_are_those_of_the_code() -> None:

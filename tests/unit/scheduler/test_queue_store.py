@@ -1,0 +1,133 @@
+"""The queue in the coordinator: what is submitted is durable, and only who leads may change it."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerEntry
+from edl.cluster.queue.inputs import Resolved
+from edl.cluster.queue.phases import JobPhase
+from edl.coordination.memory import MemoryServer
+from edl.coordination.store import VersionConflict
+from edl.errors import ConfigError, Fenced, UsageError
+from edl.scheduler import queue_store
+from edl.scheduler.queue_store import QueueStore
+
+FENCE = "/fence"
+
+
+def asked(name: str, at: float = 1.0) -> Submission:
+    return Submission(name, ("train",), "/", "ann", at)
+
+
+async def queue_of(server: MemoryServer) -> QueueStore:
+    queue = QueueStore(server.connect())
+    await queue.prepare()
+    return queue
+
+
+async def led(server: MemoryServer) -> QueueStore:
+    queue = await queue_of(server)
+    await queue.store.create(FENCE)
+    return queue
+
+
+async def test_a_submission_is_durable_without_any_scheduler() -> None:
+    server = MemoryServer()
+    owner = await queue_of(server)
+    await owner.submit(asked("a"), {"X": "1"})
+    await owner.store.close()
+    other = await queue_of(server)
+    [job] = await other.jobs()
+    assert (job.asked, job.phase, await other.environ("a")) == (asked("a"), JobPhase.QUEUED, {"X": "1"})
+
+
+async def test_a_name_is_given_once() -> None:
+    queue = await queue_of(MemoryServer())
+    await queue.submit(asked("a"), {})
+    with pytest.raises(UsageError, match="there is a job a already"):
+        await queue.submit(asked("a"), {})
+
+
+async def test_an_environment_without_bound_is_refused() -> None:
+    queue = await queue_of(MemoryServer())
+    with pytest.raises(UsageError, match="unset some variables"):
+        await queue.submit(asked("a"), {"X": "y" * queue_store.AT_ONCE_BYTES})
+    assert await queue.names() == ()
+
+
+async def test_who_leads_no_more_changes_nothing() -> None:
+    server = MemoryServer()
+    queue = await led(server)
+    await queue.submit(asked("a"), {})
+    [job] = await queue.jobs()
+    await queue.store.delete(FENCE)
+    over = msgspec.structs.replace(job, phase=JobPhase.CANCELLED)
+    with pytest.raises(Fenced):
+        await queue.keep(Resolved({"a": over}), {"a": over}, ("n",), FENCE)
+    assert await (await queue_of(server)).jobs() == [job]
+
+
+async def test_a_write_on_what_another_has_written_is_refused() -> None:
+    server = MemoryServer()
+    queue, other = await led(server), await queue_of(server)
+    await queue.submit(asked("a"), {})
+    [job] = await queue.jobs()
+    await other.jobs()
+    await queue.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
+    with pytest.raises(VersionConflict):
+        await other.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
+
+
+async def test_orders_go_with_the_decision_and_only_where_they_change() -> None:
+    queue = await led(MemoryServer())
+    await queue.submit(asked("a"), {})
+    [job] = await queue.jobs()
+    worker = WorkerEntry("a-1", 1, "n", 0, 1, 0.0, 0.0)
+    job = msgspec.structs.replace(job, workers=(worker,), ready=True, phase=JobPhase.STARTING)
+    await queue.keep(Resolved({"a": job}), {"a": job}, ("n", "m"), FENCE)
+    orders = await queue.orders("n")
+    assert orders is not None
+    assert [(order.id, order.device) for order in orders] == [("a-1", 0)]
+    assert await queue.orders("m") == ()
+    before = await queue.store.read(f"{queue_store.ORDERS}/n")
+    await queue.keep(Resolved({"a": job}), {"a": job}, ("n", "m"), FENCE)
+    assert await queue.store.read(f"{queue_store.ORDERS}/n") == before
+
+
+async def test_many_changes_at_once_are_cut_into_what_the_coordinator_takes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queue_store, "AT_ONCE_BYTES", 2000)
+    queue = await led(MemoryServer())
+    for number in range(30):
+        await queue.submit(asked(f"j{number}", number), {})
+    jobs = {job.name: msgspec.structs.replace(job, reason="seen") for job in await queue.jobs()}
+    await queue.keep(Resolved(jobs), jobs, (), FENCE)
+    assert {job.reason for job in await queue.jobs()} == {"seen"}
+
+
+async def test_a_node_is_forgotten_once_nothing_of_it_is_on_record() -> None:
+    queue = await led(MemoryServer())
+    await queue.tell(NodeReport("old", (0,)))
+    await queue.tell(NodeReport("new", (0,)))
+    worker = WorkerEntry("a-1", 1, "old", 0, 1, 0.0, 0.0)
+    job = JobEntry(asked("a"), workers=(worker,))
+    await queue.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
+    with pytest.raises(ConfigError, match="node old still has worker a-1"):
+        await queue.keep_nodes(["new"])
+    free = msgspec.structs.replace(job, workers=())
+    await queue.keep(Resolved({"a": free}), {"a": free}, (), FENCE)
+    await queue.keep_nodes(["new"])
+    assert [report.node for report in await queue.reports()] == ["new"]
+
+
+async def test_an_agent_is_there_as_long_as_its_session() -> None:
+    server = MemoryServer()
+    queue = await queue_of(server)
+    await queue.appear("n", "x")
+    await queue.appear("n", "x")
+    assert await queue.agents() == ("n",)
+    server.expire(queue.store.session)
+    assert await (await queue_of(server)).agents() == ()
+    await queue.appear("n", "x")
+    assert await queue.agents() == ("n",)
