@@ -124,13 +124,13 @@ class QueueReign:
             node = path.rpartition("/")[2]
             if path.startswith(f"{REPORTS}/") and node in self._there and (report := await self._queue.report(node)):
                 self._inbox.append(NodeReported(report))
-        if JOBS in dirty:
+        if WISHES in dirty:  # before the jobs: whose job is not found then, there is none
+            self._wishes = await self._queue.wishes()
+        if JOBS in dirty or any(name not in machine.jobs for name in self._wishes):
             for name in await self._queue.names():
                 if name not in machine.jobs and (job := await self._queue.job(name)) is not None:
                     self._inbox.append(Submitted(job.asked))
-        if WISHES in dirty:
-            self._wishes = await self._queue.wishes()
-            self._inbox += [CancelAsked(name) for name in self._wishes]
+        self._inbox += [CancelAsked(name) for name in self._wishes]
         if DRAIN in dirty:
             kill = await self._queue.draining()
             self._inbox.append(DrainOver() if kill is None else DrainAsked(kill))
@@ -183,7 +183,7 @@ class QueueReign:
             return
         inputs, self._inbox = self._inbox or [QueueTick()], []
         resolved = machine.handle(inputs, now)
-        machine.validate()
+        self._check(machine)
         self._due = resolved.look_again
         jobs: Mapping[str, JobEntry] = machine.jobs
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
@@ -197,6 +197,14 @@ class QueueReign:
             self._wishes = ()
         for act in resolved.acts:
             self._begin(self._act(act))
+
+    @staticmethod
+    def _check(machine: SchedulerMachine) -> None:
+        """A queue goes on all the same: what is wrong with one job would else stop all of them."""
+        try:
+            machine.validate()
+        except AssertionError as error:
+            logger.error("a fault of edl's: %s", error)
 
     async def _rest(self) -> None:
         """Until something is to be heard, or due."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from edl.cluster.policies import registry
 from edl.coordination.server import free_port
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
+from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
@@ -123,11 +124,25 @@ async def _is_there(client: ClusterClient, config: ClusterConfig, say: Say) -> b
 async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
     """Jobs are saved and go, or are killed; then all processes end. Returns how many jobs wait to go on."""
     waiting = 0
+    if not home.living() and (left := strays(home)):
+        if not kill:
+            raise EdlError(
+                f"the cluster does not run, and {len(left)} of its workers do ({', '.join(left[:8])}): "
+                "`edl cluster start` finds them again, `edl cluster stop --now` kills them"
+            )
+        for worker in left:
+            signal_marked(worker, signal.SIGKILL)
     if home.living():
         async with opened(home) as client:
             waiting = await _drain(client, kill=kill, say=say)
     await end_processes(home)
     return waiting
+
+
+def strays(home: ClusterHome) -> list[str]:
+    """Workers that run, as far as agents have written down."""
+    folders = (home.folder / "nodes").glob("*/workers/*")
+    return sorted(one.name for one in folders if not (one / "forgotten").exists() and marked(one.name))
 
 
 async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:

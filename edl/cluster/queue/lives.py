@@ -40,12 +40,12 @@ def ready(state: QueueState, word: LifeReady, now: float) -> None:
 
 def refused(state: QueueState, word: LifeRefused, now: float) -> None:
     job = state.jobs.get(word.job)
-    if job is None or job.life != word.life or job.phase not in ACTIVE:
+    if job is None or job.life != word.life or job.ready or job.phase not in ACTIVE:
         return
     cause = EndCause("checkpoint", Domain.DATA, word.again, "its next life cannot begin", word.reason)
     if word.again:
         cause = msgspec.structs.replace(cause, domain=Domain.INFRASTRUCTURE)
-    _failed(state, state.put(job, now, workers=()) if not job.ready else job, cause, now)
+    _failed(state, state.put(job, now, workers=()), cause, now)  # no agent has heard of them
 
 
 def looked(state: QueueState, word: JobLooked, now: float) -> None:

@@ -362,3 +362,10 @@ def test_every_policy_decides_for_live_jobs(policy: str) -> None:
     play(after=20.0)
     assert "policy_failed" not in play.told
     assert sum(len(play.workers(name)) for name in "abc") >= 2
+
+
+def test_a_life_that_two_schedulers_have_prepared_is_begun_once() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play(LifeRefused("a", 1, "the second came to nothing", again=False))
+    assert (play.job("a").phase, play.workers("a")) == (JobPhase.STARTING, ["a-1"])
