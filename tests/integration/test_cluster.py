@@ -203,6 +203,7 @@ def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None
     assert cluster("cancel", "long") == "job long is over already: cancelled\n"
 
 
+@pytest.mark.soak  # that a cluster drains is tested in simulated time, and that a job is saved and goes on above
 def test_a_cluster_that_is_stopped_goes_on_with_its_queue(cluster: LiveCluster) -> None:
     audit = cluster.submit("kept", epochs=5, step_s=0.05)
     cluster.until("kept", "running", step=2)
