@@ -72,7 +72,9 @@ class QueueStore:
 
     async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
         """Raises UsageError where the name is taken."""
-        entry = JobEntry(asked, since=asked.submitted, since_phase=asked.submitted, tries_left=RetryRules().tries)
+        at, words = asked.submitted, f"{asked.np} workers, {asked.min_np} to {asked.max_np}"
+        story = (QueueEvent(at, "job_queued", asked.name, words),)
+        entry = JobEntry(asked, since=at, since_phase=at, tries_left=RetryRules().tries, story=story)
         encoded = msgspec.json.encode(dict(environ))
         if len(encoded) > AT_ONCE_BYTES:
             raise UsageError(f"the environment has {len(encoded)} bytes: unset some variables, {AT_ONCE_BYTES} at most")
