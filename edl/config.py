@@ -65,7 +65,12 @@ def _seconds(least: float, most: float) -> Callable[[str], float]:
 
 
 def _coordinator(text: str) -> str:
-    hosts, slash, chroot = text.partition("/")
+    kind, named, rest = text.partition("://")
+    if named and kind not in {"zookeeper", "etcd"}:
+        raise ValueError("begins with zookeeper:// or etcd://, or with HOST:PORT of a ZooKeeper")
+    if kind == "etcd" and rest.startswith("/"):
+        return text  # the socket of one that `edl run` has started
+    hosts, slash, chroot = (rest if named else text).partition("/")
     for address in hosts.split(","):
         match = ADDRESS.fullmatch(address)
         if not match or not 1 <= int(match[2]) <= 65535:
@@ -180,8 +185,17 @@ TABLE: tuple[Setting, ...] = (
         _coordinator,
         ("EDL_COORDINATOR",),
         ("--coordinator",),
-        "HOST:PORT[,...][/chroot]",
-        "the ZooKeeper that coordinates the job (default: a local one that lives as long as the job)",
+        "[etcd://]HOST:PORT[,...][/chroot]",
+        "the ZooKeeper, or with etcd:// the etcd, that coordinates the job (default: a local one that lives as long as "
+        "the job)",
+    ),
+    Setting(
+        "local_coordinator",
+        _one_of("zookeeper", "etcd"),
+        ("EDL_LOCAL_COORDINATOR",),
+        ("--local-coordinator",),
+        "zookeeper|etcd",
+        "what a local coordinator is (default: zookeeper; where there is no Java but an etcd, etcd)",
     ),
     Setting(
         "secret_file",
@@ -382,7 +396,7 @@ TABLE: tuple[Setting, ...] = (
         ("EDL_ZOOKEEPER_PORT",),
         ("--zookeeper-port",),
         "PORT",
-        "port of the local ZooKeeper (default: any free one)",
+        "port of the local ZooKeeper or etcd (default: any free one)",
     ),
     Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
     Setting("policy_file", _path, ("EDL_POLICY_FILE",)),
@@ -410,7 +424,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     """All that one process is told about its job. Build it by `from_environment` or `from_given`, which check it."""
 
     job: str | None = None  # None: no job at all, which means a job of one worker without a coordinator
-    coordinator: str | None = None  # host:port[,host:port][/chroot]
+    coordinator: str | None = None  # [zookeeper:// or etcd://]host:port[,host:port][/chroot]
+    local_coordinator: str | None = None  # None: ZooKeeper, where it can be had
     secret_file: Path | None = None
     np: int = 1
     min_workers: int = 1

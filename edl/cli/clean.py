@@ -14,7 +14,7 @@ from edl.cli import show
 from edl.cli.commands import seconds
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import remains
@@ -44,7 +44,7 @@ class _Place(msgspec.Struct, frozen=True):
     async def opened(self, job: str) -> AsyncIterator[Store]:
         """A connection with the secret of `job`, where this machine has it on record."""
         coordinator = opening(self.settings, self.coordinator, job)
-        store = await zookeeper.connect(coordinator, self.settings.session_timeout_s)
+        store = await connecting.connect(coordinator, self.settings.session_timeout_s)
         try:
             yield store
         finally:
@@ -70,7 +70,7 @@ async def _clean(place: _Place, older_s: float) -> None:
         await _clean_one(place, place.job, older_s)
         return
     async with AsyncExitStack() as stack:
-        all_jobs = await zookeeper.connect(place.coordinator, place.settings.session_timeout_s)
+        all_jobs = await connecting.connect(place.coordinator, place.settings.session_timeout_s)
         stack.push_async_callback(all_jobs.close)
         names = await remains.jobs(all_jobs)
     kept: list[str] = []

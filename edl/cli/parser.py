@@ -91,7 +91,7 @@ same coordinator has a leader that may remove it. What `edl run` has on record o
 """
 DOCTOR_EXAMPLES = """
 example:
-  edl doctor                      Horovod, Java, ZooKeeper, ports, packages: what is wrong, and what to do
+  edl doctor                      Horovod, Java, ZooKeeper, etcd, ports, packages: what is wrong, and what to do
 """
 
 DATA_EXAMPLES = """

@@ -1,4 +1,4 @@
-"""A ZooKeeper for jobs of this machine that need one beyond `edl run`: `python -m edl.coordination FOLDER [PORT]`.
+"""A ZooKeeper, or an etcd, for jobs of this machine: `python -m edl.coordination [--etcd] FOLDER [PORT]`.
 
 It listens on 127.0.0.1 only and runs until it is interrupted. What it keeps in FOLDER is there again the next time.
 """
@@ -11,13 +11,14 @@ import signal
 import sys
 from pathlib import Path
 
+from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.server import LocalServer
-from edl.coordination.settings import DEFAULT_PORT
+from edl.coordination.settings import DEFAULT_PORTS, ETCD, ZOOKEEPER
 from edl.errors import EdlError
 
 
-async def serve(folder: Path, port: int) -> int:
-    server = await LocalServer.start(folder, port=port)
+async def serve(kind: str, folder: Path, port: int) -> int:
+    server = await (LocalEtcd if kind == ETCD else LocalServer).start(folder, port=port)
     try:
         print(f"EDL_COORDINATOR={server.coordinator.hosts}", flush=True)  # noqa: T201 - a command's output
         stopped = asyncio.Event()
@@ -29,7 +30,7 @@ async def serve(folder: Path, port: int) -> int:
             task.cancel()
         if stopped.is_set():
             return 0
-        raise EdlError(f"ZooKeeper ended by itself; see {server.log}")
+        raise EdlError(f"the server ended by itself; see {server.log}")
     finally:
         await server.stop()
 
@@ -37,10 +38,12 @@ async def serve(folder: Path, port: int) -> int:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m edl.coordination", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("folder", metavar="FOLDER", type=Path, help="where it keeps its data; made if need be")
-    parser.add_argument("port", metavar="PORT", type=int, nargs="?", default=DEFAULT_PORT, help="default: 2181")
+    parser.add_argument("port", metavar="PORT", type=int, nargs="?", help="default: 2181, or 2379 of an etcd")
+    parser.add_argument("--etcd", action="store_const", dest="kind", const=ETCD, default=ZOOKEEPER, help="an etcd")
     options = parser.parse_args()
+    port = DEFAULT_PORTS[options.kind] if options.port is None else options.port
     try:
-        return asyncio.run(serve(options.folder, options.port))
+        return asyncio.run(serve(options.kind, options.folder, port))
     except EdlError as error:
         print(f"edl: {error}", file=sys.stderr)  # noqa: T201
         return 1

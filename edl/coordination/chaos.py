@@ -14,8 +14,9 @@ from pathlib import Path
 from kazoo.client import KazooClient
 
 from edl.coordination import kazoo_client
+from edl.coordination.child_server import LOOPBACK
 from edl.coordination.server import free_port
-from edl.coordination.server_process import LOOPBACK, ServerProcess, base_config
+from edl.coordination.server_process import ServerProcess, base_config
 from edl.coordination.settings import Coordinator
 from edl.coordination.zookeeper import ZookeeperStore
 
@@ -74,7 +75,7 @@ async def expire_session(store: ZookeeperStore, through: Coordinator) -> None:
     """End the store's session behind its back: a second client, on a connection of its own, takes and closes it."""
     mine = store._client
     thief = KazooClient(
-        hosts=through.hosts.partition("/")[0],
+        hosts=through.servers,
         timeout=store._session_timeout_s,
         client_id=(mine._session_id, mine._session_passwd),
         auth_data=mine.auth_data,

@@ -1,4 +1,4 @@
-"""Why a coordinator cannot be reached, in one line with the remedy; kazoo itself only says that time is up.
+"""Why a coordinator cannot be reached, in one line with the remedy; kazoo and gRPC only say that time is up.
 
 Owns: looking at each server address as a person would, with a plain connection. Does not own: connecting for real.
 """
@@ -6,44 +6,62 @@ Owns: looking at each server address as a person would, with a plain connection.
 from __future__ import annotations
 
 import asyncio
+import functools
 import socket
 import ssl
+from pathlib import Path
 
-from edl.coordination.kazoo_client import aside, tls_context
-from edl.coordination.settings import Coordinator, Tls
+from edl.coordination.reaching import aside, tls_context
+from edl.coordination.settings import ETCD, Coordinator, Tls
 
 _PROBE_S = 1.5
+
+_SRVR = b"srvr"
+_HEALTH = b"GET /health HTTP/1.1\r\nHost: etcd\r\nConnection: close\r\n\r\n"
+_SPEAKS_TLS = "speaks TLS: set EDL_COORDINATOR_TLS_CA to the certificate of its authority"
 
 
 async def explain(settings: Coordinator) -> str:
     """One line about every server of the list. Takes a few seconds at most and raises nothing."""
     looks = [
-        aside(lambda host=host, port=port: _look(host, port, settings.tls), timeout_s=4 * _PROBE_S)  # type: ignore[misc]
+        aside(functools.partial(_look_at, host, port, settings), timeout_s=4 * _PROBE_S)
         for host, port in settings.endpoints
     ]
     findings = await asyncio.gather(*looks)
     story = "; ".join(
-        f"{host}:{port} {finding or 'takes too long to be looked up'}"
+        f"{f'{host}:{port}' if port else host} {finding or 'takes too long to be looked up'}"
         for (host, port), finding in zip(settings.endpoints, findings, strict=True)
     )
     return f"cannot use the coordinator {settings.hosts}: {story}"
 
 
-def _look(host: str, port: int, tls: Tls | None) -> str:
+def _look_at(host: str, port: int, settings: Coordinator) -> str:
+    if settings.socket:
+        there = Path(settings.socket).exists()
+        return "does not answer" if there else "is gone, and with it the `edl run` that had started it"
+    return _look(host, port, settings)
+
+
+def _look(host: str, port: int, settings: Coordinator) -> str:
+    tls, kind = settings.tls, settings.kind
     try:
         with socket.create_connection((host, port), _PROBE_S) as connection:
-            return _ask(connection) if tls is None else _shake_hands(connection, host, tls)
+            if tls is not None:
+                return _shake_hands(connection, host, tls, kind)
+            finding = _ask(connection, kind)
+        return _is_of_the_other_kind(host, port, kind) or finding
     except socket.gaierror as error:
         return f"has a host name that does not resolve ({error.strerror}): check the spelling"
     except ConnectionRefusedError:
-        return "refuses the connection: nothing listens there; check the port, and that ZooKeeper runs"
+        name = "etcd" if kind == ETCD else "ZooKeeper"
+        return f"refuses the connection: nothing listens there; check the port, and that {name} runs"
     except TimeoutError:
         return "does not answer: check the address, and for a firewall in between"
     except OSError as error:
         return f"cannot be reached ({error.strerror or error})"
 
 
-def _shake_hands(connection: socket.socket, host: str, tls: Tls) -> str:
+def _shake_hands(connection: socket.socket, host: str, tls: Tls, kind: str) -> str:
     try:
         secure = tls_context(tls).wrap_socket(connection, server_hostname=host)
     except ssl.SSLCertVerificationError as error:
@@ -57,7 +75,7 @@ def _shake_hands(connection: socket.socket, host: str, tls: Tls) -> str:
         return f"does not speak TLS ({error}): use the server's secure port, or unset EDL_COORDINATOR_TLS_CA"
     with secure:
         try:
-            return _ask(secure)
+            return _ask(secure, kind)
         except ssl.SSLError as error:  # with TLS 1.3 a server judges the client's certificate after the handshake
             return _wants_other_client(error)
 
@@ -69,19 +87,52 @@ def _wants_other_client(error: OSError) -> str:
     )
 
 
-def _ask(connection: socket.socket) -> str:
+def _ask(connection: socket.socket, kind: str) -> str:
+    return _ask_etcd(connection) if kind == ETCD else _ask_zookeeper(connection)
+
+
+def _said(connection: socket.socket, question: bytes) -> bytes:
     connection.settimeout(_PROBE_S)
-    connection.sendall(b"srvr")
+    connection.sendall(question)
     try:
-        answer = connection.recv(4096)
+        return connection.recv(4096)
     except (TimeoutError, ConnectionResetError):
-        answer = b""
+        return b""
+
+
+def _is_of_the_other_kind(host: str, port: int, kind: str) -> str:
+    try:
+        with socket.create_connection((host, port), _PROBE_S) as connection:
+            if kind == ETCD:
+                found = b"Mode: " in _said(connection, _SRVR)
+                return "is a ZooKeeper server: name it as HOST:PORT, without etcd://" if found else ""
+            found = b'"health"' in _said(connection, _HEALTH)
+            return f"is an etcd: name it as etcd://{host}:{port}" if found else ""
+    except OSError:
+        return ""
+
+
+def _ask_etcd(connection: socket.socket) -> str:
+    answer = _said(connection, _HEALTH)
+    if b'"health":"true"' in answer:
+        return "is an etcd and answers, but grants no session in time: try again, or see its log"
+    if b'"health"' in answer:
+        return "is an etcd without a leader, or unwell: start the others of its cluster, and see its log"
+    if answer.startswith(b"\x15\x03"):
+        return _SPEAKS_TLS
+    if answer:
+        return f"is no etcd (it says {answer[:20]!r}): check the port"
+    return "accepts the connection but says nothing: it is no etcd, hangs, or wants TLS"
+
+
+def _ask_zookeeper(connection: socket.socket) -> str:
+    answer = _said(connection, _SRVR)
     if b"not currently serving" in answer:
         return "is a ZooKeeper server without a quorum: start the others of its ensemble"
     if b"Mode: " in answer or b"not in the whitelist" in answer:
         return "is a ZooKeeper server and answers, but grants no session in time: try again, or see its log"
     if answer.startswith(b"\x15\x03"):
-        return "speaks TLS: set EDL_COORDINATOR_TLS_CA to the certificate of its authority"
+        return _SPEAKS_TLS
     if answer:
         return f"is no ZooKeeper server (it says {answer[:20]!r}): check the port"
     return "accepts the connection but says nothing: it is no ZooKeeper server, hangs, or wants TLS"

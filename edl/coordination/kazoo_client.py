@@ -12,10 +12,9 @@ import asyncio
 import contextlib
 import logging
 import socket
-import ssl
 import threading
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any
 
 from kazoo.client import KazooClient, KazooState
 from kazoo.exceptions import KazooException
@@ -24,13 +23,9 @@ from kazoo.protocol.serialization import Auth
 from kazoo.retry import KazooRetry
 from kazoo.security import make_digest_acl
 
+from edl.coordination.reaching import RECONNECT_MAX_S, aside, patience_s, tell, tls_context
 from edl.coordination.settings import Coordinator, Tls
 from edl.coordination.store import Link
-
-RECONNECT_MAX_S = 0.5
-"""kazoo's own bound for the pause between attempts is an hour: clients came back half a minute late."""
-
-T = TypeVar("T")
 
 _LINKS = {
     KazooState.CONNECTED: Link.CONNECTED,
@@ -47,7 +42,7 @@ def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
         acl, auth = [make_digest_acl(user, password, all=True)], [("digest", f"{user}:{password}")]
     handler = _Handler(settings.tls, patience_s=patience_s(session_timeout_s))
     return KazooClient(
-        hosts=settings.hosts.partition("/")[0],
+        hosts=settings.servers,
         timeout=session_timeout_s,
         handler=handler,
         auth_data=auth,
@@ -58,18 +53,13 @@ def make_client(settings: Coordinator, session_timeout_s: float) -> KazooClient:
     )
 
 
-def patience_s(session_timeout_s: float) -> float:
-    """How long one attempt to connect may take to be answered, before the next."""
-    return max(1.0, session_timeout_s / 4)
-
-
 def listen(
     client: KazooClient, loop: asyncio.AbstractEventLoop, changed: Callable[[KazooClient, Link, int], None]
 ) -> None:
     """Call `changed` on the loop with each new state and the session id that goes with it."""
 
     def listener(state: str) -> None:  # on the connection's thread, where any call to ZooKeeper would deadlock
-        _tell(loop, changed, client, _LINKS[state], session_of(client))
+        tell(loop, changed, client, _LINKS[state], session_of(client))
 
     client.add_listener(listener)
 
@@ -96,13 +86,13 @@ async def settle(result: Any) -> Any:
         else:
             future.set_result(result.value)
 
-    result.rawlink(lambda _: _tell(loop, copy))
+    result.rawlink(lambda _: tell(loop, copy))
     return await future
 
 
 def watcher(loop: asyncio.AbstractEventLoop, event_came: Callable[[str], None]) -> Callable[[Any], None]:
     """A one-time watch function for kazoo: `event_came` gets the type of the event, on the loop."""
-    return lambda event: _tell(loop, event_came, event.type)
+    return lambda event: tell(loop, event_came, event.type)
 
 
 def session_of(client: KazooClient) -> int:
@@ -126,38 +116,6 @@ def _stop(client: KazooClient) -> None:
     with contextlib.suppress(KazooException, OSError, RuntimeError):
         client.stop()
         client.close()
-
-
-async def aside(call: Callable[[], T], *, timeout_s: float) -> T | None:
-    """Run a blocking call in a thread that is not waited for beyond the time-out; None if it takes longer.
-
-    The loop's own executor would be waited for at the loop's end, however long the call takes.
-    """
-    loop = asyncio.get_running_loop()
-    done: asyncio.Future[T] = loop.create_future()
-
-    def deliver(result: T) -> None:
-        if not done.done():
-            done.set_result(result)
-
-    threading.Thread(target=lambda: _tell(loop, deliver, call()), name="edl aside", daemon=True).start()
-    await asyncio.wait([done], timeout=timeout_s)
-    return done.result() if done.done() else None
-
-
-def _tell(loop: asyncio.AbstractEventLoop, call: Callable[..., object], *args: object) -> None:
-    with contextlib.suppress(RuntimeError):  # the loop is closed: there is no listener any more
-        loop.call_soon_threadsafe(call, *args)
-
-
-def tls_context(tls: Tls) -> ssl.SSLContext:
-    """Trusts the given authority only. Raises OSError for a file that is missing or no certificate or key."""
-    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    context.check_hostname = tls.check_hostname
-    context.load_verify_locations(tls.cafile)
-    if tls.certfile:
-        context.load_cert_chain(tls.certfile, tls.keyfile)
-    return context
 
 
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]  # kazoo has no types

@@ -6,30 +6,25 @@ Owns: its folder (private, locked), its port, and that only the job may read or 
 
 from __future__ import annotations
 
-import asyncio
-import errno
-import fcntl
 import os
-import random
 import signal
-import socket
 from pathlib import Path
 
 from kazoo.exceptions import KazooException, NoAuthError
 from kazoo.security import make_digest_acl
 
 from edl.coordination import kazoo_client
+from edl.coordination.child_server import LOOPBACK
 from edl.coordination.java import find_jars, find_java
-from edl.coordination.server_process import LOOPBACK, ServerProcess, base_config
+from edl.coordination.local_place import check_free, free_port, lock_folder, private_folder
+from edl.coordination.server_process import ServerProcess, base_config
 from edl.coordination.settings import Coordinator, Digest
 from edl.errors import ConfigError
 
 __all__ = ["LocalServer", "find_jars", "find_java", "free_port"]
 
 _START_S = 60.0
-_LOCK_S = 3.0
 _TRIES = 5
-_LOWEST_PORT = 20_000
 
 
 class LocalServer:
@@ -55,8 +50,8 @@ class LocalServer:
         A folder that was used before keeps its data, and must be given the same `digest`.
         Raises `ConfigError` with one line and the remedy: no Java, no jars, the port or the folder in use.
         """
-        folder = _private(folder)
-        lock = await _lock(folder)
+        folder = private_folder(folder)
+        lock = await lock_folder(folder, "ZooKeeper")
         try:
             process = await _serve(folder, address, port, lock, protected=digest is not None)
             server = cls(folder, lock, process, digest)
@@ -125,69 +120,10 @@ class LocalServer:
             await kazoo_client.stop(client, timeout_s=2.0)
 
 
-def free_port(address: str = LOOPBACK) -> int:
-    """A port of that address on which no process listens.
-
-    Not one of those that the kernel gives to outgoing connections: a client that keeps trying a dead server there
-    will in time be given that very port, connect to itself, and keep the server from coming back.
-    """
-    highest = _first_ephemeral_port() - 1
-    for _ in range(100):
-        port = random.randint(_LOWEST_PORT, highest) if highest > _LOWEST_PORT else 0  # noqa: S311
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, port))
-            except OSError:
-                continue
-            return int(probe.getsockname()[1])
-    raise ConfigError(f"no free port between {_LOWEST_PORT} and {highest} on {address}")
-
-
-def _first_ephemeral_port() -> int:
-    try:
-        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
-    except (OSError, ValueError):
-        return 32_768
-
-
-def _private(folder: Path) -> Path:
-    """Create it, for this user only; its full name."""
-    folder = folder.resolve()
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    folder.chmod(0o700)
-    return folder
-
-
-async def _lock(folder: Path) -> int:
-    """A lock of our own, since ZooKeeper takes none; the server inherits it, and so it outlives a killed launcher.
-
-    A server killed a moment ago has it until its last thread is gone, so it is worth waiting a little.
-    """
-    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        async with asyncio.timeout(_LOCK_S):
-            while not _try_lock(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
-                await asyncio.sleep(0.05)
-    except BaseException as error:
-        os.close(descriptor)
-        if not isinstance(error, TimeoutError):
-            raise
-        raise ConfigError(f"another local ZooKeeper runs in {folder}: stop that job, or use another folder") from None
-    return descriptor
-
-
-def _try_lock(descriptor: int) -> bool:
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 async def _serve(folder: Path, address: str, port: int | None, lock: int, *, protected: bool) -> ServerProcess:
     """A server that serves. A port found free may be gone a moment later, so a few are tried; a given one is not."""
     if port is not None:
-        _check_free(address, port)
+        check_free(address, port)
     words = ""
     for _ in range(_TRIES if port is None else 1):
         config = base_config(folder, port or free_port(address), address)
@@ -206,13 +142,3 @@ async def _serve(folder: Path, address: str, port: int | None, lock: int, *, pro
         if not process.found_port_taken():
             break
     raise ConfigError(f"the local ZooKeeper does not start: {words}")
-
-
-def _check_free(address: str, port: int) -> None:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((address, port))
-        except OSError as error:
-            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
-            raise ConfigError(f"port {port} on {address} {reason}: name another, or none to have one chosen") from error

@@ -13,7 +13,11 @@ from pathlib import Path
 
 from edl.errors import ConfigError
 
+ZOOKEEPER = "zookeeper"
+ETCD = "etcd"
+
 DEFAULT_PORT = 2181
+DEFAULT_PORTS = {ZOOKEEPER: DEFAULT_PORT, ETCD: 2379}
 
 _TRUE = {"1", "true", "yes", "on"}
 _FALSE = {"0", "false", "no", "off"}
@@ -21,7 +25,9 @@ _FALSE = {"0", "false", "no", "off"}
 
 @dataclass(frozen=True, slots=True)
 class Digest:
-    """ZooKeeper's `digest` scheme: every node of the job opens to this user and password only."""
+    """A user and password. For ZooKeeper its `digest` scheme: every node of the job opens to these only. For etcd, one
+    of its users, whose role says which keys open.
+    """
 
     user: str
     password: str = field(repr=False)
@@ -39,21 +45,42 @@ class Tls:
 
 @dataclass(frozen=True, slots=True)
 class Coordinator:
-    """A ZooKeeper to connect to."""
+    """A ZooKeeper or an etcd to connect to."""
 
-    hosts: str  # host:port[,host:port...][/chroot]
+    hosts: str  # [zookeeper:// or etcd://]host:port[,host:port...][/chroot]; or etcd:///socket
     digest: Digest | None = None
     tls: Tls | None = None
 
     @property
+    def kind(self) -> str:
+        """ZOOKEEPER or ETCD."""
+        return split_kind(self.hosts)[0]
+
+    @property
+    def servers(self) -> str:
+        """host:port[,host:port...]."""
+        return split_kind(self.hosts)[1].partition("/")[0]
+
+    @property
+    def socket(self) -> str:
+        """Where an etcd listens that only processes of one user on one machine can reach; empty for any other."""
+        kind, rest = split_kind(self.hosts)
+        return rest if kind == ETCD and rest.startswith("/") else ""
+
+    @property
     def endpoints(self) -> tuple[tuple[str, int], ...]:
-        """The servers, as (host, port)."""
-        return tuple(_endpoint(part) for part in self.hosts.partition("/")[0].split(","))
+        """The servers, as (host, port); (its path, 0) for a socket of this machine's."""
+        if self.socket:
+            return ((self.socket, 0),)
+        kind = self.kind
+        return tuple(_endpoint(part, kind) for part in self.servers.split(","))
 
     @property
     def chroot(self) -> str:
         """The node under which everything of edl lives; empty for the root."""
-        return "/".join(["", *filter(None, self.hosts.partition("/")[2].split("/"))])
+        if self.socket:
+            return ""
+        return "/".join(["", *filter(None, split_kind(self.hosts)[1].partition("/")[2].split("/"))])
 
     def environment(self) -> dict[str, str]:
         """The EDL_ variables that make `from_environment` of a child return this value."""
@@ -82,13 +109,23 @@ def from_environment(env: Mapping[str, str] = os.environ, *, hosts: str | None =
     return coordinator
 
 
-def _endpoint(text: str) -> tuple[str, int]:
+def split_kind(hosts: str) -> tuple[str, str]:
+    """Which coordinator is meant, and the rest. Raises `ConfigError` for a kind that nobody knows."""
+    scheme, separator, rest = hosts.partition("://")
+    if not separator:
+        return ZOOKEEPER, hosts
+    if scheme not in DEFAULT_PORTS:
+        raise ConfigError(f"not a coordinator: {scheme}://; write HOST:PORT for a ZooKeeper, or etcd://HOST:PORT")
+    return scheme, rest
+
+
+def _endpoint(text: str, kind: str) -> tuple[str, int]:
     host, colon, port = text.strip().rpartition(":")
     if not colon or port.endswith("]"):  # no port, perhaps a bare [v6 address]
-        host, port = text.strip(), str(DEFAULT_PORT)
+        host, port = text.strip(), str(DEFAULT_PORTS[kind])
     host = host.removeprefix("[").removesuffix("]")
     if not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        raise ConfigError(f"not a coordinator: {text.strip()!r}; write HOST:PORT[,HOST:PORT...][/chroot]")
+        raise ConfigError(f"not a coordinator: {text.strip()!r}; write [etcd://]HOST:PORT[,HOST:PORT...][/chroot]")
     return host, int(port)
 
 

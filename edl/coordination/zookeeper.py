@@ -16,6 +16,7 @@ from kazoo.client import KazooClient
 from edl.coordination import kazoo_client
 from edl.coordination.diagnosis import explain
 from edl.coordination.kazoo_errors import KAZOO_ERRORS, is_culprit, translate
+from edl.coordination.reaching import RECONNECT_MAX_S, STOP_S, patience_s
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import (
     ANY,
@@ -44,7 +45,6 @@ _STUCK_SESSIONS = 3
 """After so many session time-outs without a connection, see whether another client fares better."""
 
 _OPEN_RETRY_S = 0.05
-_STOP_S = 2.0
 
 
 async def connect(
@@ -174,7 +174,7 @@ class ZookeeperStore:
         if self._replacing is not None:
             self._replacing.cancel()
         if os.getpid() == self._pid:  # a forked child has the client but not its threads, and no business with either
-            await kazoo_client.stop(self._client, timeout_s=_STOP_S)
+            await kazoo_client.stop(self._client, timeout_s=STOP_S)
         self._moved(self._client, Link.LOST, self._session)
 
     # --------------------------------------------------------------------------------------------------- calling
@@ -299,4 +299,4 @@ class ZookeeperStore:
         while not spare.connected:
             arrived.clear()
             await arrived.wait()
-            await asyncio.sleep(2 * (kazoo_client.patience_s(self._session_timeout_s) + kazoo_client.RECONNECT_MAX_S))
+            await asyncio.sleep(2 * (patience_s(self._session_timeout_s) + RECONNECT_MAX_S))

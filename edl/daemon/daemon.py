@@ -26,7 +26,7 @@ import msgspec
 
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
@@ -148,7 +148,7 @@ class Daemon:
             return MemoryServer().connect()
         if self._anew:
             return await self._connect_in_time(coordinator)
-        return await zookeeper.connect(coordinator, self._settings.session_timeout_s)
+        return await connecting.connect(coordinator, self._settings.session_timeout_s)
 
     async def _connect_in_time(self, coordinator: Coordinator) -> Store:
         """The one before had a session there: the coordinator is away just now, and training is not down for that.
@@ -158,7 +158,7 @@ class Daemon:
         session_s, gone_at = self._settings.session_timeout_s, None
         while True:
             try:
-                return await zookeeper.connect(coordinator, session_s)
+                return await connecting.connect(coordinator, session_s)
             except ConfigError as error:
                 if self._trainer_gone.is_set():
                     gone_at = self._clock.now() if gone_at is None else gone_at
@@ -170,7 +170,9 @@ class Daemon:
     def _address(self, coordinator: Coordinator | None) -> str:
         if self._settings.network_interface:
             return address_of(self._settings.network_interface)
-        return LOOPBACK if coordinator is None else address_towards(*coordinator.endpoints[0])
+        if coordinator is None or coordinator.socket:
+            return LOOPBACK
+        return address_towards(*coordinator.endpoints[0])
 
     async def _serve(self, store: Store, secret: bytes, address: str) -> None:
         server = Server(

@@ -21,7 +21,7 @@ from edl.coordination.store import AccessDenied, Check, Delete, NoNode, NotEmpty
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER
 
-AT_ONCE = 100  # nodes that are deleted in one transaction
+AT_ONCE = 50  # nodes that are deleted in one transaction; of etcd's 128 comparisons each takes two
 
 
 class Standing(Enum):

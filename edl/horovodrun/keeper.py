@@ -23,7 +23,7 @@ import msgspec
 import edl
 from edl.clock import SystemClock
 from edl.config import Settings
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
 from edl.errors import ConfigError, EdlError
@@ -102,7 +102,7 @@ class Keeper:
 
     async def _keep(self, coordinator: Coordinator) -> tuple[str, str]:
         """How the job ended, and why."""
-        store = await zookeeper.connect(coordinator, self._settings.session_timeout_s)
+        store = await connecting.connect(coordinator, self._settings.session_timeout_s)
         try:
             async with JobClient(coordinator, self._record.job, self._settings.secret()) as client:
                 watch = JobWatch(client, self._folder, self._seen)

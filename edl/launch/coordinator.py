@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from edl.config import Settings
-from edl.coordination import zookeeper
-from edl.coordination.server import LocalServer
+from edl.coordination import connecting
+from edl.coordination.choosing import LocalCoordinator, choose, start_local
 from edl.coordination.settings import Coordinator
 from edl.errors import ConfigError
 from edl.host import credentials
@@ -20,16 +20,25 @@ RESTART_PAUSE_S = 1.0
 
 
 @asynccontextmanager
-async def coordinator_of(settings: Settings, folder: Folder, address: str = LOOPBACK) -> AsyncIterator[Coordinator]:
-    """One of our own listens at `address`. Raises ConfigError with one line if it cannot be reached or started."""
+async def coordinator_of(
+    settings: Settings, folder: Folder, address: str = LOOPBACK, *, say: Callable[[str], None] = lambda _: None
+) -> AsyncIterator[Coordinator]:
+    """One of our own listens at `address`; `say` hears where it is not the usual one.
+
+    Raises ConfigError with one line if it cannot be reached or started.
+    """
     named = credentials.coordinator_of(settings)
     if named is not None:
-        store = await zookeeper.connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
+        store = await connecting.connect(named, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
         await store.close()
         yield named
         return
-    server = await LocalServer.start(
-        folder.zookeeper,
+    chosen = choose(settings.local_coordinator)
+    if chosen.because:
+        say(chosen.because)
+    server = await start_local(
+        chosen.kind,
+        folder.path,
         port=settings.zookeeper_port,
         digest=credentials.digest_of(settings.secret()),
         address=address,
@@ -43,7 +52,7 @@ async def coordinator_of(settings: Settings, folder: Folder, address: str = LOOP
         await server.stop()
 
 
-async def _keep_alive(server: LocalServer) -> None:
+async def _keep_alive(server: LocalCoordinator) -> None:
     """A server that crashed comes back with all its data; training does not stop meanwhile (I11)."""
     while True:
         await server.wait_exit()

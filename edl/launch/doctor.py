@@ -25,7 +25,11 @@ import msgspec
 
 import horovod_edl
 from edl.config import Settings
+from edl.coordination.choosing import choose
+from edl.coordination.etcd.server_process import INSTALL as INSTALL_ETCD
+from edl.coordination.etcd.server_process import find_etcd
 from edl.coordination.java import find_jars, find_java
+from edl.coordination.settings import ETCD
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
@@ -175,7 +179,7 @@ def check_java(environ: Mapping[str, str]) -> Checked:
     try:
         java = find_java(environ)
     except ConfigError as error:
-        return Checked("Java", Health.FAIL, "none found", str(error))
+        return Checked("Java", _without_zookeeper(environ), "none found", str(error))
     try:
         probe = subprocess.run([java, "-version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
     except (OSError, subprocess.SubprocessError) as error:
@@ -189,7 +193,7 @@ def check_zookeeper(environ: Mapping[str, str]) -> Checked:
     try:
         jars = find_jars(environ)
     except ConfigError as error:
-        return Checked("ZooKeeper", Health.FAIL, "its jars were not found", str(error))
+        return Checked("ZooKeeper", _without_zookeeper(environ), "its jars were not found", str(error))
     return Checked("ZooKeeper", Health.OK, f"{jars[0]} and {len(jars) - 1} more")
 
 
@@ -199,6 +203,32 @@ def check_pdeathsig() -> Checked:
         return Checked("setpriv", Health.OK, found)
     remedy = "install util-linux: without it a local ZooKeeper outlives an `edl run` that is killed outright"
     return Checked("setpriv", Health.WARN, "not found", remedy)
+
+
+def check_etcd(environ: Mapping[str, str]) -> Checked:
+    """Needed only where ZooKeeper is not there, or is not wanted."""
+    try:
+        etcd = find_etcd(environ)
+    except ConfigError as error:
+        wanted = environ.get("EDL_LOCAL_COORDINATOR") == ETCD or environ.get("EDL_ETCD")
+        if wanted or _without_zookeeper(environ) is Health.FAIL:
+            return Checked("etcd", Health.FAIL, "none found", str(error))
+        return Checked("etcd", Health.OK, "none found, and none needed: ZooKeeper is here")
+    try:
+        probe = subprocess.run([etcd, "--version"], capture_output=True, text=True, timeout=PROBE_TIMEOUT_S, check=True)
+    except (OSError, subprocess.SubprocessError) as error:
+        return Checked("etcd", Health.WARN, f"{etcd} does not run: {error}", f"`{INSTALL_ETCD}`, or unset EDL_ETCD")
+    version = re.search(r"etcd Version: (\S+)", probe.stdout)
+    return Checked("etcd", Health.OK, f"{version[1] if version else 'unknown version'} ({etcd})")
+
+
+def _without_zookeeper(environ: Mapping[str, str]) -> Health:
+    """What it means that Java or ZooKeeper is missing: `edl run` may have an etcd in its place."""
+    try:
+        choose(environ.get("EDL_LOCAL_COORDINATOR"), environ)
+    except ConfigError:
+        return Health.FAIL
+    return Health.WARN
 
 
 # ------------------------------------------------------------------------------------------------------ this machine
@@ -281,6 +311,7 @@ def look(environ: Mapping[str, str]) -> list[Checked]:
         lambda: check_horovod_for("tensorflow"),
         lambda: check_java(environ),
         lambda: check_zookeeper(environ),
+        lambda: check_etcd(environ),
         check_pdeathsig,
         lambda: check_ports(environ),
         lambda: check_timeouts(environ),

@@ -13,7 +13,7 @@ from collections.abc import Callable
 import msgspec
 
 from edl.config import Settings
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import AccessDenied, Store, StoreRefused
 from edl.daemon import remains
@@ -46,7 +46,7 @@ async def clear(settings: Settings, say: Callable[[str], object], patience_s: fl
     named, job = coordinator_of(settings), settings.job
     assert named is not None and job is not None
     coordinator = opening(settings, named, job)
-    store = await zookeeper.connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
+    store = await connecting.connect(coordinator, settings.session_timeout_s, connect_timeout_s=REACH_TIMEOUT_S)
     try:
         if not await _lives(store, job, say, patience_s):
             return None

@@ -160,7 +160,7 @@ def _asked(coordinator: Coordinator, folder: Folder, begins: int) -> Wanted:
 
 async def _recorded(coordinator: Coordinator, job: str) -> int | None:
     """The size in the job's record, which the leader has written before it answered. None: there is no such job."""
-    from edl.coordination.zookeeper import connect  # half of what a look costs, where it is needed at all
+    from edl.coordination.connecting import connect  # half of what a look costs, where it is needed at all
 
     async with asyncio.timeout(PATIENCE_S):
         store = await connect(coordinator, SESSION_S, connect_timeout_s=PATIENCE_S / 2)

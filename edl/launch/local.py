@@ -165,7 +165,7 @@ class Launch:
         self._keep_secret()
         self._keep_policy()
         coordinator = await self._unless_interrupted(
-            stack.enter_async_context(coordinator_of(self._settings, self._folder))
+            stack.enter_async_context(coordinator_of(self._settings, self._folder, say=self._printer.say))
         )
         self._settings = msgspec.structs.replace(self._settings, coordinator=coordinator.hosts)
         self._write_record(coordinator=coordinator.hosts)
@@ -224,7 +224,9 @@ class Launch:
         return task.result()
 
     def _start_worker(self, slot: int) -> None:
-        settings = msgspec.structs.replace(self._settings, slot=slot, output_filename=None, zookeeper_port=None)
+        settings = msgspec.structs.replace(
+            self._settings, slot=slot, output_filename=None, zookeeper_port=None, local_coordinator=None
+        )
         ours = {MARK: self.record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self.record.own_coordinator)
         environ = {**inherited, **settings.to_environment(), **ours, "PATH": search_path(os.environ)}

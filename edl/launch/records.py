@@ -66,6 +66,7 @@ class Folder:
         self.secret = path / "secret"
         self.policy = path / "policy.py"
         self.zookeeper = path / "zookeeper"
+        self.etcd = path / "etcd"
         self.logs = path / "logs"
         self.events = path / "events.jsonl"
         self.status = path / "status.json"
@@ -125,6 +126,7 @@ def claim(home: Path, record: LaunchRecord) -> Folder:
 def renew(folder: Folder, record: LaunchRecord) -> LaunchRecord:
     """The record as another life of the same launch begins. Of the one before, its events and logs stay."""
     _remove(folder.zookeeper)
+    _remove(folder.etcd)
     lines = folder.events.read_bytes().count(b"\n") if folder.events.exists() else 0
     record = msgspec.structs.replace(record, events_before=lines)
     folder.write(record)

@@ -19,7 +19,7 @@ from types import TracebackType
 import msgspec
 
 from edl import events
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.election import Elected, read_leader
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
@@ -70,7 +70,7 @@ class JobClient:
         job: str,
         secret: bytes = b"",
         *,
-        connect: Connect = zookeeper.connect,
+        connect: Connect = connecting.connect,
         speak: Speak = Client,
     ) -> None:
         self._coordinator = with_secret(coordinator, secret)

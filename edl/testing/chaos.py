@@ -36,7 +36,7 @@ from edl.protocol.job import OVER, Status, WorkerState, WorkerStatus
 
 LOOK_S = 0.02
 MEANWHILE_S = 0.5
-SERVER = b"org.apache.zookeeper"
+SERVERS = (b"org.apache.zookeeper", b"--listen-client-urls")  # what the command lines of ZooKeeper and etcd have
 SITTING = (WorkerState.TRAINING, WorkerState.SWITCHING)
 
 
@@ -51,7 +51,7 @@ class What(StrEnum):
     FREEZE_WORKER = "freeze worker"
     LEAVE = "leave"  # SIGTERM
     JOIN = "join"  # one more worker is asked for: `edl run` starts it
-    KILL_COORDINATOR = "kill coordinator"  # the ZooKeeper of `edl run`, which starts it anew
+    KILL_COORDINATOR = "kill coordinator"  # the ZooKeeper or etcd of `edl run`, which starts it anew
     FREEZE_COORDINATOR = "freeze coordinator"
 
 
@@ -258,7 +258,9 @@ class Chaos:
         record = None if folder is None else folder.read()
         if record is None or not record.own_coordinator:
             return ()
-        return tuple(pid for pid in _children(record.launcher_pid) if SERVER in _command_line(pid))
+        return tuple(
+            pid for pid in _children(record.launcher_pid) if any(mark in _command_line(pid) for mark in SERVERS)
+        )
 
     def _freeze(self, pid: int, seconds: float) -> None:
         if (before := self._frozen.get(pid)) is not None:

@@ -12,6 +12,9 @@ import pytest
 
 from edl.coordination import zookeeper
 from edl.coordination.chaos import expire_session
+from edl.coordination.etcd import store as etcd
+from edl.coordination.etcd.chaos import expire_lease
+from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.memory import MemoryServer
 from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator
@@ -80,34 +83,49 @@ class Wire:
         writer.close()
 
 
-class ZookeeperWorld:
-    """Each test has a root of its own on a server that all of them share."""
+class RealWorld:
+    """Each test has a root of its own on a server that all of them share, and a wire to it for each store."""
 
-    def __init__(self, server: LocalServer) -> None:
-        self._server = server
+    def __init__(self, port: int) -> None:
+        self._port = port
         self._root = f"/contract/{uuid.uuid4().hex}"
         self._wires: dict[Any, Wire] = {}
 
-    async def connect(self) -> zookeeper.ZookeeperStore:
-        wire = Wire(self._server.port)
+    async def connect(self) -> Any:
+        wire = Wire(self._port)
         await wire.mend()
-        store = await zookeeper.connect(Coordinator(f"127.0.0.1:{wire.port}{self._root}"), SESSION_TIMEOUT_S)
+        store = await self._open(f"127.0.0.1:{wire.port}{self._root}")
         self._wires[store] = wire
         return store
 
-    async def suspend(self, store: zookeeper.ZookeeperStore) -> None:
+    async def _open(self, hosts: str) -> Any:
+        raise NotImplementedError
+
+    async def suspend(self, store: Any) -> None:
         await self._wires[store].cut()
 
-    async def resume(self, store: zookeeper.ZookeeperStore) -> None:
+    async def resume(self, store: Any) -> None:
         await self._wires[store].mend()
-
-    async def expire(self, store: zookeeper.ZookeeperStore) -> None:
-        direct = Coordinator(f"127.0.0.1:{self._server.port}")
-        await expire_session(store, direct)
 
     async def close(self) -> None:
         await asyncio.gather(*(store.close() for store in self._wires))
         await asyncio.gather(*(wire.cut() for wire in self._wires.values()))
+
+
+class ZookeeperWorld(RealWorld):
+    async def _open(self, hosts: str) -> zookeeper.ZookeeperStore:
+        return await zookeeper.connect(Coordinator(hosts), SESSION_TIMEOUT_S)
+
+    async def expire(self, store: zookeeper.ZookeeperStore) -> None:
+        await expire_session(store, Coordinator(f"127.0.0.1:{self._port}"))
+
+
+class EtcdWorld(RealWorld):
+    async def _open(self, hosts: str) -> etcd.EtcdStore:
+        return await etcd.connect(Coordinator(f"etcd://{hosts}"), SESSION_TIMEOUT_S)
+
+    async def expire(self, store: etcd.EtcdStore) -> None:
+        await expire_lease(store, Coordinator(f"etcd://127.0.0.1:{self._port}"))
 
 
 @pytest.fixture(scope="session")
@@ -118,17 +136,28 @@ def zookeeper_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Local
         runner.run(server.stop())
 
 
-@pytest.fixture(params=["memory", pytest.param("zookeeper", marks=pytest.mark.integration)])
-def server(request: pytest.FixtureRequest) -> LocalServer | None:
-    return request.getfixturevalue("zookeeper_server") if request.param == "zookeeper" else None
+@pytest.fixture(scope="session")
+def etcd_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalEtcd]:
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        server = runner.run(LocalEtcd.start(tmp_path_factory.mktemp("etcd"), address="127.0.0.1"))
+        yield server
+        runner.run(server.stop())
+
+
+REAL = [pytest.param(kind, marks=pytest.mark.integration) for kind in ("zookeeper", "etcd")]
+
+
+@pytest.fixture(params=["memory", *REAL])
+def server(request: pytest.FixtureRequest) -> LocalServer | LocalEtcd | None:
+    return None if request.param == "memory" else request.getfixturevalue(f"{request.param}_server")
 
 
 @pytest.fixture
-async def world(server: LocalServer | None) -> AsyncIterator[World]:
+async def world(server: LocalServer | LocalEtcd | None) -> AsyncIterator[World]:
     if server is None:
         yield MemoryWorld()
     else:
-        real = ZookeeperWorld(server)
+        real = (EtcdWorld if isinstance(server, LocalEtcd) else ZookeeperWorld)(server.port)
         yield real
         await real.close()
 

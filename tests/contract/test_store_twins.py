@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from edl.coordination import zookeeper
+from edl.coordination.connecting import connect
 from edl.coordination.memory import MemoryServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import ANY, Check, Create, Delete, Store, StoreRefused, Write
@@ -60,10 +60,12 @@ async def tree(store: Store, path: str = "/"):
 
 
 @pytest.mark.integration
+@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
 @pytest.mark.parametrize("seed", range(12))
-async def test_same_calls_same_outcome(zookeeper_server, seed):
-    settings = Coordinator(f"127.0.0.1:{zookeeper_server.port}/twins/{uuid.uuid4().hex}")
-    real, twin = await zookeeper.connect(settings, 10.0), MemoryServer().connect()
+async def test_same_calls_same_outcome(request, kind, seed):
+    server = request.getfixturevalue(f"{kind}_server")
+    settings = Coordinator(f"{server.coordinator.hosts}/twins/{uuid.uuid4().hex}")
+    real, twin = await connect(settings, 10.0), MemoryServer().connect()
     try:
         for step in range(60):
             expected = await outcome(real, random.Random(f"{seed} {step}"))

@@ -115,7 +115,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60,
         "check_weights": 50, "on_divergence": "heal", "ring": "torch",
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
-        "policy_file": tmp_path / "policy.py", "driver_slot": "localhost:1",
+        "policy_file": tmp_path / "policy.py", "local_coordinator": "etcd", "driver_slot": "localhost:1",
         "checkpoint": "memory://x", "checkpoint_every": "auto", "checkpoint_overhead": "2.5%",
         "keep_checkpoints": 3, "resume": "must",
         "resume_from": "/x/y/0001-000001-000000000001", "life": 2,

@@ -74,10 +74,12 @@ class Subprocess:
         return Forked(socket, script, env)
 
 
-def coordinator_of(settings: Settings, folder: Folder) -> Any:
+def coordinator_of(settings: Settings, folder: Folder, **how: Any) -> Any:
     """What a launcher takes for the one of its own."""
     shared = Path(os.environ.get(COORDINATOR, ""))
-    return part_of(shared, settings) if shared.name and settings.coordinator is None else its_own(settings, folder)
+    return (
+        part_of(shared, settings) if shared.name and settings.coordinator is None else its_own(settings, folder, **how)
+    )
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 
-from edl.coordination.server_process import dying_with
+from edl.coordination.child_server import dying_with
 
 
 def test_a_command_whose_parent_was_gone_before_the_kernel_knew_does_not_begin() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from edl.clock import ManualClock
 from edl.config import Settings
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.settings import Coordinator
 from edl.daemon import daemon as module
 from edl.daemon.daemon import AFTER_END, Daemon
@@ -28,7 +28,7 @@ def tried(monkeypatch):
             raise ConfigError("no worker answers")
         return "a session"
 
-    monkeypatch.setattr(zookeeper, "connect", away)
+    monkeypatch.setattr(connecting, "connect", away)
     monkeypatch.setattr(module, "RETRY_S", 0.0)
     return tried
 
@@ -59,7 +59,7 @@ async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monke
         clock.advance(2.0)
         raise ConfigError("no worker answers")
 
-    monkeypatch.setattr(zookeeper, "connect", away)
+    monkeypatch.setattr(connecting, "connect", away)
     with pytest.raises(ConfigError, match="no worker answers"):
         await one._connect(Coordinator("zk:2181"))
     assert len(tried) == AFTER_END * 4.0 / 2.0 + 1

@@ -7,13 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from edl.coordination.choosing import LocalChoice
 from edl.errors import ConfigError
 from edl.launch import doctor
 from edl.launch.doctor import Checked, Health
 
 
 def raising(error: Exception):
-    def function(environ):
+    def function(*_):
         raise error
 
     return function
@@ -117,7 +118,29 @@ class TestHorovod:
 class TestCoordinator:
     def test_no_java(self, monkeypatch):
         monkeypatch.setattr(doctor, "find_java", raising(ConfigError("install a JRE")))
+        monkeypatch.setattr(doctor, "choose", raising(ConfigError("there is no etcd either")))
         assert doctor.check_java({}) == Checked("Java", Health.FAIL, "none found", "install a JRE")
+        monkeypatch.setattr(doctor, "choose", lambda wanted, environ: LocalChoice("etcd"))
+        assert doctor.check_java({}).outcome is Health.WARN
+
+    def test_no_etcd_matters_where_there_is_no_zookeeper_or_it_is_asked_for(self, monkeypatch):
+        monkeypatch.setattr(doctor, "find_etcd", raising(ConfigError("install etcd")))
+        monkeypatch.setattr(doctor, "choose", lambda wanted, environ: LocalChoice("zookeeper"))
+        assert doctor.check_etcd({}).outcome is Health.OK
+        assert doctor.check_etcd({"EDL_LOCAL_COORDINATOR": "etcd"}) == Checked(
+            "etcd", Health.FAIL, "none found", "install etcd"
+        )
+        monkeypatch.setattr(doctor, "choose", raising(ConfigError("nothing")))
+        assert doctor.check_etcd({}).outcome is Health.FAIL
+
+    def test_the_version_is_read_from_what_etcd_prints(self, monkeypatch, tmp_path):
+        etcd = tmp_path / "etcd"
+        etcd.write_text("#!/bin/sh\necho etcd Version: 3.4.23\n")
+        etcd.chmod(0o755)
+        monkeypatch.setattr(doctor, "find_etcd", lambda environ: etcd)
+        assert doctor.check_etcd({}) == Checked("etcd", Health.OK, f"3.4.23 ({etcd})")
+        etcd.write_text("#!/bin/sh\nexit 1\n")
+        assert doctor.check_etcd({}).outcome is Health.WARN
 
     def test_a_java_that_does_not_run(self, monkeypatch, tmp_path):
         monkeypatch.setattr(doctor, "find_java", lambda environ: str(tmp_path / "java"))

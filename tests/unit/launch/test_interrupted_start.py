@@ -45,7 +45,7 @@ class Machine:
         self.left_behind: set[int] = set()  # workers that lived when their coordinator stopped
 
     @asynccontextmanager
-    async def coordinator_of(self, *_: object) -> AsyncIterator[Coordinator]:
+    async def coordinator_of(self, *_: object, say: object) -> AsyncIterator[Coordinator]:
         self.coordinators += 1
         try:
             for _step in range(STEPS):

@@ -1,0 +1,20 @@
+"""A store on whichever coordinator is named.
+
+Owns: which implementation goes with which address. Does not own: any of them; only the one that is used is imported.
+"""
+
+from __future__ import annotations
+
+from edl.coordination.settings import ETCD, Coordinator
+from edl.coordination.store import Store
+
+
+async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> Store:
+    """A store with a new session. Raises `ConfigError`, `AccessDenied` and others as the implementations do."""
+    if settings.kind == ETCD:
+        from edl.coordination.etcd import store as etcd
+
+        return await etcd.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)
+    from edl.coordination import zookeeper
+
+    return await zookeeper.connect(settings, session_timeout_s, connect_timeout_s=connect_timeout_s)

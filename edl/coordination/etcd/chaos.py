@@ -1,0 +1,81 @@
+"""Faults to plan on etcd: a cluster whose servers can be killed and frozen, and a session to end.
+
+Owns: what tests and benchmarks need to break etcd on purpose. Does not own: when. Nothing of the product imports it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import signal
+from pathlib import Path
+
+from edl.coordination.child_server import LOOPBACK
+from edl.coordination.etcd.connection import EtcdConnection
+from edl.coordination.etcd.messages import LEASE_REVOKE, LeaseRevokeRequest
+from edl.coordination.etcd.server_process import EtcdProcess
+from edl.coordination.etcd.store import EtcdStore
+from edl.coordination.local_place import free_port
+from edl.coordination.settings import Coordinator
+from edl.errors import EdlError
+
+_START_S = 60.0
+_ASK_S = 10.0
+
+
+class EtcdCluster:
+    """Several servers on this machine that elect a leader of their own and agree by majority."""
+
+    def __init__(self, folder: Path, size: int = 3) -> None:
+        ports = [free_port() for _ in range(2 * size)]
+        urls = {f"etcd{n}": f"http://{LOOPBACK}:{port}" for n, port in enumerate(ports[size:])}
+        token = secrets.token_hex(8)
+        self.servers: list[EtcdProcess] = []
+        for (name, url), port in zip(urls.items(), ports, strict=False):
+            own = folder / name
+            own.mkdir(mode=0o700, parents=True)
+            peers = {
+                "name": name,
+                "listen-peer-urls": url,
+                "initial-advertise-peer-urls": url,
+                "initial-cluster": ",".join(f"{other}={there}" for other, there in urls.items()),
+                "initial-cluster-token": token,
+            }
+            self.servers.append(EtcdProcess(own, own / "data", LOOPBACK, port, peers=peers))
+
+    @property
+    def coordinator(self) -> Coordinator:
+        """How to connect."""
+        return Coordinator("etcd://" + ",".join(f"{LOOPBACK}:{server.port}" for server in self.servers))
+
+    async def start(self) -> None:
+        """Start all of them and wait until all serve. Raises `ConfigError` if one does not."""
+        for server in self.servers:
+            server.spawn()
+        await asyncio.gather(*(server.wait_ready(_START_S) for server in self.servers))
+
+    async def kill(self, index: int) -> None:
+        """Kill one, as the kernel would for want of memory."""
+        self.servers[index].signal(signal.SIGKILL)
+        await self.servers[index].wait_exit()
+
+    async def restart(self, index: int) -> None:
+        """Bring a killed one back, with its data."""
+        self.servers[index].spawn()
+        await self.servers[index].wait_ready(_START_S)
+
+    async def stop(self) -> None:
+        """End all of them."""
+        await asyncio.gather(*(server.stop() for server in self.servers))
+
+
+async def expire_lease(store: EtcdStore, through: Coordinator) -> None:
+    """End the store's session behind its back, on a connection of another client's."""
+    connection = EtcdConnection(through.endpoints[0], through, patience_s=_ASK_S)
+    try:
+        await connection.open()
+        with contextlib.suppress(EdlError):  # over already
+            await connection.call(LEASE_REVOKE, LeaseRevokeRequest(store.session), timeout_s=_ASK_S)
+    finally:
+        await connection.close()

@@ -1,0 +1,176 @@
+"""What a transaction of the port becomes in etcd. Pure.
+
+Owns: from what was read at one revision, the changes to make, and the comparisons under which they are still right; a
+refusal is raised from what was read. Does not own: what operations do to a tree (`tree`, as for the twin in memory),
+nor asking etcd (`store`), which plans anew when a comparison does not hold.
+
+etcd compares and changes keys, but knows no tree, and lets a transaction touch no key twice. So the operations are
+carried out on a copy of the few nodes that they touch, and only the difference is written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from edl.coordination.etcd.layout import KeyLayout, children_created, count_value, to_node, to_value
+from edl.coordination.etcd.messages import (
+    CREATE,
+    GREATER,
+    MOD,
+    Compare,
+    DeleteRangeRequest,
+    KeyValue,
+    PutRequest,
+    RequestOp,
+    TxnRequest,
+)
+from edl.coordination.store import Create, Delete, Op, parent_of
+from edl.coordination.tree import Attempt, Entry
+from edl.errors import Fenced, UsageError
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """One path as it was read."""
+
+    node: KeyValue | None
+    count: KeyValue | None = None
+    children: frozenset[str] = frozenset()  # only where they were asked for
+
+
+Snapshot = Mapping[str, Seen]
+"""All of it read at one revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class EtcdPlan:
+    """A transaction for etcd, and what the port's caller is told if it goes through."""
+
+    request: TxnRequest
+    results: tuple[str | int | None, ...]
+    numbered: frozenset[str]  # paths that nobody has read: to be read too, where it does not go through
+
+
+def touched(ops: Sequence[Op], fence: str | None = None) -> dict[str, bool]:
+    """The paths to read, and of which the children too."""
+    paths: dict[str, bool] = {} if fence is None else {fence: False}
+    for op in ops:
+        paths.setdefault(op.path, False)
+        if isinstance(op, Create | Delete):
+            paths.setdefault(parent_of(op.path), False)
+        if isinstance(op, Delete):
+            paths[op.path] = True
+    return paths
+
+
+def with_parents(create: Create, snapshot: Snapshot) -> list[Op]:
+    """The creation, and those of what is missing above."""
+    ops: list[Op] = [create]
+    above = parent_of(create.path)
+    while above in snapshot and snapshot[above].node is None and above != "/":
+        ops.insert(0, Create(above))
+        above = parent_of(above)
+    return ops
+
+
+def ancestors(path: str) -> Iterator[str]:
+    while path != "/":
+        path = parent_of(path)
+        yield path
+
+
+def plan(layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | None, session: int) -> EtcdPlan:
+    """Raises what the port does for a transaction that is refused."""
+    if fence is not None and snapshot[fence].node is None:
+        raise Fenced(f"the reign is over: {fence} is gone")
+    base = {path: _entry(seen) for path, seen in snapshot.items() if seen.node is not None}
+    attempt = Attempt(base, 0, session)
+    results = []
+    for op in ops:
+        if isinstance(op, Delete) and op.path == "/":
+            raise UsageError("the root of the store cannot be deleted")
+        results.append(attempt.apply(op))
+    return EtcdPlan(
+        TxnRequest(
+            (
+                Compare(GREATER, CREATE, layout.session(session)),
+                *_comparisons(layout, snapshot, ops, fence, attempt),
+            ),
+            tuple(_changes(layout, snapshot, base, attempt)),
+        ),
+        tuple(results),
+        frozenset(attempt.changed - snapshot.keys()),
+    )
+
+
+def _entry(seen: Seen) -> Entry:
+    assert seen.node is not None
+    return Entry(to_node(seen.node), seen.children, children_created(seen.count))
+
+
+def _comparisons(
+    layout: KeyLayout, snapshot: Snapshot, ops: Sequence[Op], fence: str | None, attempt: Attempt
+) -> Iterator[Compare]:
+    """What must be as it was read, so that each operation does what it did to the copy."""
+    numbered = {parent_of(op.path) for op in ops if isinstance(op, Create) and op.sequence}
+    emptied = {op.path for op in ops if isinstance(op, Delete)}
+    parents = {parent_of(op.path) for op in ops if isinstance(op, Create)}
+    named = {op.path for op in ops if not (isinstance(op, Create) and op.sequence)}
+    made = {path for path in attempt.changed if path not in snapshot}
+    for path in sorted(named | parents | made | ({fence} if fence is not None else set())):
+        yield _as_it_was(layout.node(path), _seen(snapshot, path).node)
+    for path in sorted(_counted(snapshot, attempt, numbered | emptied)):
+        yield _as_it_was(layout.count(path), _seen(snapshot, path).count)
+
+
+def _counted(snapshot: Snapshot, attempt: Attempt, depended_on: Iterable[str]) -> set[str]:
+    """Paths whose count of children must be as it was read. A count that only grows by one may grow for others too."""
+    paths = set(depended_on)
+    for path in attempt.changed:
+        after, seen = attempt.tree.get(path), _seen(snapshot, path)
+        if (
+            after is not None
+            and not _grows_by_one(seen, after)
+            and after.created_children != children_created(seen.count)
+        ):
+            paths.add(path)
+    return paths
+
+
+def _changes(layout: KeyLayout, snapshot: Snapshot, base: Mapping[str, Entry], attempt: Attempt) -> Iterator[RequestOp]:
+    for path in sorted(attempt.changed):
+        seen, before, after = _seen(snapshot, path), base.get(path), attempt.tree.get(path)
+        if after is None:
+            yield from _removal(layout, path, seen)
+            continue
+        if before is None or after.node != before.node:
+            put = PutRequest(layout.node(path), to_value(after.node), after.node.owner)
+            yield RequestOp(request_put=put)
+        if _grows_by_one(seen, after):
+            yield RequestOp(request_put=PutRequest(layout.count(path), ignore_value=True))
+        elif after.created_children != children_created(seen.count):
+            value = count_value(after.created_children, seen.count)
+            yield RequestOp(request_put=PutRequest(layout.count(path), value))
+
+
+def _removal(layout: KeyLayout, path: str, seen: Seen) -> Iterator[RequestOp]:
+    if seen.node is not None:
+        yield RequestOp(request_delete_range=DeleteRangeRequest(layout.node(path)))
+    if seen.count is not None:
+        yield RequestOp(request_delete_range=DeleteRangeRequest(layout.count(path)))
+
+
+def _grows_by_one(seen: Seen, after: Entry) -> bool:
+    """Whether one child more was created of the node that was read, not of one that was made in its place."""
+    lives_on = seen.node is not None and seen.count is not None and after.node.created != 0
+    return lives_on and after.created_children == children_created(seen.count) + 1
+
+
+def _seen(snapshot: Snapshot, path: str) -> Seen:
+    return snapshot.get(path) or Seen(None)
+
+
+def _as_it_was(key: bytes, kv: KeyValue | None) -> Compare:
+    """A key that is not there has revision 0."""
+    return Compare(target=MOD, key=key, mod_revision=0 if kv is None else kv.mod_revision)

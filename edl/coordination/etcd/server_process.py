@@ -1,0 +1,142 @@
+"""One etcd server as a child process.
+
+Owns: where the program is, its command line and environment, and when it is ready. Does not own: which port, which
+folder and for whom (`server`), nor its life as a process (`child_server`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from edl.coordination.child_server import LOOPBACK, ChildServer
+from edl.errors import ConfigError
+
+_LONGEST = 100  # of 108 bytes
+
+INSTALL = "apt-get install -y --no-install-recommends etcd-server"
+
+_SOLE = {
+    # A server alone waits for no other's heartbeat, so that it may be quick to elect itself.
+    "heartbeat-interval": "20",
+    "election-timeout": "200",
+    # Peers would be let in without a password. There are none: their side is a socket in the server's own folder.
+    "listen-peer-urls": "unix://peer:1",
+    "initial-advertise-peer-urls": f"http://{LOOPBACK}:2",
+    "initial-cluster": f"edl=http://{LOOPBACK}:2",
+}
+
+_BASE = {
+    "name": "edl",
+    "logger": "zap",
+    "log-outputs": "stderr",
+    "bcrypt-cost": "4",  # the password is 256 random bits: nobody tries them all, and each connection shows it
+    "max-txn-ops": "1024",
+    "auto-compaction-mode": "periodic",
+    "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
+    "quota-backend-bytes": str(8 << 30),
+    "snapshot-count": "1000",  # else 100,000 writes stay in memory
+    "enable-grpc-gateway": "false",
+    "enable-v2": "false",
+}
+
+
+def find_etcd(env: Mapping[str, str] = os.environ) -> Path:
+    """The etcd to run: EDL_ETCD, then PATH. Raises `ConfigError` with the remedy where there is none."""
+    if named := env.get("EDL_ETCD"):
+        if found := shutil.which(named):
+            return Path(found)
+        raise ConfigError(f"EDL_ETCD={named} is no program that can be run: name an etcd, or unset it")
+    if found := shutil.which("etcd", path=env.get("PATH", os.defpath)):
+        return Path(found)
+    raise ConfigError(
+        f"a local etcd needs the program etcd and there is none: run `{INSTALL}`, or name one in EDL_ETCD, or name a "
+        "running etcd by --coordinator etcd://HOST:PORT"
+    )
+
+
+class EtcdProcess(ChildServer):
+    """An etcd, alone or one of several."""
+
+    name = "etcd"
+
+    def __init__(
+        self,
+        folder: Path,
+        data: Path,
+        address: str,
+        port: int,
+        *,
+        keep_open: Sequence[int] = (),
+        peers: Mapping[str, str] | None = None,
+    ) -> None:
+        """With port 0 it listens on a socket in a private folder (`socket`), where nobody else comes."""
+        super().__init__(folder, address, port, keep_open=keep_open)
+        self._sockets = _for_sockets(folder)
+        client = f"http://{address}:{port}" if port else "unix://client:1"
+        self._flags = {
+            **_BASE,
+            **(_SOLE | {"initial-cluster-token": secrets.token_hex(8)} if peers is None else peers),
+            "data-dir": str(data),
+            "listen-client-urls": client,
+            "advertise-client-urls": f"http://{address}:{port or 1}",
+        }
+
+    @property
+    def socket(self) -> Path:
+        return self._sockets / "client:1"
+
+    @property
+    def _workplace(self) -> Path:
+        return self._sockets
+
+    def forget(self) -> None:
+        """Remove its sockets, and what lies outside of its folder; after its end."""
+        self.socket.unlink(missing_ok=True)
+        if self._sockets != self._folder:
+            shutil.rmtree(self._sockets, ignore_errors=True)
+
+    def spawn(self) -> None:
+        self.socket.unlink(missing_ok=True)  # etcd would not take the place of one that was killed
+        super().spawn()
+
+    def last_words(self) -> str:
+        said = [words for line in self._log_text().splitlines() if (words := _telling(line))]
+        return f"{(said or ['its log is empty'])[-1]} (all of it in {self.log})"
+
+    def found_port_taken(self) -> bool:
+        return "address already in use" in self._log_text()
+
+    async def _serves(self) -> bool:
+        """It says so once it has a leader; and only the server that has the port comes so far."""
+        return "serving client traffic" in self._log_text()
+
+    def _command(self) -> list[str]:
+        return [str(find_etcd()), *(f"--{flag}={value}" for flag, value in self._flags.items())]
+
+    def _environment(self) -> Mapping[str, str]:
+        """Each flag may be a variable, too, and one that is both ends the server."""
+        return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
+
+
+def _for_sockets(folder: Path) -> Path:
+    """The server's folder; another private one, where the name of a socket in it would be too long for the kernel."""
+    if len(str(folder / "client:1").encode()) <= _LONGEST:
+        return folder
+    return Path(tempfile.mkdtemp(prefix="edl-etcd-"))
+
+
+def _telling(line: str) -> str:
+    """What a line of the log says: its words and its error; as it is, where it is no JSON."""
+    try:
+        said = json.loads(line)
+    except ValueError:
+        return line.strip()
+    if not isinstance(said, dict):
+        return line.strip()
+    return ": ".join(str(said[key]) for key in ("msg", "error") if said.get(key))

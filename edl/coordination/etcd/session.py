@@ -1,0 +1,246 @@
+"""A session with etcd: a lease that is kept alive over one connection at a time.
+
+Owns: connecting and connecting again, the lease, the link's state, and noticing that a server was wiped or restored.
+Does not own: what is read and written over the connection (`store`).
+
+A session is a lease and a key that goes with it. Every write of the store compares that key, so that none is accepted
+once the session is over, as ZooKeeper has it; and its removal is watched, so that an end is told at once.
+
+Why the end is told in time. A sign of life is sent every third of the time-out, and its answer waited for as long: so a
+silent server is noticed after two thirds, counted from the last sign that was answered, when the lease has a third to
+go. A process that was paused for longer compares the clock before it trusts its link.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import math
+from collections.abc import Callable
+
+from edl.coordination.etcd.connection import EtcdConnection, received, sent
+from edl.coordination.etcd.failures import LeaseGone
+from edl.coordination.etcd.layout import KeyLayout
+from edl.coordination.etcd.messages import (
+    LEASE_GRANT,
+    LEASE_KEEP_ALIVE,
+    LEASE_REVOKE,
+    TXN,
+    WATCH,
+    Compare,
+    LeaseGrantRequest,
+    LeaseKeepAliveRequest,
+    LeaseKeepAliveResponse,
+    LeaseRevokeRequest,
+    PutRequest,
+    RangeRequest,
+    RequestOp,
+    ResponseHeader,
+    TxnRequest,
+)
+from edl.coordination.etcd.watching import Watches
+from edl.coordination.reaching import RECONNECT_MAX_S, STOP_S, patience_s
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import Link
+from edl.errors import EdlError, StoreUnavailable
+
+logger = logging.getLogger("edl")
+
+_FIRST_PAUSE_S = 0.05
+_BEATS = 3  # signs of life in a session's time-out
+
+_NEVER_TRUSTED = float("-inf")
+
+
+class Session:
+    """One lease at a time; another follows when it is over."""
+
+    def __init__(
+        self, coordinator: Coordinator, layout: KeyLayout, timeout_s: float, moved: Callable[[Link], None]
+    ) -> None:
+        self._coordinator = coordinator
+        self._layout = layout
+        self._timeout_s = timeout_s
+        self._tell = moved
+        self._loop = asyncio.get_running_loop()
+        self._link = Link.LOST
+        self._lease, self._over = 0, True
+        self._trusted_until = _NEVER_TRUSTED
+        self._cluster, self._revision = 0, 0  # the newest that was seen
+        self._connection: EtcdConnection | None = None
+        self._gone = asyncio.Event()
+        self._first: asyncio.Future[None] = self._loop.create_future()  # the first session, or why there is none
+        self._running: asyncio.Task[None] | None = None
+        self.watches = Watches(layout, lambda: self._revision, self.gone)
+
+    @property
+    def id(self) -> int:
+        return self._lease
+
+    @property
+    def link(self) -> Link:
+        paused = self._loop.time() >= self._trusted_until  # this process was, and the lease may be over by now
+        if self._link is Link.CONNECTED and (paused or self._gone.is_set()):
+            return Link.SUSPENDED
+        return self._link
+
+    @property
+    def connection(self) -> EtcdConnection:
+        """Raises StoreUnavailable while there is none to trust."""
+        if self._connection is None or self.link is not Link.CONNECTED:
+            raise StoreUnavailable(f"not connected to the coordinator {self._coordinator.hosts}")
+        return self._connection
+
+    async def begin(self) -> None:
+        """Wait for the first session. Raises AccessDenied, or what else no other try would mend."""
+        self._running = self._loop.create_task(self._run(), name="session with etcd")
+        await self._first
+
+    async def end(self) -> None:
+        """Give the lease back, if a server takes it in time, and close the connection."""
+        if self._running is not None:
+            self._running.cancel()
+            connection = self._connection
+            if connection is not None and self._lease:
+                with contextlib.suppress(EdlError, TimeoutError):
+                    async with asyncio.timeout(STOP_S):
+                        await connection.call(LEASE_REVOKE, LeaseRevokeRequest(self._lease), timeout_s=STOP_S)
+            await asyncio.wait({self._running}, timeout=STOP_S)
+        self._move(Link.LOST)
+
+    def saw(self, header: ResponseHeader) -> None:
+        """Of each answer: how far the store has come."""
+        self._cluster, self._revision = header.cluster_id, max(self._revision, header.revision)
+
+    def gone(self) -> None:
+        """The lease is over: leave the connection, and find out on the next."""
+        self._gone.set()
+
+    # ------------------------------------------------------------------------------------------------ connecting
+
+    async def _run(self) -> None:
+        pause_s = 0.0
+        for address in itertools.cycle(self._coordinator.endpoints):
+            await asyncio.sleep(pause_s)
+            served = await self._visit(address)
+            pause_s = 0.0 if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
+
+    async def _visit(self, address: tuple[str, int]) -> bool:
+        """Stay with this server for as long as it serves; whether it ever did."""
+        patience = patience_s(self._timeout_s)
+        connection = EtcdConnection(address, self._coordinator, patience_s=patience)
+        served = False
+        try:
+            async with asyncio.timeout(2 * patience):
+                await connection.open()
+                await self._settle(connection, patience)
+            self._connection, served = connection, True
+            self._gone.clear()
+            self.watches.attach(self._lease)
+            self._move(Link.CONNECTED)
+            await self._stay(connection)
+        except* (StoreUnavailable, TimeoutError) as errors:
+            logger.info("the coordinator at %s:%s: %s", *address, _innermost(errors))
+        except* EdlError as errors:
+            self._complain(_innermost(errors))
+        finally:
+            self._connection = None
+            self.watches.detach()
+            if served:
+                self._move(Link.SUSPENDED)
+            await connection.close()
+        return served
+
+    def _complain(self, error: BaseException) -> None:
+        if self._first.done():
+            logger.warning("the coordinator %s: %s", self._coordinator.hosts, error)
+        else:
+            self._first.set_exception(error)
+
+    async def _settle(self, connection: EtcdConnection, patience: float) -> None:
+        """Take the session up again, or begin another."""
+        asked_at = self._loop.time()
+        if not self._over and await self._lives(connection, patience):
+            self._trusted_until = asked_at + self._timeout_s
+            return
+        self._over = True
+        self._move(Link.LOST)
+        await self._begin_another(connection, patience)
+
+    async def _lives(self, connection: EtcdConnection, patience: float) -> bool:
+        """Whether this server still has the session, and all that was seen in it."""
+        look = RequestOp(request_range=RangeRequest(self._layout.session(self._lease)))
+        answer = await connection.call(TXN, TxnRequest(success=(look,)), timeout_s=patience)
+        restored = answer.header.revision < self._revision or answer.header.cluster_id != self._cluster
+        if restored:  # from a backup, or begun anew: what was seen here last did not happen there
+            self._revision, self._cluster = answer.header.revision, answer.header.cluster_id
+        self.saw(answer.header)
+        found = answer.responses[0].response_range
+        if restored or found is None or not found.kvs:
+            return False
+        stream = connection.stream(LEASE_KEEP_ALIVE)
+        return (await self._beat(stream)).ttl > 0
+
+    async def _begin_another(self, connection: EtcdConnection, patience: float) -> None:
+        asked_at = self._loop.time()
+        ttl = max(1, math.ceil(self._timeout_s))
+        lease = (await connection.call(LEASE_GRANT, LeaseGrantRequest(ttl), timeout_s=patience)).id
+        put = RequestOp(request_put=PutRequest(self._layout.session(lease), lease=lease))
+        root = self._layout.node("/")
+        begin = TxnRequest((Compare(key=root, target=1),), (put, _founded(root)), (put,))
+        answer = await connection.call(TXN, begin, timeout_s=patience)
+        self.saw(answer.header)
+        self._lease, self._over = lease, False
+        self._trusted_until = asked_at + self._timeout_s
+
+    # ---------------------------------------------------------------------------------------------------- staying
+
+    async def _stay(self, connection: EtcdConnection) -> None:
+        """Until the connection breaks, or the session is over."""
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._beat_on(connection))
+            tasks.create_task(self.watches.serve(connection.stream(WATCH)))
+            tasks.create_task(self._until_gone())
+
+    async def _until_gone(self) -> None:
+        await self._gone.wait()
+        raise LeaseGone("the session with the coordinator is over")
+
+    async def _beat_on(self, connection: EtcdConnection) -> None:
+        stream = connection.stream(LEASE_KEEP_ALIVE)
+        while True:
+            asked_at = self._loop.time()
+            if (await self._beat(stream)).ttl <= 0:
+                raise LeaseGone("the session with the coordinator is over")
+            if self._loop.time() >= self._trusted_until:  # `link` has said so meanwhile: all must hear of it
+                raise StoreUnavailable("this process stood still for as long as a session lasts")
+            self._trusted_until = asked_at + self._timeout_s
+            await asyncio.sleep(asked_at + self._timeout_s / _BEATS - self._loop.time())
+
+    async def _beat(self, stream: object) -> LeaseKeepAliveResponse:
+        async with asyncio.timeout(self._timeout_s / _BEATS):
+            await sent(stream, LeaseKeepAliveRequest(self._lease))
+            answer: LeaseKeepAliveResponse = await received(stream)
+        self._revision = max(self._revision, answer.header.revision)
+        return answer
+
+    def _move(self, link: Link) -> None:
+        if link is self._link:
+            return
+        self._link = link
+        if link is Link.CONNECTED and not self._first.done():
+            self._first.set_result(None)
+        self._tell(link)
+
+
+def _founded(root: bytes) -> RequestOp:
+    """The root is a node as any other; whoever comes first makes it."""
+    return RequestOp(request_put=PutRequest(root, b"0 0\n"))
+
+
+def _innermost(error: BaseException) -> BaseException:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    return error

@@ -1,0 +1,270 @@
+"""The store port on etcd v3.
+
+Owns: translating the port's calls into transactions, and trying them again when another client came in between. Does
+not own: what they become (`planning`), the session (`session`), nor why a server cannot be reached (`diagnosis`).
+
+A write is two questions: the nodes that it touches are read, at one revision, and the change is made on condition that
+they are still so (I1: the fence is one of them). Nothing was done where the condition does not hold, so that the same
+write is simply planned anew; where no answer comes it may have been done, and the caller is told so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import random
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager
+from typing import cast
+
+from edl.coordination.diagnosis import explain
+from edl.coordination.etcd import planning
+from edl.coordination.etcd.connection import EtcdConnection
+from edl.coordination.etcd.layout import DEFAULT_PREFIX, KeyLayout, name_in, to_node
+from edl.coordination.etcd.messages import (
+    RANGE,
+    TXN,
+    KeyValue,
+    RangeRequest,
+    RangeResponse,
+    RequestOp,
+    TxnRequest,
+    TxnResponse,
+)
+from edl.coordination.etcd.planning import EtcdPlan, Seen, Snapshot
+from edl.coordination.etcd.session import Session
+from edl.coordination.settings import Coordinator
+from edl.coordination.store import (
+    ANY,
+    Create,
+    Delete,
+    Link,
+    Node,
+    Op,
+    Watch,
+    Write,
+    check_ops,
+    check_path,
+    check_size,
+)
+from edl.errors import ConfigError, StoreUnavailable, UsageError
+
+_IN_FLIGHT = 64
+
+_READ_AT_ONCE = 40
+"""Paths in one question: each is up to three operations, of which etcd allows 128 unless told otherwise."""
+
+_MEET_AGAIN_S = 0.02
+"""Clients that write to the same nodes do not try again in step."""
+
+Planner = Callable[[Snapshot], EtcdPlan]
+
+
+async def connect(settings: Coordinator, session_timeout_s: float, *, connect_timeout_s: float = 10.0) -> EtcdStore:
+    """A store with a new session, which lives `session_timeout_s` without a sign of life, rounded up to a second.
+
+    Raises `ConfigError` with one line that names the address and the remedy if there is no session in time.
+    """
+    store = EtcdStore(settings, session_timeout_s)
+    try:
+        async with asyncio.timeout(connect_timeout_s):
+            await store._session.begin()
+    except TimeoutError as error:
+        await store.close()
+        raise ConfigError(f"{await explain(settings)} (tried for {connect_timeout_s:g} s)") from error
+    except BaseException:
+        await store.close()
+        raise
+    return store
+
+
+class EtcdStore:
+    """One session at a time with etcd; see `edl.coordination.store.Store` for every promise."""
+
+    def __init__(self, settings: Coordinator, session_timeout_s: float) -> None:
+        self._settings = settings
+        self._session_timeout_s = session_timeout_s
+        self._pid = os.getpid()
+        self._layout = KeyLayout(settings.chroot or DEFAULT_PREFIX)
+        self._reads = asyncio.Semaphore(_IN_FLIGHT)
+        self._writes = asyncio.Lock()  # in the order in which they were begun, as with ZooKeeper
+        self._link_watches: list[EtcdLinkWatch] = []
+        self._closed = False
+        self._session = Session(settings, self._layout, session_timeout_s, self._moved)
+
+    @property
+    def link(self) -> Link:
+        return self._session.link
+
+    @property
+    def session(self) -> int:
+        return self._session.id
+
+    # ------------------------------------------------------------------------------------------------- the port
+
+    async def read(self, path: str) -> Node | None:
+        check_path(path)
+        found = await self._range(RangeRequest(self._layout.node(path)), path)
+        return to_node(found.kvs[0]) if found.kvs else None
+
+    async def children(self, path: str) -> tuple[str, ...]:
+        check_path(path)
+        first, end = self._layout.children(path)
+        found = await self._range(RangeRequest(first, end, keys_only=True), path)
+        return tuple(sorted(name_in(kv.key) for kv in found.kvs))
+
+    async def create(
+        self, path: str, value: bytes = b"", *, ephemeral: bool = False, sequence: bool = False, parents: bool = True
+    ) -> str:
+        check_path(path)
+        check_size(path, len(value))
+        create = Create(path, value, ephemeral, sequence)
+        paths = planning.touched([create]) | (dict.fromkeys(planning.ancestors(path), False) if parents else {})
+
+        def decided(snapshot: Snapshot) -> EtcdPlan:
+            ops = planning.with_parents(create, snapshot) if parents else [create]
+            return planning.plan(self._layout, snapshot, ops, None, self.session)
+
+        return cast("str", (await self._change(path, paths, decided))[-1])
+
+    async def write(self, path: str, value: bytes, version: int = ANY) -> int:
+        check_path(path)
+        check_size(path, len(value))
+        (new_version,) = await self._commit([Write(path, value, version)], None)
+        return cast("int", new_version)
+
+    async def delete(self, path: str, version: int = ANY) -> None:
+        check_path(path)
+        await self._commit([Delete(path, version)], None)
+
+    async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
+        check_ops(ops)
+        if not ops and fence is None:
+            return ()
+        return await self._commit(ops, fence)
+
+    def watch(self, path: str, wake: Callable[[], None]) -> Watch:
+        check_path(path)
+        return self._session.watches.add(path, wake)
+
+    def watch_link(self, wake: Callable[[Link], None]) -> Watch:
+        return EtcdLinkWatch(wake, self._link_watches)
+
+    async def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            if os.getpid() == self._pid:  # a forked child has the connection, but no business with it
+                await self._session.end()
+
+    # --------------------------------------------------------------------------------------------------- reading
+
+    async def _range(self, request: RangeRequest, path: str) -> RangeResponse:
+        async with self._reached(self._reads) as connection:
+            found = await connection.call(RANGE, request, timeout_s=self._session_timeout_s, path=path)
+        self._session.saw(found.header)
+        return found
+
+    @asynccontextmanager
+    async def _reached(self, turn: asyncio.Semaphore | asyncio.Lock) -> AsyncIterator[EtcdConnection]:
+        """The connection, within a bound; every error comes out as one of the port's."""
+        if os.getpid() != self._pid:
+            raise UsageError("a session with the coordinator does not survive a fork: connect in the child process")
+        if self._closed:
+            raise StoreUnavailable("the store is closed")
+        try:
+            async with asyncio.timeout(self._session_timeout_s), turn:
+                yield self._session.connection
+        except TimeoutError as error:
+            raise StoreUnavailable(f"no answer from the coordinator {self._settings.hosts} in time") from error
+
+    # --------------------------------------------------------------------------------------------------- writing
+
+    async def _commit(self, ops: Sequence[Op], fence: str | None) -> tuple[str | int | None, ...]:
+        paths = planning.touched(ops, fence)
+        path = fence or ops[0].path
+        return await self._change(path, paths, lambda seen: planning.plan(self._layout, seen, ops, fence, self.session))
+
+    async def _change(self, path: str, paths: dict[str, bool], decided: Planner) -> tuple[str | int | None, ...]:
+        """Read, decide, and write if all is still so; again from the start if it is not."""
+        async with self._reached(self._writes) as connection:
+            while True:
+                plan = decided(await self._look(connection, paths, path))
+                if not plan.request.success:
+                    return plan.results
+                answer = await self._ask(connection, plan.request, path)
+                if answer.succeeded:
+                    return plan.results
+                paths = paths | dict.fromkeys(plan.numbered, False)
+                await self._check_session(connection)
+                await asyncio.sleep(random.uniform(0, _MEET_AGAIN_S))  # noqa: S311
+
+    async def _check_session(self, connection: EtcdConnection) -> None:
+        """A write of a session that is over is refused whatever it says."""
+        look = RequestOp(request_range=RangeRequest(self._layout.session(self.session), count_only=True))
+        answer = await self._ask(connection, TxnRequest(success=(look,)), "/")
+        if not _found(answer, 0).count:
+            self._session.gone()
+            raise StoreUnavailable("the session with the coordinator is over")
+
+    async def _look(self, connection: EtcdConnection, paths: dict[str, bool], path: str) -> dict[str, Seen]:
+        """All of them as they were at one revision."""
+        seen: dict[str, Seen] = {}
+        revision, wanted = 0, list(paths.items())
+        for begin in range(0, len(wanted), _READ_AT_ONCE):
+            some = wanted[begin : begin + _READ_AT_ONCE]
+            ranges = [one for asked, below in some for one in self._ranges(asked, below, revision)]
+            requests = tuple(RequestOp(request_range=one) for one in ranges)
+            answer = await self._ask(connection, TxnRequest(success=requests), path)
+            revision = revision or answer.header.revision
+            answers = (_found(answer, number).kvs for number in range(len(ranges)))
+            for asked, below in some:
+                node, count = next(answers), next(answers)
+                children = frozenset(name_in(kv.key) for kv in next(answers)) if below else frozenset()
+                seen[asked] = Seen(_only(node), _only(count), children)
+        return seen
+
+    def _ranges(self, path: str, below: bool, revision: int) -> Iterator[RangeRequest]:
+        yield RangeRequest(self._layout.node(path), revision=revision)
+        yield RangeRequest(self._layout.count(path), revision=revision)
+        if below:
+            first, end = self._layout.children(path)
+            yield RangeRequest(first, end, revision=revision, keys_only=True)
+
+    async def _ask(self, connection: EtcdConnection, request: TxnRequest, path: str) -> TxnResponse:
+        answer = await connection.call(TXN, request, timeout_s=self._session_timeout_s, path=path)
+        self._session.saw(answer.header)
+        return answer
+
+    # ------------------------------------------------------------------------------------------------------ link
+
+    def _moved(self, link: Link) -> None:
+        for watch in list(self._link_watches):
+            watch.moved(link)
+
+
+def _found(answer: TxnResponse, number: int) -> RangeResponse:
+    found = answer.responses[number].response_range
+    return RangeResponse() if found is None else found
+
+
+def _only(kvs: tuple[KeyValue, ...]) -> KeyValue | None:
+    return kvs[0] if kvs else None
+
+
+class EtcdLinkWatch:
+    """Watch of the connection's state."""
+
+    def __init__(self, wake: Callable[[Link], None], siblings: list[EtcdLinkWatch]) -> None:
+        self._wake = wake
+        self._siblings = siblings
+        siblings.append(self)
+
+    def moved(self, link: Link) -> None:
+        """Pass it on, unless closed by one that heard before."""
+        if self in self._siblings:
+            self._wake(link)
+
+    def close(self) -> None:
+        """No wake comes after this."""
+        if self in self._siblings:
+            self._siblings.remove(self)

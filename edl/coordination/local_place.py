@@ -1,0 +1,90 @@
+"""What a local server of either kind takes of this machine: a folder, a lock on it, and a port.
+
+Owns: that the folder is this user's alone and one server's at a time, and which ports are good. Does not own: servers.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import fcntl
+import os
+import random
+import socket
+from pathlib import Path
+
+from edl.coordination.child_server import LOOPBACK
+from edl.errors import ConfigError
+
+_LOCK_S = 3.0
+_LOWEST_PORT = 20_000
+
+
+def free_port(address: str = LOOPBACK) -> int:
+    """A port of that address on which no process listens.
+
+    Not one of those that the kernel gives to outgoing connections: a client that keeps trying a dead server there
+    will in time be given that very port, connect to itself, and keep the server from coming back.
+    """
+    highest = _first_ephemeral_port() - 1
+    for _ in range(100):
+        port = random.randint(_LOWEST_PORT, highest) if highest > _LOWEST_PORT else 0  # noqa: S311
+        with socket.socket() as probe:
+            try:
+                probe.bind((address, port))
+            except OSError:
+                continue
+            return int(probe.getsockname()[1])
+    raise ConfigError(f"no free port between {_LOWEST_PORT} and {highest} on {address}")
+
+
+def _first_ephemeral_port() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except (OSError, ValueError):
+        return 32_768
+
+
+def private_folder(folder: Path) -> Path:
+    """Create it, for this user only; its full name."""
+    folder = folder.resolve()
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    folder.chmod(0o700)
+    return folder
+
+
+async def lock_folder(folder: Path, name: str) -> int:
+    """A lock of our own: ZooKeeper takes none, and etcd waits for its own. The server inherits it, and so it outlives
+    a killed launcher.
+
+    A server killed a moment ago has it until its last thread is gone, so it is worth waiting a little.
+    """
+    descriptor = os.open(folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        async with asyncio.timeout(_LOCK_S):
+            while not _try_lock(descriptor):  # noqa: ASYNC110 - the kernel does not tell when a lock is free
+                await asyncio.sleep(0.05)
+    except BaseException as error:
+        os.close(descriptor)
+        if not isinstance(error, TimeoutError):
+            raise
+        raise ConfigError(f"another local {name} runs in {folder}: stop that job, or use another folder") from None
+    return descriptor
+
+
+def _try_lock(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def check_free(address: str, port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((address, port))
+        except OSError as error:
+            reason = "is in use" if error.errno == errno.EADDRINUSE else f"cannot be used ({error.strerror})"
+            raise ConfigError(f"port {port} on {address} {reason}: name another, or none to have one chosen") from error

@@ -1,0 +1,498 @@
+"""The local etcd as a child: it starts, shuts all others out, survives, and is gone when it should be."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import shutil
+import signal
+import socket
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pace import patient
+
+from edl.coordination.etcd import server
+from edl.coordination.etcd.connection import EtcdConnection
+from edl.coordination.etcd.layout import KeyLayout
+from edl.coordination.etcd.messages import (
+    AUTH_ENABLE,
+    LEASE_REVOKE,
+    RANGE,
+    TXN,
+    USER_ADD,
+    WATCH,
+    LeaseRevokeRequest,
+    PutRequest,
+    RangeRequest,
+    RequestOp,
+    TxnRequest,
+    UserAddRequest,
+    WatchCreateRequest,
+    WatchRequest,
+)
+from edl.coordination.etcd.server import LocalEtcd
+from edl.coordination.etcd.store import connect
+from edl.coordination.local_place import free_port
+from edl.coordination.settings import Coordinator, Digest
+from edl.coordination.store import AccessDenied, Create, Link
+from edl.errors import ConfigError, EdlError, UsageError
+
+pytestmark = pytest.mark.integration
+
+MINE = Digest("edl", "mine")
+
+
+@pytest.fixture
+async def local(tmp_path):
+    started = await LocalEtcd.start(tmp_path / "etcd", address="127.0.0.1")
+    yield started
+    await started.stop()
+
+
+async def until(condition, timeout_s=30.0):
+    async with asyncio.timeout(patient(timeout_s)):
+        while not condition():  # noqa: ASYNC110 - the condition is another process's
+            await asyncio.sleep(0.01)
+
+
+def alive(pid):
+    with contextlib.suppress(OSError):
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    return False
+
+
+def listening(pid):
+    """Every TCP address that a process listens on, as the kernel writes it."""
+    inodes = set()
+    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
+        with contextlib.suppress(OSError):
+            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
+    return [
+        fields[1]
+        for table in ("tcp", "tcp6")
+        for fields in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
+        if fields[3] == "0A" and fields[9] in inodes
+    ]
+
+
+# ------------------------------------------------------------------------------------------------- from start to end
+
+
+async def test_it_serves_once_started_and_is_gone_once_stopped(tmp_path):
+    local = await LocalEtcd.start(tmp_path / "deep" / "etcd", digest=MINE, address="127.0.0.1")
+    store = await connect(local.coordinator, 4.0)
+    await store.create("/a")
+    await store.close()
+    pid = local.pid
+    await local.stop()
+    assert not alive(pid)
+    await local.stop()
+    again = await LocalEtcd.start(
+        tmp_path / "deep" / "etcd", digest=MINE, address="127.0.0.1"
+    )  # the folder is free, and kept its data
+    store = await connect(again.coordinator, 4.0)
+    assert await store.read("/a") is not None
+    await store.close()
+    await again.stop()
+
+
+async def test_its_folder_is_private_and_it_listens_on_one_loopback_port_only(local, tmp_path):
+    assert (tmp_path / "etcd").stat().st_mode & 0o777 == 0o700
+    assert listening(local.pid) == [f"0100007F:{local.port:04X}"]  # none for peers, who are let in without a password
+    assert os.getsid(local.pid) == local.pid != os.getsid(0)
+
+
+async def test_for_one_machine_it_listens_on_a_socket_that_only_this_user_can_open(tmp_path):
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE)
+    assert listening(local.pid) == []
+    socket_ = Path(local.coordinator.socket)
+    assert local.coordinator.hosts == f"etcd://{socket_}"
+    assert socket_.parent.stat().st_mode & 0o777 == 0o700
+    store = await connect(local.coordinator, 10.0)
+    await store.create("/a", b"1")
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    await local.restart()
+    await until(lambda: store.link is Link.CONNECTED)
+    assert (await store.read("/a")).value == b"1"
+    await store.close()
+    await local.stop()
+    with pytest.raises(ConfigError, match="is gone, and with it the `edl run`"):
+        await connect(local.coordinator, 4.0, connect_timeout_s=1.0)
+
+
+async def test_where_a_sockets_name_would_be_too_long_it_lies_elsewhere(tmp_path):
+    deep = tmp_path / ("x" * 60) / ("y" * 60)
+    local = await LocalEtcd.start(deep)
+    folder = Path(local.coordinator.socket).parent
+    assert folder != deep
+    assert folder.stat().st_mode & 0o777 == 0o700
+    store = await connect(local.coordinator, 4.0)
+    await store.create("/a")
+    await store.close()
+    await local.stop()
+    assert not folder.exists()
+
+
+async def test_killed_and_restarted_it_has_all_data_and_sessions(local):
+    store = await connect(local.coordinator, 10.0)
+    links = []
+    store.watch_link(links.append)
+    await store.create("/kept", b"value")
+    await store.create("/mine", ephemeral=True)
+    session = store.session
+    local.signal(signal.SIGKILL)
+    assert await local.wait_exit() == -signal.SIGKILL
+    await until(lambda: links == [Link.SUSPENDED])
+    await local.restart()
+    await until(lambda: links == [Link.SUSPENDED, Link.CONNECTED])
+    assert (await store.read("/kept")).value == b"value"
+    assert (await store.read("/mine")).owner == store.session == session
+    await store.close()
+
+
+PARENT = """
+import asyncio, json, sys
+from pathlib import Path
+from typing import Any
+from edl.coordination.etcd.server import LocalEtcd
+
+async def main():
+    server = await LocalEtcd.start(Path(sys.argv[1]))
+    print(json.dumps({"pid": server.pid}), flush=True)
+    await asyncio.Event().wait()
+
+asyncio.run(main())
+"""
+
+
+async def test_it_dies_with_its_launcher_however_that_ends(tmp_path):
+    parent = await asyncio.create_subprocess_exec(
+        sys.executable, "-c", PARENT, tmp_path / "etcd", stdout=asyncio.subprocess.PIPE
+    )
+    pid = json.loads(await parent.stdout.readline())["pid"]
+    parent.kill()
+    await parent.wait()
+    await until(lambda: not alive(pid))
+    again = await LocalEtcd.start(tmp_path / "etcd")  # the lock went with it
+    await again.stop()
+
+
+async def test_it_can_be_started_by_hand_and_ends_by_a_signal(tmp_path):
+    port = free_port()
+    command = [sys.executable, "-m", "edl.coordination", "--etcd", str(tmp_path / "etcd"), str(port)]
+    process = await asyncio.create_subprocess_exec(*command, stdout=asyncio.subprocess.PIPE)
+    assert await process.stdout.readline() == f"EDL_COORDINATOR=etcd://127.0.0.1:{port}\n".encode()
+    store = await connect(Coordinator(f"etcd://127.0.0.1:{port}"), 4.0)
+    await store.create("/kept", b"1")
+    await store.close()
+    process.send_signal(signal.SIGTERM)
+    assert await process.wait() == 0
+
+
+# ------------------------------------------------------------------------------------------------ what keeps others out
+
+
+async def test_a_stranger_can_neither_read_nor_write(tmp_path):
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    store = await connect(local.coordinator, 4.0)
+    await store.create("/jobs/x", b"plan")
+    for digest in (None, Digest("edl", "guessed"), Digest("root", "")):
+        with pytest.raises(AccessDenied, match="EDL_COORDINATOR_AUTH"):
+            await connect(Coordinator(local.coordinator.hosts, digest), 4.0)
+    await no_call_of_a_strangers_works(local, store.session)
+    assert (await store.read("/jobs/x")).value == b"plan"
+    with pytest.raises(AccessDenied):  # nor may its own user write elsewhere, or let others in
+        await connect(Coordinator(f"{local.coordinator.hosts}/elsewhere", MINE), 4.0)
+    await store.close()
+    await local.stop()
+
+
+async def no_call_of_a_strangers_works(local, session):
+    key = KeyLayout("/edl").node("/jobs/x")
+    stranger = EtcdConnection(("127.0.0.1", local.port), Coordinator(local.coordinator.hosts), patience_s=5)
+    await stranger.open()
+    calls: tuple[tuple[Any, Any], ...] = (
+        (RANGE, RangeRequest(key)),
+        (TXN, TxnRequest(success=(RequestOp(request_put=PutRequest(key, b"0 0\nmine")),))),
+        (LEASE_REVOKE, LeaseRevokeRequest(session)),
+        (USER_ADD, UserAddRequest("me", "me")),
+    )
+    for method, request in calls:
+        with pytest.raises(AccessDenied):
+            await stranger.call(method, request, timeout_s=5)
+    watching = stranger.stream(WATCH)
+    await watching.write(WatchRequest(create_request=WatchCreateRequest(key)))
+    assert (await watching.read()).canceled
+    await stranger.close()
+
+
+async def test_before_passwords_count_nobody_can_reach_it(tmp_path, monkeypatch):
+    """As it is closed, it listens on no port."""
+    ports = []
+    original = EtcdConnection.call
+
+    async def call(self, method, request, **how):
+        if method is AUTH_ENABLE:
+            ports.append((self._host, self._port))
+        return await original(self, method, request, **how)
+
+    monkeypatch.setattr(EtcdConnection, "call", call)
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    assert ports == [(str(tmp_path / "etcd" / "client:1"), 0)]
+    await local.stop()
+
+
+async def test_a_closing_that_breaks_off_is_begun_again(tmp_path, monkeypatch):
+    original = EtcdConnection.call
+
+    async def call(self, method, request, **how):
+        if method is AUTH_ENABLE:
+            raise EdlError("broken off")
+        return await original(self, method, request, **how)
+
+    with monkeypatch.context() as broken:
+        broken.setattr(EtcdConnection, "call", call)
+        with pytest.raises(ConfigError, match="cannot be closed to others: broken off"):
+            await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    with pytest.raises(AccessDenied):
+        await connect(Coordinator(local.coordinator.hosts), 4.0)
+    await local.stop()
+
+
+async def test_a_folder_opens_to_the_credentials_it_was_first_used_with(tmp_path):
+    here = "127.0.0.1"
+    await (await LocalEtcd.start(tmp_path / "closed", digest=MINE, address=here)).stop()
+    await (await LocalEtcd.start(tmp_path / "open", address=here)).stop()
+    for folder, digest in (("closed", Digest("edl", "two")), ("closed", None), ("open", MINE)):
+        with pytest.raises(ConfigError, match="was used with other credentials"):
+            await LocalEtcd.start(tmp_path / folder, digest=digest, address=here)
+
+
+async def test_a_token_that_the_server_has_forgotten_is_renewed(tmp_path):
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    store = await connect(local.coordinator, 10.0)
+    await store.create("/a")
+    connection = store._session.connection
+    connection._metadata = (("token", "of.another.server"),)
+    assert await store.read("/a") is not None
+    assert connection._metadata[0][1] != "of.another.server"
+    await store.close()
+    await local.stop()
+
+
+# --------------------------------------------------------------------------------------------- what stands in the way
+
+
+async def test_a_port_in_use_is_one_clear_line(tmp_path):
+    with socket.create_server(("127.0.0.1", 0)) as squatter:
+        port = squatter.getsockname()[1]
+        with pytest.raises(ConfigError, match=rf"^port {port} on 127\.0\.0\.1 is in use: name another[^\n]*$"):
+            await LocalEtcd.start(tmp_path / "etcd", port=port)
+
+
+async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local, tmp_path, monkeypatch):
+    """By another etcd even: it is not taken for ours."""
+    ports = [local.port, free_port()]
+    wanted = ports[1]
+    monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
+    second = await LocalEtcd.start(tmp_path / "other", address="127.0.0.1")
+    assert second.port == wanted
+    await second.stop()
+
+
+async def test_a_folder_in_use_is_one_clear_line(local, tmp_path):
+    with pytest.raises(ConfigError, match=r"^another local etcd runs in [^\n]*etcd[^\n]*$"):
+        await LocalEtcd.start(tmp_path / "etcd")
+
+
+async def test_a_missing_etcd_names_the_command_that_brings_it(tmp_path, monkeypatch):
+    monkeypatch.delenv("EDL_ETCD", raising=False)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(ConfigError, match=r"^[^\n]*apt-get install [^\n]*etcd-server[^\n]*$"):
+        await LocalEtcd.start(tmp_path / "etcd")
+
+
+async def test_an_etcd_that_does_not_work_is_told_in_its_own_words(tmp_path, monkeypatch):
+    broken = tmp_path / "broken"
+    broken.write_text('#!/bin/sh\necho \'{"level":"fatal","msg":"discovery failed","error":"no disk"}\' >&2\nexit 1\n')
+    broken.chmod(0o755)
+    monkeypatch.setenv("EDL_ETCD", str(broken))
+    with pytest.raises(ConfigError, match=r"does not start: discovery failed: no disk \(all of it in "):
+        await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+
+
+async def test_variables_of_another_etcd_do_not_stop_ours(tmp_path, monkeypatch):
+    """Each flag may be given as a variable, and one that is both is the server's end."""
+    monkeypatch.setenv("ETCD_NAME", "another")
+    local = await LocalEtcd.start(tmp_path / "etcd")
+    await local.stop()
+
+
+# ------------------------------------------------------------------------------------------------- the client's traps
+
+
+async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path):
+    store = await connect(local.coordinator, 10.0)
+    links = []
+    store.watch_link(links.append)
+    woken = asyncio.Event()
+    store.watch("/a", woken.set)
+    await store.create("/a")
+    session = store.session
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    shutil.rmtree(tmp_path / "etcd" / "data")
+    await local.restart()
+    await until(lambda: links == [Link.SUSPENDED, Link.LOST, Link.CONNECTED])
+    assert store.session != session
+    assert await store.read("/a") is None
+    woken.clear()
+    await store.create("/a")
+    async with asyncio.timeout(10):
+        await woken.wait()
+    await store.close()
+
+
+async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(local, tmp_path):
+    """It has the lease of old, but not what was written since: nobody may believe that it stands."""
+    store = await connect(local.coordinator, 10.0)
+    links = []
+    store.watch_link(links.append)
+    session = store.session
+    data, backup = tmp_path / "etcd" / "data", tmp_path / "backup"
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    shutil.copytree(data, backup)
+    await local.restart()
+    await until(lambda: links[-1:] == [Link.CONNECTED])
+    assert store.session == session
+    await store.create("/since")
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    shutil.rmtree(data)
+    shutil.copytree(backup, data)
+    await local.restart()
+    await until(lambda: links[-1:] == [Link.CONNECTED] and store.session != session)
+    assert links[-3:] == [Link.SUSPENDED, Link.LOST, Link.CONNECTED]
+    assert await store.read("/since") is None
+    await store.close()
+
+
+async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(local):
+    store, other = [await connect(local.coordinator, 10.0) for _ in range(2)]
+    woken, seen = asyncio.Event(), store._session._revision
+    for n in range(5):
+        await other.create(f"/x{n}")
+    await compact(local, other._session._revision)
+    store._session._revision = seen
+    store.watch("/a", woken.set)
+    async with asyncio.timeout(10):
+        await woken.wait()
+    woken.clear()
+    await asyncio.sleep(0)
+    await other.create("/a")
+    async with asyncio.timeout(10):
+        await woken.wait()
+    await store.close()
+    await other.close()
+
+
+async def compact(local, revision):
+    import grpc.aio
+
+    async with grpc.aio.insecure_channel(f"127.0.0.1:{local.port}") as channel:
+        number, varint = revision, bytearray()
+        while number > 0x7F:
+            varint.append(number & 0x7F | 0x80)
+            number >>= 7
+        await channel.unary_unary("/etcdserverpb.KV/Compact")(b"\x08" + bytes([*varint, number]))
+
+
+async def test_an_outage_costs_no_session(local):
+    store = await connect(local.coordinator, 4.0)
+    await store.create("/mine", ephemeral=True)
+    session = store.session
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    await until(lambda: store.link is Link.SUSPENDED)
+    await asyncio.sleep(5)  # longer than the session: what is measured
+    await local.restart()
+    await until(lambda: store.link is Link.CONNECTED)
+    assert (await store.read("/mine")).owner == store.session == session
+    await store.close()
+
+
+async def test_a_silent_server_is_noticed_before_the_session_can_expire(local):
+    store = await connect(local.coordinator, 4.0)
+    loop = asyncio.get_running_loop()
+    suspended = loop.create_future()
+    store.watch_link(lambda link: None if suspended.done() else suspended.set_result(loop.time()))
+    frozen_at = loop.time()
+    local.signal(signal.SIGSTOP)
+    async with asyncio.timeout(10):
+        assert await suspended - frozen_at < 4.0
+    local.signal(signal.SIGCONT)
+    await until(lambda: store.link is Link.CONNECTED)
+    await store.close()
+
+
+async def test_a_process_that_stood_still_trusts_its_link_no_more(local):
+    """It may have lost its session, and does not know yet: what it last heard is older than a session lasts."""
+    store = await connect(local.coordinator, 10.0)
+    links = []
+    store.watch_link(links.append)
+    store._session._trusted_until = asyncio.get_running_loop().time()
+    assert store.link is Link.SUSPENDED
+    await until(lambda: links == [Link.SUSPENDED, Link.CONNECTED])
+    await store.close()
+
+
+async def test_a_write_of_a_session_that_is_over_is_refused_before_its_owner_hears_of_the_end(local):
+    store = await connect(local.coordinator, 10.0)
+    await store.create("/a")
+    store._session._lease ^= 1  # as if its key were gone, and nobody had told
+    with pytest.raises(EdlError, match="is over"):
+        await store.write("/a", b"late")
+    assert store.link is Link.SUSPENDED
+    await until(lambda: store.link is Link.CONNECTED)
+    assert (await store.read("/a")).value == b""
+    await store.close()
+
+
+async def test_more_operations_than_etcd_reads_at_once_are_one_transaction(local):
+    store = await connect(local.coordinator, 10.0)
+    ops = [Create("/many"), *(Create(f"/many/{n}") for n in range(100))]
+    await store.commit(ops)
+    assert len(await store.children("/many")) == 100
+    await store.close()
+
+
+async def test_in_a_forked_child_every_call_fails_at_once(local):
+    store = await connect(local.coordinator, 4.0)
+    pid = os.fork()
+    if pid == 0:
+        status = 1
+        try:
+            store.read("/a").send(None)
+        except UsageError as error:
+            status = 0 if "fork" in str(error) else 2
+        finally:
+            os._exit(status)
+    _, status = await asyncio.to_thread(os.waitpid, pid, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert await store.read("/a") is None  # the parent's session is unharmed
+    await store.close()
+
+
+async def test_enabled_without_us_is_not_our_business(local):
+    """An etcd without passwords lets a job with a password in: its administrator decides."""
+    store = await connect(Coordinator(local.coordinator.hosts, MINE), 4.0)
+    assert await store.children("/") == ()
+    await store.close()
