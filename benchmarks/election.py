@@ -1,6 +1,7 @@
-"""Election under chaos: six contenders on a real ZooKeeper, standalone and as an ensemble of three, and planned faults.
+"""Election under chaos: six contenders on a real ZooKeeper or etcd, one server and three, and planned faults.
 
     python -m benchmarks.election [--seconds 60] [--json]      # exit 1 if a property does not hold
+    python -m benchmarks.election --coordinator etcd           # the same on etcd; both: on one after the other
     python -m benchmarks.election --unfenced                   # must fail: shows that the check can
 
 Contenders are processes (`election_contender.py`), since a frozen leader must be one. Every leader writes to one log in
@@ -21,13 +22,14 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
-from benchmarks.election_chaos import SETTLE_S, Chaos, Contender, Standalone, Trio
+from benchmarks.election_chaos import SERVICES, SETTLE_S, Chaos, Contender
 from benchmarks.election_contender import LOG, ROOT
-from edl.coordination import zookeeper
+from edl.coordination.connecting import connect
 from edl.coordination.election import read_leader
-from edl.coordination.store import Link
+from edl.coordination.store import Link, Store
 
 HANDOVER_GOAL_MS = 50.0
+SIZES = ("standalone", "ensemble")
 
 
 def handovers_ms(contenders: list[Contender]) -> list[float]:
@@ -49,13 +51,13 @@ def properties(log: list[tuple[int, str]], reigns: list[tuple[int, str]]) -> dic
     }
 
 
-async def read_log(store: zookeeper.ZookeeperStore) -> list[tuple[int, str]]:
+async def read_log(store: Store) -> list[tuple[int, str]]:
     names = await store.children(LOG)
     nodes = await asyncio.gather(*(store.read(f"{LOG}/{name}") for name in names))
     return [tuple(json.loads(node.value)) for node in nodes]
 
 
-async def connected(store: zookeeper.ZookeeperStore) -> None:
+async def connected(store: Store) -> None:
     """Wait until this store, too, is over the last fault."""
     back = asyncio.Event()
     with contextlib.closing(store.watch_link(lambda link: back.set() if link is Link.CONNECTED else None)):
@@ -65,7 +67,7 @@ async def connected(store: zookeeper.ZookeeperStore) -> None:
                 await back.wait()
 
 
-async def candidates_become(store: zookeeper.ZookeeperStore, number: int) -> bool:
+async def candidates_become(store: Store, number: int) -> bool:
     """Whether so many nodes stand before long: what a lost session left goes when its time is out."""
     folder, changed = f"{ROOT}/candidates", asyncio.Event()
     with contextlib.closing(store.watch(folder, changed.set)), contextlib.suppress(TimeoutError):
@@ -80,7 +82,7 @@ async def candidates_become(store: zookeeper.ZookeeperStore, number: int) -> boo
 async def measure(name: str, service: Any, args: argparse.Namespace) -> dict[str, Any]:
     chaos = Chaos(service, args)
     coordinator = await service.start()
-    store = await zookeeper.connect(coordinator, 30.0, connect_timeout_s=30.0)
+    store = await connect(coordinator, 30.0, connect_timeout_s=30.0)
     recovered = True
     try:
         await store.create(LOG)
@@ -146,18 +148,19 @@ def show(result: dict) -> None:
 async def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=60.0, help="of chaos on each service (default 60)")
-    parser.add_argument("--only", choices=["standalone", "ensemble"], help="run on one of the two services only")
+    parser.add_argument("--only", choices=SIZES, help="run on one of the two services only")
+    parser.add_argument("--coordinator", choices=["zookeeper", "etcd", "both"], default="zookeeper")
     parser.add_argument("--contenders", type=int, default=6)
     parser.add_argument("--session-timeout", type=float, default=2.0)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--unfenced", action="store_true", help="leaders write without the fence: the check must fail")
     parser.add_argument("--json", action="store_true", help="one JSON object per service")
     args = parser.parse_args()
-    services = {"standalone": Standalone, "ensemble": Trio}
+    kinds = ["zookeeper", "etcd"] if args.coordinator == "both" else [args.coordinator]
     held = True
-    for name in [args.only] if args.only else services:
+    for kind, size in [(kind, size) for kind in kinds for size in ([args.only] if args.only else SIZES)]:
         with tempfile.TemporaryDirectory(prefix="edl-chaos-") as folder:
-            result = await measure(name, services[name](Path(folder)), args)
+            result = await measure(f"{kind}, {size}", SERVICES[kind, size](Path(folder)), args)
         print(json.dumps(result), flush=True) if args.json else show(result)
         held = held and all(result["held"].values())
     return 0 if held else 1

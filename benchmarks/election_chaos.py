@@ -1,7 +1,7 @@
 """The services and faults of `benchmarks/election.py`.
 
-Owns: starting and breaking ZooKeeper and the contenders' processes, one planned fault after the other, each followed by
-a settled election. Does not own: the verdict.
+Owns: starting and breaking ZooKeeper or etcd, and the contenders' processes, one planned fault after the other, each
+followed by a settled election. Does not own: the verdict.
 """
 
 from __future__ import annotations
@@ -21,6 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from edl.coordination.chaos import Ensemble
+from edl.coordination.etcd.chaos import EtcdCluster
+from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator, Digest
 
@@ -32,10 +34,14 @@ class Standalone:
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
+        self._server: LocalServer | LocalEtcd
 
     async def start(self) -> Coordinator:
-        self._server = await LocalServer.start(self._folder / "zk", digest=Digest("edl", "chaos"))
+        self._server = await self._started(Digest("edl", "chaos"))
         return self._server.coordinator
+
+    async def _started(self, digest: Digest) -> LocalServer | LocalEtcd:
+        return await LocalServer.start(self._folder / "zk", digest=digest)
 
     async def break_server(self, _: random.Random) -> None:
         self._server.signal(signal.SIGKILL)
@@ -50,7 +56,10 @@ class Trio:
     """Three servers, of which one at a time is killed and comes back."""
 
     def __init__(self, folder: Path) -> None:
-        self._ensemble = Ensemble(folder)
+        self._ensemble = self._several(folder)
+
+    def _several(self, folder: Path) -> Ensemble | EtcdCluster:
+        return Ensemble(folder)
 
     async def start(self) -> Coordinator:
         await self._ensemble.start()
@@ -63,6 +72,28 @@ class Trio:
 
     async def stop(self) -> None:
         await self._ensemble.stop()
+
+
+class StandaloneEtcd(Standalone):
+    """One etcd, at a port and closed by a password."""
+
+    async def _started(self, digest: Digest) -> LocalEtcd:
+        return await LocalEtcd.start(self._folder / "etcd", digest=digest, address="127.0.0.1")
+
+
+class EtcdTrio(Trio):
+    """Three etcds."""
+
+    def _several(self, folder: Path) -> EtcdCluster:
+        return EtcdCluster(folder)
+
+
+SERVICES = {
+    ("zookeeper", "standalone"): Standalone,
+    ("zookeeper", "ensemble"): Trio,
+    ("etcd", "standalone"): StandaloneEtcd,
+    ("etcd", "ensemble"): EtcdTrio,
+}
 
 
 class Contender:

@@ -17,10 +17,14 @@ import time
 from collections.abc import AsyncIterator
 from typing import IO
 
-from edl.coordination import settings, zookeeper
+from edl.coordination import settings
 from edl.coordination.chaos import expire_session
+from edl.coordination.connecting import connect
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.store import Create, Link
+from edl.coordination.etcd.chaos import expire_lease
+from edl.coordination.etcd.store import EtcdStore
+from edl.coordination.store import Create, Link, Store
+from edl.coordination.zookeeper import ZookeeperStore
 from edl.errors import ConfigError, Fenced, StoreUnavailable
 
 ROOT = "/chaos/election"
@@ -30,7 +34,7 @@ UNFENCED_WRITES = 100  # after the reign ended; then even a stubborn one gives u
 
 
 class Contender:
-    def __init__(self, store: zookeeper.ZookeeperStore, ident: str, *, fenced: bool) -> None:
+    def __init__(self, store: Store, ident: str, *, fenced: bool) -> None:
         self._store = store
         self._ident = ident
         self._fenced = fenced
@@ -45,7 +49,7 @@ class Contender:
         async for command in lines(sys.stdin):
             match command:
                 case "expire":
-                    await expire_session(self._store, settings.Coordinator(self._store._settings.hosts))
+                    await expire(self._store)
                 case "resign":
                     tell("resigning")
                     await self._candidate.resign()
@@ -82,6 +86,14 @@ class Contender:
             await asyncio.sleep(WRITE_EVERY_S)
 
 
+async def expire(store: Store) -> None:
+    if isinstance(store, EtcdStore):
+        await expire_lease(store, store._settings)
+    else:
+        assert isinstance(store, ZookeeperStore)
+        await expire_session(store, settings.Coordinator(store._settings.hosts))
+
+
 def tell(what: str, **more: object) -> None:
     """`at` is on a clock that all processes of the machine share."""
     print(json.dumps({"what": what, "at": time.monotonic(), **more}), flush=True)
@@ -104,7 +116,7 @@ async def main() -> int:
     if coordinator is None:
         parser.error("EDL_COORDINATOR is not set")
     try:
-        store = await zookeeper.connect(coordinator, args.session_timeout, connect_timeout_s=30)
+        store = await connect(coordinator, args.session_timeout, connect_timeout_s=30)
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

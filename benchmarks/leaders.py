@@ -1,7 +1,7 @@
 """The leader is killed while a job trains and while it grows: what do the others notice of it, and who leads next?
 
     python -m benchmarks.leaders [--victims daemon worker] [--phases steady ...] [--workers 3] [--session-timeout 5]
-                                 [--epochs "at once"] [--json]
+                                 [--epochs "at once"] [--coordinator etcd] [--json]
 
 One job of `edl run` for each victim. In each phase the leader's daemon, or its daemon and its trainer at once, get a
 `kill -9` in the moment that the event is heard; between two phases the job stands again and is as large as before. The
@@ -62,10 +62,12 @@ Found = dict[str, Any]
 class Trial:
     """One job, whose leaders are killed one after the other."""
 
-    def __init__(self, victim: str, workers: int, session_s: float, asked: str, folder: Path) -> None:
+    def __init__(self, victim: str, options: argparse.Namespace, folder: Path) -> None:
         self.victim = victim
-        self._workers, self._session_s = workers, session_s
+        self._workers, self._session_s = workers, session_s = options.workers, options.session_timeout
+        asked = options.epochs
         flags = ("--max-restarts", "1000", "--session-timeout", f"{session_s:g}")
+        flags += ("--local-coordinator", options.coordinator)
         self.job = Job("torch", folder, workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         self.job.wait_training()
 
@@ -198,7 +200,7 @@ def trial(victim: str, options: argparse.Namespace) -> tuple[list[Found], Found]
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["EDL_HOME"] = str(folder / "home")  # where the client finds the job
-        one = Trial(victim, options.workers, options.session_timeout, options.epochs, folder)
+        one = Trial(victim, options, folder)
         try:
             with client.Job(NAME) as kit, EventWatch(NAME, str(folder / "home")) as watch:
                 found = one.run(options.phases, kit, watch)
@@ -233,6 +235,7 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=3)
     parser.add_argument("--session-timeout", type=float, default=5.0)
     parser.add_argument("--epochs", default="at once", choices=EPOCHS, help="how the script asks for them")
+    parser.add_argument("--coordinator", default="zookeeper", choices=["zookeeper", "etcd"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the ends of all that was started

@@ -1,9 +1,9 @@
-"""ZooKeeper is away for a while: does training go on, and what becomes of a scaling that is asked for meanwhile?
+"""ZooKeeper, or etcd, is away for a while: does training go on, and what becomes of a scaling asked for meanwhile?
 
     python -m benchmarks.outage [--seconds 30] [--cases frozen killed] [--session-timeouts 40 10] [--workers 2]
-                                [--epochs "at once"] [--json]
+                                [--epochs "at once"] [--coordinator etcd] [--json]
 
-A job of `edl run` with a ZooKeeper that the benchmark controls: it is frozen (SIGSTOP) and goes on, or is killed and
+A job of `edl run` with a coordinator that the benchmark controls: it is frozen (SIGSTOP) and goes on, or is killed and
 started again with its data. In the outage `edl scale` asks for one worker more. Workers hold leases for one to two
 session time-outs' worth of steps (they are granted two ahead, when half is used up), so one that is longer than the
 outage is needed for them to last: the first of `--session-timeouts`. The second, the default of edl, shows what a too
@@ -40,6 +40,7 @@ from typing import Any
 
 from benchmarks.digits import NAME, Job
 from benchmarks.event_watch import EventWatch
+from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.server import LocalServer
 from edl.core.audit.account import account
 from edl.events import Kind
@@ -57,7 +58,7 @@ Found = dict[str, Any]
 class Outage:
     """Of a server of one's own."""
 
-    def __init__(self, case: str, server: LocalServer) -> None:
+    def __init__(self, case: str, server: LocalServer | LocalEtcd) -> None:
         self._frozen = case == "frozen"
         self._server = server
 
@@ -91,7 +92,8 @@ class Asked:
 def measured(case: str, session_s: float, asked: str, options: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        server = asyncio.run(LocalServer.start(folder / "zookeeper"))
+        local = LocalEtcd if options.coordinator == "etcd" else LocalServer
+        server = asyncio.run(local.start(folder / "coordinator"))
         flags = ("--coordinator", server.coordinator.hosts, "--session-timeout", f"{session_s:g}")
         job = Job("torch", folder, options.workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         try:
@@ -205,6 +207,7 @@ def main() -> int:
     parser.add_argument("--session-timeouts", type=float, nargs="+", default=[40.0, 10.0])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--epochs", default="at once", choices=EPOCHS, help="how the script asks for them")
+    parser.add_argument("--coordinator", default="zookeeper", choices=["zookeeper", "etcd"])
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # by way of the ends of all that was started

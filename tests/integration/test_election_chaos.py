@@ -14,16 +14,17 @@ pytestmark = [pytest.mark.integration, pytest.mark.slow, pytest.mark.timeout(600
 ROOT = Path(__file__).parents[2]
 
 
-def chaos(service, *flags):
-    command = [sys.executable, "-m", "benchmarks.election", "--only", service, "--json", *flags]
+def chaos(kind, service, *flags):
+    command = [sys.executable, "-m", "benchmarks.election", "--coordinator", kind, "--only", service, "--json", *flags]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=380, check=False)
     assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
 @pytest.mark.parametrize("service", ["standalone", pytest.param("ensemble", marks=pytest.mark.soak)])
-def test_the_election_survives_chaos(service):
-    _, result = chaos(service, "--seconds", "12")
+@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+def test_the_election_survives_chaos(kind, service):
+    _, result = chaos(kind, service, "--seconds", "12")
     timing = {name for name in result["held"] if "hand-over" in name}  # a figure of a machine at rest
     assert [name for name, held in result["held"].items() if not held and name not in timing] == []
     assert result["writes"]["refused"] > 0, "no stale leader was put to the test"
@@ -31,7 +32,8 @@ def test_the_election_survives_chaos(service):
 
 
 @pytest.mark.soak
-def test_without_the_fence_the_check_fails():
-    status, result = chaos("standalone", "--seconds", "6", "--unfenced")
+@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+def test_without_the_fence_the_check_fails(kind):
+    status, result = chaos(kind, "standalone", "--seconds", "6", "--unfenced")
     assert status == 1
     assert not result["held"]["terms ordered in the log"]

@@ -13,6 +13,8 @@ import pytest
 from kazoo.client import KazooClient
 
 from edl.coordination import zookeeper
+from edl.coordination.connecting import connect
+from edl.coordination.etcd.server_process import EtcdProcess
 from edl.coordination.server import LocalServer, free_port
 from edl.coordination.server_process import ServerProcess, base_config
 from edl.coordination.settings import Coordinator, Digest, Tls
@@ -301,3 +303,78 @@ class opened:  # noqa: N801 - reads as a function
 
     async def __aexit__(self, *_):
         await self._store.close()
+
+
+# ---------------------------------------------------------------------------------------------------------- etcd, TLS
+
+
+@pytest.fixture(scope="module")
+def secure_etcd(ours, tmp_path_factory):
+    """An etcd that speaks TLS only, and wants a client's certificate."""
+    folder = tmp_path_factory.mktemp("secure-etcd")
+    certificate, key = ours.certify("etcd", "subjectAltName=IP:127.0.0.1")
+    server = EtcdProcess(folder, folder / "data", "127.0.0.1", free_port())
+    url = f"https://127.0.0.1:{server.port}"
+    server._flags |= {
+        "listen-client-urls": url, "advertise-client-urls": url, "cert-file": certificate, "key-file": key,
+        "trusted-ca-file": ours.ca, "client-cert-auth": "true",
+    }  # fmt: skip
+    with asyncio.Runner(loop_factory=asyncio.new_event_loop) as runner:
+        server.spawn()
+        assert runner.run(server.wait_ready(60))
+        yield server.port
+        runner.run(server.stop())
+
+
+async def test_etcd_over_tls_with_certificates_on_both_sides(secure_etcd, ours, client_files):
+    settings = Coordinator(f"etcd://127.0.0.1:{secure_etcd}/tls", None, Tls(ours.ca, *client_files))
+    store = await connect(settings, 4.0)
+    woken = asyncio.Event()
+    store.watch("/a", woken.set)
+    await store.create("/a", b"x" * 100_000)
+    async with asyncio.timeout(10):
+        await woken.wait()
+    assert len((await store.read("/a")).value) == 100_000
+    await store.close()
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        ({"certfile": None, "keyfile": None}, "may want a certificate of the client"),
+        ({"cafile": "theirs"}, "certificate that does not hold"),
+        ({}, "names the host"),  # as localhost
+    ],
+    ids=["no certificate", "another authority", "another name"],
+)
+async def test_etcd_refused_over_tls_is_told(secure_etcd, ours, theirs, client_files, change, told):
+    given = {"cafile": ours.ca, "certfile": client_files[0], "keyfile": client_files[1]} | change
+    if change.get("cafile"):
+        given["cafile"] = theirs.ca
+    host = "127.0.0.1" if change else "localhost"
+    with pytest.raises(ConfigError) as caught:
+        await connect(Coordinator(f"etcd://{host}:{secure_etcd}", None, Tls(**given)), 4.0, connect_timeout_s=1.0)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+async def test_the_host_name_of_an_etcd_need_not_count(secure_etcd, ours, theirs, client_files):
+    hosts = f"etcd://localhost:{secure_etcd}"
+    store = await connect(Coordinator(hosts, None, Tls(ours.ca, *client_files, check_hostname=False)), 4.0)
+    assert await store.children("/nothing") == ()
+    await store.close()
+    wrong = Tls(theirs.ca, *client_files, check_hostname=False)
+    with pytest.raises(ConfigError):  # but the authority does
+        await connect(Coordinator(hosts, None, wrong), 4.0, connect_timeout_s=1.0)
+
+
+async def test_plain_on_the_tls_port_of_an_etcd_is_told(secure_etcd):
+    with pytest.raises(ConfigError) as caught:
+        await connect(Coordinator(f"etcd://127.0.0.1:{secure_etcd}"), 4.0, connect_timeout_s=1.0)
+    assert "TLS" in str(caught.value)
+
+
+async def test_files_that_are_no_certificates_are_told_for_an_etcd_too(tmp_path):
+    (tmp_path / "ca.pem").write_text("not a certificate")
+    with pytest.raises(ConfigError, match="EDL_COORDINATOR_TLS_"):
+        await connect(Coordinator("etcd://127.0.0.1:1", None, Tls(str(tmp_path / "ca.pem"))), 4.0)

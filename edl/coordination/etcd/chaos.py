@@ -6,19 +6,19 @@ Owns: what tests and benchmarks need to break etcd on purpose. Does not own: whe
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import signal
 from pathlib import Path
 
 from edl.coordination.child_server import LOOPBACK
 from edl.coordination.etcd.connection import EtcdConnection
+from edl.coordination.etcd.failures import LeaseGone
 from edl.coordination.etcd.messages import LEASE_REVOKE, LeaseRevokeRequest
 from edl.coordination.etcd.server_process import EtcdProcess
 from edl.coordination.etcd.store import EtcdStore
 from edl.coordination.local_place import free_port
 from edl.coordination.settings import Coordinator
-from edl.errors import EdlError
+from edl.errors import StoreUnavailable
 
 _START_S = 60.0
 _ASK_S = 10.0
@@ -71,11 +71,17 @@ class EtcdCluster:
 
 
 async def expire_lease(store: EtcdStore, through: Coordinator) -> None:
-    """End the store's session behind its back, on a connection of another client's."""
-    connection = EtcdConnection(through.endpoints[0], through, patience_s=_ASK_S)
-    try:
-        await connection.open()
-        with contextlib.suppress(EdlError):  # over already
-            await connection.call(LEASE_REVOKE, LeaseRevokeRequest(store.session), timeout_s=_ASK_S)
-    finally:
-        await connection.close()
+    """End the store's session behind its back, by another client, at the first server that answers."""
+    session = store.session
+    for address in through.endpoints:
+        connection = EtcdConnection(address, through, patience_s=_ASK_S)
+        try:
+            await connection.open()
+            await connection.call(LEASE_REVOKE, LeaseRevokeRequest(session), timeout_s=_ASK_S)
+            return
+        except LeaseGone:  # already
+            return
+        except StoreUnavailable:
+            continue
+        finally:
+            await connection.close()

@@ -33,6 +33,7 @@ from edl.coordination.etcd.messages import (
 )
 from edl.coordination.etcd.planning import EtcdPlan, Seen, Snapshot
 from edl.coordination.etcd.session import Session
+from edl.coordination.reaching import tls_context
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import (
     ANY,
@@ -65,6 +66,11 @@ async def connect(settings: Coordinator, session_timeout_s: float, *, connect_ti
 
     Raises `ConfigError` with one line that names the address and the remedy if there is no session in time.
     """
+    try:
+        if settings.tls:
+            tls_context(settings.tls)  # gRPC would only fail to connect
+    except OSError as error:
+        raise ConfigError(f"the TLS settings EDL_COORDINATOR_TLS_* do not work: {error.strerror or error}") from error
     store = EtcdStore(settings, session_timeout_s)
     try:
         async with asyncio.timeout(connect_timeout_s):
