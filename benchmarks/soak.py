@@ -1,10 +1,10 @@
 """A job under a random fault every few seconds: does it go on, lose nothing, differ in nothing, leave nothing behind?
 
     python -m benchmarks.soak [--seconds 1800] [--frameworks torch tensorflow] [--every 5 10] [--seed 0] [--json]
-                              [--faults FAULT...] [--no-fixed]
+                              [--faults FAULT...] [--no-fixed]        # EDL_LOCAL_COORDINATOR=etcd: on an etcd
 
 Three workers learn the UCI digits under `edl run`, which replaces crashed ones, while `edl.testing.chaos` kills and
-freezes trainers, daemons, whole workers and the ZooKeeper of the job, tells workers to leave and asks for more. At the
+freezes trainers, daemons, whole workers and the job's coordinator, tells workers to leave and asks for more. At the
 end: every sample must have been trained once an epoch, all workers must have had the same weights after each switch,
 the loss must lie within what jobs of fixed size come to, and no process, port, file or node may be left over; memory is
 that of the processes that lived longest. A job that makes no step for `--hang` seconds hangs. Exit code 1 if not sound.
@@ -166,6 +166,7 @@ def _kind(pid: int) -> str:
         return "gone"
     known = {
         "zookeeper": "ZooKeeper",
+        "--listen-client-urls": "etcd",
         "edl.daemon.daemon": "daemon",
         "resizes_worker": "trainer",
         "edl\0run": "edl run",

@@ -14,10 +14,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(600
 ROOT = Path(__file__).parents[2]
 
 
-def test_faults_cost_no_sample_and_leave_nothing(edl):
+@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+def test_faults_cost_no_sample_and_leave_nothing(edl, kind):
     options = ["--seconds", "35", "--frameworks", "torch", "--seed", "3", "--no-fixed", "--json"]
     benchmark = [sys.executable, "-m", "benchmarks.soak", *options]
-    done = subprocess.run(benchmark, env=edl.environ, cwd=ROOT, capture_output=True, text=True, check=False)
+    environ = {**edl.environ, "EDL_LOCAL_COORDINATOR": kind}
+    done = subprocess.run(benchmark, env=environ, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     result = json.loads(done.stdout)
     assert sum(result["faults"].values()) >= 4

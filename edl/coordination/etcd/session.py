@@ -70,6 +70,7 @@ class Session:
         self._trusted_until = _NEVER_TRUSTED
         self._cluster, self._revision = 0, 0  # the newest that was seen
         self._connection: EtcdConnection | None = None
+        self._complaint = ""
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = self._loop.create_future()  # the first session, or why there is none
         self._running: asyncio.Task[None] | None = None
@@ -136,7 +137,7 @@ class Session:
             async with asyncio.timeout(2 * patience):
                 await connection.open()
                 await self._settle(connection, patience)
-            self._connection, served = connection, True
+            self._connection, served, self._complaint = connection, True, ""
             self._gone.clear()
             self.watches.attach(self._lease)
             self._move(Link.CONNECTED)
@@ -154,10 +155,11 @@ class Session:
         return served
 
     def _complain(self, error: BaseException) -> None:
-        if self._first.done():
-            logger.warning("the coordinator %s: %s", self._coordinator.hosts, error)
-        else:
+        if not self._first.done():
             self._first.set_exception(error)
+        elif str(error) != self._complaint:  # once, not at each attempt
+            self._complaint = str(error)
+            logger.warning("the coordinator %s: %s", self._coordinator.hosts, error)
 
     async def _settle(self, connection: EtcdConnection, patience: float) -> None:
         """Take the session up again, or begin another."""

@@ -93,3 +93,24 @@ def test_the_environment_made_for_a_child_gives_the_same_coordinator(files):
 
 def tls_variables(files):
     return {f"EDL_COORDINATOR_TLS_{name}": path for name, path in zip(("CA", "CERT", "KEY"), files, strict=True)}
+
+
+@pytest.mark.parametrize(
+    ("hosts", "kind", "endpoints", "chroot"),
+    [
+        ("zk", "zookeeper", (("zk", 2181),), ""),
+        ("zookeeper://zk:1,[::1]:2/a/b", "zookeeper", (("zk", 1), ("::1", 2)), "/a/b"),
+        ("etcd://e1,e2:5/a", "etcd", (("e1", 2379), ("e2", 5)), "/a"),
+        ("etcd:///run/x/client:1", "etcd", (("/run/x/client:1", 0),), ""),
+    ],
+)
+def test_an_address_says_which_coordinator_is_meant(hosts, kind, endpoints, chroot):
+    found = Coordinator(hosts)
+    assert (found.kind, found.endpoints, found.chroot) == (kind, endpoints, chroot)
+    assert from_environment(found.environment()) == found
+    assert found.socket == ("/run/x/client:1" if endpoints[0][1] == 0 else "")
+
+
+def test_a_kind_that_nobody_knows_is_refused():
+    with pytest.raises(ConfigError, match="not a coordinator: consul://"):
+        from_environment({"EDL_COORDINATOR": "consul://here:1"})
