@@ -58,6 +58,7 @@ def test_a_job_grows_shrinks_and_outlives_its_leader_and_its_etcd(edl, tmp_path)
     job.expect_exactly_once()
 
 
+@pytest.mark.soak  # as test_without_a_leader.py has it with a ZooKeeper
 def test_training_goes_on_while_etcd_does_not_answer(edl, tmp_path):
     """I11: with leases in hand, steps are made; and all heals when it answers again."""
     job = Job(edl, tmp_path / "out", workers=2, epochs=16, EDL_SESSION_TIMEOUT="10", **ETCD)

@@ -416,13 +416,13 @@ async def compact(local, revision):
 
 
 async def test_an_outage_costs_no_session(local):
-    store = await connect(local.coordinator, 4.0)
+    store = await connect(local.coordinator, 2.0)
     await store.create("/mine", ephemeral=True)
     session = store.session
     local.signal(signal.SIGKILL)
     await local.wait_exit()
     await until(lambda: store.link is Link.SUSPENDED)
-    await asyncio.sleep(5)  # longer than the session: what is measured
+    await asyncio.sleep(2.5)  # longer than the session: what is measured
     await local.restart()
     await until(lambda: store.link is Link.CONNECTED)
     assert (await store.read("/mine")).owner == store.session == session

@@ -8,7 +8,7 @@ from importlib import import_module
 from typing import get_args, get_type_hints
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from edl.coordination.etcd import messages
@@ -67,6 +67,7 @@ def google():
 def test_what_we_write_google_reads_and_the_other_way_round(google, message):
     theirs = google(message)
 
+    @settings(max_examples=25)
     @given(drawn(message))
     def check(value):
         written = encode(value)
