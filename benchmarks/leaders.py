@@ -64,11 +64,11 @@ class Trial:
 
     def __init__(self, victim: str, options: argparse.Namespace, folder: Path) -> None:
         self.victim = victim
-        self._workers, self._session_s = workers, session_s = options.workers, options.session_timeout
+        self._workers, self._session_s = options.workers, options.session_timeout
         asked = options.epochs
-        flags = ("--max-restarts", "1000", "--session-timeout", f"{session_s:g}")
-        flags += ("--local-coordinator", options.coordinator)
-        self.job = Job("torch", folder, workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
+        flags = ["--max-restarts", "1000", "--session-timeout", f"{self._session_s:g}"]
+        flags += ["--local-coordinator", options.coordinator]
+        self.job = Job("torch", folder, options.workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         self.job.wait_training()
 
     def run(self, phases: list[str], kit: client.Job, watch: EventWatch) -> list[Found]:

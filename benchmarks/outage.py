@@ -89,11 +89,14 @@ class Asked:
         return time.monotonic() - self.began, self.process.returncode, " ".join(f"{out} {err}".split())
 
 
+async def _started(kind: str, folder: Path) -> LocalServer | LocalEtcd:
+    return await LocalEtcd.start(folder) if kind == "etcd" else await LocalServer.start(folder)
+
+
 def measured(case: str, session_s: float, asked: str, options: argparse.Namespace) -> Found:
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        local = LocalEtcd if options.coordinator == "etcd" else LocalServer
-        server = asyncio.run(local.start(folder / "coordinator"))
+        server = asyncio.run(_started(options.coordinator, folder / "coordinator"))
         flags = ("--coordinator", server.coordinator.hosts, "--session-timeout", f"{session_s:g}")
         job = Job("torch", folder, options.workers, STEP_S, "--note-steps", *EPOCHS[asked], flags=flags)
         try:

@@ -7,6 +7,7 @@ import shutil
 import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from elastic_job import Job
@@ -17,7 +18,7 @@ from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
-ETCD = {"EDL_LOCAL_COORDINATOR": "etcd", "EDL_TEST_COORDINATOR": ""}  # one of its own
+ETCD: dict[str, Any] = {"EDL_LOCAL_COORDINATOR": "etcd", "EDL_TEST_COORDINATOR": ""}  # one of its own
 STEPS_ON = 30
 
 

@@ -360,10 +360,12 @@ async def test_etcd_refused_over_tls_is_told(secure_etcd, ours, theirs, client_f
 
 async def test_the_host_name_of_an_etcd_need_not_count(secure_etcd, ours, theirs, client_files):
     hosts = f"etcd://localhost:{secure_etcd}"
-    store = await connect(Coordinator(hosts, None, Tls(ours.ca, *client_files, check_hostname=False)), 4.0)
+    store = await connect(
+        Coordinator(hosts, None, Tls(ours.ca, client_files[0], client_files[1], check_hostname=False)), 4.0
+    )
     assert await store.children("/nothing") == ()
     await store.close()
-    wrong = Tls(theirs.ca, *client_files, check_hostname=False)
+    wrong = Tls(theirs.ca, client_files[0], client_files[1], check_hostname=False)
     with pytest.raises(ConfigError):  # but the authority does
         await connect(Coordinator(hosts, None, wrong), 4.0, connect_timeout_s=1.0)
 
