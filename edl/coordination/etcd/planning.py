@@ -162,9 +162,8 @@ def _removal(layout: KeyLayout, path: str, seen: Seen) -> Iterator[RequestOp]:
 
 
 def _grows_by_one(seen: Seen, after: Entry) -> bool:
-    """Whether one child more was created of the node that was read, not of one that was made in its place."""
-    lives_on = seen.node is not None and seen.count is not None and after.node.created != 0
-    return lives_on and after.created_children == children_created(seen.count) + 1
+    """As a put of the count does by itself, whatever others put meanwhile."""
+    return seen.count is not None and after.created_children == children_created(seen.count) + 1
 
 
 def _seen(snapshot: Snapshot, path: str) -> Seen:
