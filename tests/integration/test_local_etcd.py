@@ -415,6 +415,19 @@ async def compact(local, revision):
         await channel.unary_unary("/etcdserverpb.KV/Compact")(b"\x08" + bytes([*varint, number]))
 
 
+async def test_a_session_that_is_closed_is_over_at_once(local):
+    store, other = await connect(local.coordinator, 60.0), await connect(local.coordinator, 10.0)
+    await store.create("/mine", ephemeral=True)
+    gone = asyncio.Event()
+    other.watch("/mine", gone.set)
+    await other.read("/mine")
+    await store.close()
+    async with asyncio.timeout(patient(10)):  # not the 60 s of its lease
+        await gone.wait()
+    assert await other.read("/mine") is None
+    await other.close()
+
+
 async def test_an_outage_costs_no_session(local):
     store = await connect(local.coordinator, 2.0)
     await store.create("/mine", ephemeral=True)

@@ -71,6 +71,7 @@ class Session:
         self._cluster, self._revision = 0, 0  # the newest that was seen
         self._connection: EtcdConnection | None = None
         self._complaint = ""
+        self._ending = False
         self._gone = asyncio.Event()
         self._first: asyncio.Future[None] = self._loop.create_future()  # the first session, or why there is none
         self._running: asyncio.Task[None] | None = None
@@ -101,13 +102,14 @@ class Session:
 
     async def end(self) -> None:
         """Give the lease back, if a server takes it in time, and close the connection."""
+        self._ending = True
         if self._running is not None:
-            self._running.cancel()
-            connection = self._connection
+            connection = self._connection  # still open: without it, the lease would only run out
             if connection is not None and self._lease:
                 with contextlib.suppress(EdlError, TimeoutError):
                     async with asyncio.timeout(STOP_S):
                         await connection.call(LEASE_REVOKE, LeaseRevokeRequest(self._lease), timeout_s=STOP_S)
+            self._running.cancel()
             await asyncio.wait({self._running}, timeout=STOP_S)
         self._move(Link.LOST)
 
@@ -117,7 +119,8 @@ class Session:
 
     def gone(self) -> None:
         """The lease is over: leave the connection, and find out on the next."""
-        self._gone.set()
+        if not self._ending:
+            self._gone.set()
 
     # ------------------------------------------------------------------------------------------------ connecting
 
@@ -125,6 +128,8 @@ class Session:
         pause_s = 0.0
         for address in itertools.cycle(self._coordinator.endpoints):
             await asyncio.sleep(pause_s)
+            if self._ending:
+                return
             served = await self._visit(address)
             pause_s = 0.0 if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
 
