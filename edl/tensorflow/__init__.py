@@ -9,14 +9,16 @@ A script of Horovod's writes `import edl.tensorflow as hvd`: `hvd.elastic` is th
 from __future__ import annotations
 
 import os
+from functools import partial
 from typing import Any, TypeVar
 
 from edl import errors
+from edl.errors import UsageError
 from edl.policy.learning import Knee, Warmup
 from edl.tensorflow import elastic as elastic
 from edl.tensorflow import horovod_names, loading
-from edl.tensorflow.callback import ElasticFit, PassesWanted
-from edl.tensorflow.dataset import dataset_of
+from edl.tensorflow.callback import ElasticFit, Fits
+from edl.tensorflow.dataset import dataset_of, dataset_of_arrays
 from edl.tensorflow.process import framework as _framework
 from edl.tensorflow.process import trainer as _trainer
 from edl.tensorflow.tape import AveragingTape
@@ -27,7 +29,7 @@ from edl.trainer.rates.tuner import RateTuner
 
 AnyOptimizer = TypeVar("AnyOptimizer")
 
-_passes_wanted = PassesWanted()
+_fits = Fits()
 
 init = _trainer.init
 shutdown = _trainer.shutdown
@@ -51,6 +53,8 @@ gradient_noise = _trainer.gradient_noise
 schedule_rate = _trainer.schedule_rate
 microbatches = bites = _trainer.microbatches  # bites: the name of before
 elastic_shard_generator = _trainer.elastic_shard_generator
+evaluate = _trainer.evaluate
+gather_for_metrics = _trainer.gather_for_metrics
 
 
 def Optimizer(optimizer: AnyOptimizer, model: Any = None) -> AnyOptimizer:  # noqa: N802 - stands where a class would
@@ -85,18 +89,31 @@ def GradientTape(  # noqa: N802 - stands where a class would
     return AveragingTape(_framework.tape_reducer(_trainer), persistent, watch_accessed_variables)
 
 
-def elastic_dataset(shards: ShardGenerator, batch_size: int) -> Any:
+def elastic_dataset(
+    source: Any, batch_size: int, shuffle: bool = False, seed: int = 0, epochs: int | None = None
+) -> Any:
     """This worker's samples as a `tf.data.Dataset`: one element per step, as from `shards.batches(batch_size)`.
 
     Args:
-        shards: what `edl.elastic_shard_generator()` returned.
+        source: arrays or tensors with a row for each sample, nested in tuples and dicts as `fit` takes them, such as
+            `(x, y)`; or what `edl.elastic_shard_generator()` returned.
         batch_size: samples of one step of one worker; the last step of an epoch may have fewer.
+        shuffle: each epoch has an order of its own. This and what follows is for arrays alone.
+        seed: of that order, the same on all workers.
+        epochs: passes in all, where `fit` does not count them.
 
-    An element is a vector of sample ids; for files a vector of strings (text, TFRecord) or a dict of one vector for
-    each column (CSV, JSON Lines, Parquet). Put `.map(...)` and `.prefetch(...)` behind it, but neither `.shuffle()` nor
-    `.batch()`.
+    Of arrays an element is the same nesting with the rows of a step. Of a generator it is a vector of sample ids; for
+    files a vector of strings (text, TFRecord) or a dict of one vector for each column (CSV, JSON Lines, Parquet). Put
+    `.map(...)` and `.prefetch(...)` behind it, but neither `.shuffle()` nor `.batch()`.
     """
-    return dataset_of(shards, batch_size)
+    if not isinstance(source, ShardGenerator):
+        generator = partial(_trainer.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
+        return dataset_of_arrays(source, generator, batch_size)
+    if (shuffle, seed, epochs) != (False, 0, None):
+        raise UsageError(
+            "edl.elastic_dataset(shards, batch_size): say shuffle, seed and epochs to edl.elastic_shard_generator()"
+        )
+    return dataset_of(source, batch_size)
 
 
 def voidable() -> Voidable:
@@ -109,8 +126,14 @@ def voidable() -> Voidable:
 
 
 def KerasCallback() -> ElasticFit:  # noqa: N802 - stands where a class would
-    """For `model.fit(..., callbacks=[edl.KerasCallback()])`: calls `notify_batch_end()` after each batch."""
-    return ElasticFit(_trainer, _framework.ring, _passes_wanted)
+    """For `model.fit(dataset, epochs=10, validation_data=..., callbacks=[..., edl.KerasCallback()])`.
+
+    It calls `notify_batch_end()` after each batch. Each pass of all workers over edl's data is an epoch of `fit`, with
+    the same number and metrics on all of them; newcomers and resumed jobs come into the epoch that the job is in, with
+    what its callbacks have counted. Workers share out the validation, and only rank 0 writes files. A model that was
+    compiled with a plain optimizer gets it wrapped, as by `edl.Optimizer(optimizer, model=model)`.
+    """
+    return ElasticFit(_trainer, _framework.ring, _fits, partial(_framework.wrap_compiled, _trainer))
 
 
 def load_checkpoint(path: str | os.PathLike[str], model: Any) -> None:
@@ -148,6 +171,8 @@ __all__ = [
     "elastic_shard_generator",
     "epoch",
     "errors",
+    "evaluate",
+    "gather_for_metrics",
     "generation",
     "gradient_noise",
     "init",

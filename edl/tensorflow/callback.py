@@ -8,18 +8,25 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from types import FrameType
-from typing import Any, Protocol
+from dataclasses import replace
+from typing import Any, Final, Protocol
 
 import keras
 import tensorflow as tf
 
 from edl.collectives.horovod import HorovodRing
-from edl.tensorflow.keras_optimizer import check_fit
-from edl.tensorflow.metrics import over_all_workers
+from edl.collectives.ring import of_all_members
+from edl.errors import RingBroken
+from edl.tensorflow.fitting import NO_FIT, FitStanding, begin_of, count_on, counts_of, fit_of, is_stream
+from edl.tensorflow.keras_optimizer import check_fit, is_wrapped
+from edl.tensorflow.metrics import Numbers, build, count, counted, total
+from edl.tensorflow.validation import EpochCounted, Validation, epoch_total
 from edl.tensorflow.voidable import Voidable
-from edl.trainer.data.shards import Held
+from edl.tensorflow.writing import Writers, check_callbacks
+from edl.trainer.data.shards import Held, ShardGenerator
+from edl.trainer.evaluation import Work
 from edl.trainer.framework import StepPort
+from edl.trainer.standing import Standing
 
 
 class BatchPort(StepPort, Protocol):
@@ -37,80 +44,234 @@ class BatchPort(StepPort, Protocol):
     def rehearsing(self) -> bool:
         """This mini-batch is a newcomer's throw-away one."""
 
+    def rank(self) -> int:
+        """In the present ring."""
+
+    def own_samples(self) -> int:
+        """Of this worker in the mini-batch being worked on; 0: it has stand-ins."""
+
+    def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
+        """What each worker has found, each unit once."""
+
     @property
     def ends_pass(self) -> bool:
         """This mini-batch is the last one of its epoch, on all workers alike."""
 
     @property
-    def epochs_done(self) -> int | None:
-        """Passes of the job over its data that have come to their end here; None when edl does not deal it out."""
+    def committed(self) -> int:
+        """The newest step."""
+
+    @property
+    def given_up(self) -> bool:
+        """The ring is: the next one waits for this worker."""
+
+    @property
+    def shards(self) -> ShardGenerator | None:
+        """The script's, where edl deals out its data."""
+
+    @property
+    def standing(self) -> Standing:
+        """Where the script stands, for those who go on from there."""
 
 
-class PassesWanted:
-    """How many passes over the data all calls of `fit` so far want together.
+OVERRIDES: Final = ("_get_metrics_result_or_logs", "evaluate")  # of the model, while `fit` runs
 
-    A newcomer calls `fit(epochs=10)` too, when the others have done 7 of them: it is done when the job is.
-    """
+
+class Fits:
+    """How many calls of `fit` this process has begun: a newcomer's first one may be over in the job."""
 
     def __init__(self) -> None:
-        self.total = 0
+        self.begun = 0
 
 
 class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
-    """Tells edl of the end of each batch, and keeps `fit` going when a peer is lost in the middle of one."""
+    """Tells edl of the end of each batch, makes a pass over edl's data an epoch of `fit`, and keeps `fit` going when a
+    peer is lost in the middle of either.
+    """
 
-    def __init__(self, trainer: BatchPort, ring: HorovodRing, wanted: PassesWanted) -> None:
+    def __init__(
+        self,
+        trainer: BatchPort,
+        ring: HorovodRing,
+        fits: Fits,
+        wrap: Callable[[Any], None] | None = None,
+    ) -> None:
+        """`wrap`: for a model whose optimizer is not wrapped yet."""
         super().__init__()
         self._trainer = trainer
         self._ring = ring
-        self._wanted = wanted
+        self._fits = fits
+        self._wrap = wrap
         self._unguarded: Callable[[Any], Any]
         self._held: Held
         self._item: Any = None  # what `fit` is at
-        self._begun = False  # the first epoch of this `fit`
-        self._batches: Any = None  # Keras's, when an epoch is as long as the data lasts
-        self._of_all: dict[str, Any] = {}  # this epoch's metrics, over all workers
+        self._fit = NO_FIT
+        self._shared = False  # edl deals out the data: all workers come to the ends of epochs alike
+        self._stands: FitStanding | None = None  # where each epoch is a pass over them
+        self._entered = True  # the first epoch has begun
+        self._begun_with: tuple[int, bytes] | None = None  # the step, and what all had counted by the end of its epoch
+        self._writers: Writers | None = None
+        self._before_stand_ins: Numbers | None = None  # what the metrics had counted
 
     def on_train_begin(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
+        if self._wrap is not None and not is_wrapped(self.model.optimizer):
+            self._wrap(self.model)
         check_fit(self.model)
+        self._fit = fit_of(sys._getframe())
+        check_callbacks(self._fit.callbacks, self)
         self._unguarded = self.model.train_function
         self._held = self._trainer.hold()
         self.model.train_function = self._guarded(self._unguarded)
-        self._begun = False
-        self._batches = _batches_of_fit(sys._getframe()) if self.params.get("steps") is None else None
+        self._fits.begun += 1
+        self._stands, self._entered = None, True
+        self._writers = Writers(self._fit.callbacks, lambda: self._trainer.rank() == 0)
+        if self._lasts:
+            self._fit.batches._interrupted_warning = lambda: None  # said at the end of each epoch of no known length
+            if self._trainer.shards is not None:
+                self._share(self._trainer.shards)
+        self._writers.heed_rank()
+
+    @property
+    def _lasts(self) -> bool:
+        """An epoch is as long as the data lasts."""
+        return self._fit.batches is not None and self.params.get("steps") is None
 
     def on_epoch_begin(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
-        self._of_all = {}
-        if self._batches is None:
+        if self._lasts:
+            # Keras takes the length of its first epoch for that of all. Ours differ: a newcomer's first is only the
+            # rest of one, and fewer workers have more batches each.
+            self._fit.batches._num_batches = None
+        if self._stands is None or self._trainer.shards is None:
             return
-        # Keras takes the length of its first epoch for that of all. Ours differ: a newcomer's first is only the rest of
-        # one, and fewer workers have more batches each.
-        self._batches._num_batches = None
-        if not self._begun:
-            self._begun = True
-            self._wanted.total += self.params["epochs"] - epoch
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
-        if logs is not None:
-            logs.update(self._of_all)
-        done = self._trainer.epochs_done
-        if self._batches is not None and done is not None and done >= self._wanted.total:
-            self.model.stop_training = True
+        if not self._entered:
+            self._entered = True
+            count_on(self._fit.callbacks, self._stands.callbacks)
+        stands = FitStanding(self._stands.number, epoch, self._stands.base, counts_of(self._fit.callbacks))
+        if epoch != self._stands.epoch:
+            self._begun_with = None
+        self._stands = stands
+        self._trainer.standing.fit = stands.told()
+        self._trainer.shards.expect(stands.base + epoch)
 
     def on_train_end(self, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's signature
         self.model.train_function = self._unguarded
-        self._batches = None
+        self.model._initial_epoch = None
+        for name in OVERRIDES:
+            self.model.__dict__.pop(name, None)
+        if self._writers is not None:
+            self._writers.end()
+        self._fit, self._shared, self._stands, self._writers = NO_FIT, False, None, None
 
     def on_train_batch_end(self, batch: int, logs: dict[str, Any] | None = None) -> None:  # noqa: ARG002 - Keras's
         self._end_batch()
 
+    # ---------------------------------------------------------------------------------------- into the job's epoch
+
+    def _share(self, shards: ShardGenerator) -> None:
+        """All workers train on edl's data: they come to the end of each epoch after the same step."""
+        self._shared = True
+        # Past Keras's own __setattr__, which looks for what makes up the model.
+        self.model.__dict__.update(_get_metrics_result_or_logs=self._logs_of_epoch, evaluate=self._evaluate)
+        if not is_stream(shards, self.params["epochs"]):
+            shards.by_epochs()
+            self._enter(shards)
+
+    def _enter(self, shards: ShardGenerator) -> None:
+        """Before Keras begins its first epoch: a newcomer rehearses, and a job that goes on takes over what was saved;
+        then it is known where the job stands.
+        """
+        self._trainer.begin_batch()
+        over = not self._rehearse()
+        heard = FitStanding.heard(self._trainer.standing.fit)
+        stands = begin_of(self._fits.begun, self._fit.initial_epoch, shards.epochs_done, heard)
+        if over or stands is None:
+            self.model._initial_epoch = self.params["epochs"]  # none of its epochs is left
+            return
+        self._stands, self._entered = stands, False
+        if stands.counted_with and stands.counted_with == self._trainer.standing.heard.get("step"):
+            self._begun_with = self._trainer.committed, stands.counted
+        self.model._initial_epoch = stands.epoch or None
+
+    def _rehearse(self) -> bool:
+        """False: the job has nothing left to train."""
+        if not self._trainer.rehearsing():
+            return True
+        try:
+            self.model.train_function(iter(self._fit.batches._distributed_dataset))
+        except (StopIteration, tf.errors.OutOfRangeError):
+            return False
+        self._end_batch()
+        return True
+
+    # ------------------------------------------------------------------------------------------ the end of an epoch
+
+    def _end_epoch(self) -> None:
+        """All workers come here after the same step: their metrics become those of all."""
+        numbers = epoch_total(self._trainer.evaluate_shared(EpochCounted(self.model, self._counted_by_all())))
+        self._built_as(numbers)
+        count(self.model, numbers)
+
+    def _built_as(self, numbers: Numbers) -> None:
+        if counted(self.model).size < numbers.size:
+            build(self.model, self._fit.batches._distributed_dataset.element_spec)
+
+    def _counted_by_all(self) -> bytes:
+        """In this epoch, where it is known: a job that goes on after its last step has no other memory of it."""
+        step = self._trainer.committed
+        if self._begun_with is not None and self._begun_with[0] == step:
+            return self._begun_with[1]
+        heard, stands = self._trainer.standing.heard, FitStanding.heard(self._trainer.standing.fit)
+        if stands is None or not stands.counted_with == heard.get("step") == step:
+            return b""
+        return stands.counted
+
+    def _tell_counted(self, stands: FitStanding) -> None:
+        """With an epoch's last step, before it is committed: whoever goes on after it gets it with the model."""
+        try:
+            numbers = total(of_all_members(self._ring, counted(self.model).tobytes()))
+        except RingBroken:
+            return  # those who come to the end of the epoch tell what they have
+        stands = replace(stands, counted=numbers.tobytes(), counted_with=self._trainer.step())
+        self._trainer.standing.fit = stands.told()
+
+    def _logs_of_epoch(self, logs: Any) -> Any:
+        """What Keras would take for them. A worker that came in with the epoch's last step has made no batch in it."""
+        if not counted(self.model).size:
+            return {}
+        given = type(self.model)._get_metrics_result_or_logs(self.model, logs)
+        return given or self.model.get_metrics_result()
+
+    def _evaluate(self, *arguments: Any, **keywords: Any) -> Any:
+        """In the place of Keras's: the validation of `fit` is shared out; what a callback evaluates is its own."""
+        if not keywords.get("_use_cached_eval_dataset"):
+            return type(self.model).evaluate(self.model, *arguments, **keywords)
+        callbacks = keywords["callbacks"]
+        self.model._eval_epoch_iterator.reset()
+        self.model.make_test_function()
+        self.model.reset_metrics()
+        callbacks.on_test_begin()
+        validation = Validation(self.model, callbacks, lambda: self._trainer.given_up)
+        numbers = total(self._trainer.evaluate_shared(validation))
+        self._built_as(numbers)
+        count(self.model, numbers)
+        logs = {name: float(value) for name, value in self.model.get_metrics_result().items()}
+        callbacks.on_test_end(logs)
+        return logs
+
+    # --------------------------------------------------------------------------------------------------- mini-batches
+
     def _end_batch(self) -> None:
-        rehearsed = self._trainer.rehearsing()
-        if self._trainer.ends_pass and not rehearsed and not self._trainer.voided:
-            self._of_all = over_all_workers(self.model, self._ring) or {}
+        rehearsed, kept = self._trainer.rehearsing(), self._before_stand_ins
+        if self._stands is not None and self._trainer.ends_pass and not (rehearsed or self._trainer.voided):
+            self._tell_counted(self._stands)
         self._trainer.notify_batch_end()
+        self._before_stand_ins = None
         if rehearsed:
             self.model.reset_metrics()  # they are not sent to a newcomer, so what it threw away would stay in them
+        elif kept is not None and kept.size:
+            count(self.model, kept)
+        if self._writers is not None:
+            self._writers.heed_rank()
 
     def _guarded(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A failed all-reduce stops the traced step before any update; `fit` itself need not know.
@@ -122,10 +283,15 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
 
         def guarded(iterator: Any) -> Any:
             nonlocal step
-            self._fetch(iterator)
-            while self._trainer.weightless:  # Keras, and callbacks that count batches, never hear of it (I13)
-                self._end_batch()
+            try:
                 self._fetch(iterator)
+                while self._trainer.weightless:  # Keras, and callbacks that count batches, never hear of it (I13)
+                    self._end_batch()
+                    self._fetch(iterator)
+            except StopIteration:
+                if self._shared and not self._trainer.rehearsing():
+                    self._end_epoch()
+                raise
             if step is None:
                 step = self._traced(train, iterator.element_spec)
             with Voidable(self._trainer, self._ring):
@@ -143,6 +309,8 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self._held.again = False
         self._trainer.begin_batch()
         self._trainer.before_reduce()
+        if self._shared and not self._trainer.rehearsing() and not self._trainer.own_samples():
+            self._before_stand_ins = counted(self.model)
 
     def _traced(self, train: Callable[[Any], Any], spec: Any) -> Callable[[Any], Any]:
         """One step of Keras's on one item; traced once for all lengths of a batch, as it is by Keras itself."""
@@ -151,13 +319,3 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             return train([item])
 
         return step if self.model.run_eagerly else tf.function(step, input_signature=[spec], autograph=False)
-
-
-def _batches_of_fit(frame: FrameType | None) -> Any:
-    """The iterator over epochs of the `fit` that calls us, which Keras does not show. None: we are in no `fit`."""
-    while frame is not None:
-        batches = frame.f_locals.get("epoch_iterator")
-        if hasattr(batches, "_num_batches"):
-            return batches
-        frame = frame.f_back
-    return None

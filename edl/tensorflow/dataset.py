@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import functools
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,6 +45,29 @@ def dataset_of(shards: ShardGenerator, batch_size: int) -> Any:
     dataset = tf.data.Dataset.from_generator(batches, output_signature=signature)
     _iterations.of(dataset, shards)
     return dataset
+
+
+def dataset_of_arrays(arrays: Any, shards_of: Callable[[int], ShardGenerator], batch_size: int) -> Any:
+    """One element per step: what a nesting of arrays has in the rows of its samples."""
+    with tf.device("CPU:0"):
+        rows = tf.nest.map_structure(tf.convert_to_tensor, arrays)
+    lengths = {_length(one) for one in tf.nest.flatten(rows)}
+    if len(lengths) != 1:
+        raise UsageError(
+            f"edl.elastic_dataset(): the arrays have {', '.join(map(str, sorted(lengths)))} rows; give all of them one "
+            "for each sample"
+        )
+    ids = dataset_of(shards_of(lengths.pop()), batch_size)
+    return ids.map(lambda numbers: tf.nest.map_structure(lambda one: tf.gather(one, numbers), rows))
+
+
+def _length(one: Any) -> int:
+    if not one.shape.rank:
+        raise UsageError(
+            "edl.elastic_dataset(source, batch_size): source is neither what edl.elastic_shard_generator() returned, "
+            "nor arrays with a row for each sample, such as (x, y)"
+        )
+    return int(one.shape[0])
 
 
 @dataclass(eq=False, slots=True)

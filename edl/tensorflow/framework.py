@@ -133,6 +133,15 @@ class TensorFlowFramework:
         if model is not None:
             self.add_model(model)
 
+    def wrap_compiled(self, trainer: StepPort, model: Any) -> None:
+        """A model's own optimizer, in `fit`, before any of its steps is traced."""
+        if not keras_optimizer.is_keras(model.optimizer):
+            return  # it is said what is missing
+        self.wrap(trainer, model.optimizer, model)
+        if model.jit_compile and not model.run_eagerly:  # by "auto", which has asked before the model was known here
+            model.jit_compile = False
+        model.make_train_function(force=True)
+
     def track(self, optimizer: Any) -> None:
         """Let an optimizer travel to newcomers."""
         if not any(optimizer is known for known in self._optimizers):

@@ -99,6 +99,11 @@ def check_fit(model: Any) -> None:
         )
 
 
+def is_wrapped(optimizer: Any) -> bool:
+    """It, or what it scales the loss for."""
+    return isinstance(optimizer, Elastic) or isinstance(getattr(optimizer, "inner_optimizer", None), Elastic)
+
+
 def is_keras(optimizer: object) -> bool:
     return isinstance(optimizer, keras.optimizers.Optimizer)
 

@@ -1,44 +1,58 @@
-"""Keras's metrics of an epoch, over all workers.
+"""Keras's metrics as numbers that can be added up over workers.
 
-Owns: adding them up. Does not own: when (`edl.tensorflow.callback`).
+Owns: reading and writing them. Does not own: when, and asking the others (`edl.tensorflow.fitting`,
+`edl.tensorflow.validation`).
 
-A ring cannot be asked at the end of Keras's epoch: a newcomer that has entered with the last mini-batch is not at the
-end of an epoch, and the others would wait for it. It can be at the end of that mini-batch, before the ring changes: the
-leases tell all members alike that it is the last. A member that finds the ring broken goes on with what it has.
+All metrics of Keras are made of sums: totals and counts, or confusion matrices.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
-import horovod.tensorflow as hvd
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
-from edl.collectives.horovod import HorovodRing
+from edl.errors import UsageError
+
+Numbers = NDArray[np.float64]
 
 
-def over_all_workers(model: Any, ring: HorovodRing) -> dict[str, Any] | None:
-    """The metrics of `model` by the sums of their variables over the ring; those here stay what they are.
+def counted(model: Any) -> Numbers:
+    """All that the metrics of `model` have counted, in one row; empty before they have their variables."""
+    values = [np.asarray(variable.numpy(), np.float64).reshape(-1) for variable in _variables(model)]
+    return np.concatenate(values) if values else np.zeros(0)
 
-    None: the ring broke meanwhile. All metrics of Keras are made of sums: totals and counts, or confusion matrices.
+
+def count(model: Any, numbers: Numbers) -> None:
+    """Make it so."""
+    begin = 0
+    for variable in _variables(model):
+        value = variable.numpy()
+        variable.assign(numbers[begin : begin + value.size].astype(value.dtype).reshape(value.shape))
+        begin += value.size
+
+
+def total(found: Sequence[bytes]) -> Numbers:
+    """The sum of what workers have counted, in the order of their ranks; of those that have no metrics yet nothing."""
+    rows = [np.frombuffer(one, np.float64) for one in found if one]
+    if len({row.size for row in rows}) > 1:
+        raise UsageError("model.compile(metrics=...): the workers' models have other metrics; all must have the same")
+    return np.sum(rows, axis=0) if rows else np.zeros(0)
+
+
+def build(model: Any, spec: Any) -> None:
+    """Give the metrics their variables, on a worker that has had no batch yet: by one of zeros, which counts nothing.
+
+    `spec`: of what `fit` is given for a step.
     """
-    variables = [variable for metric in model.metrics for variable in metric.variables]
-    mine = [variable.numpy() for variable in variables]
-    if ring.size == 1 or not mine:
-        return None
-    packed = np.concatenate([value.reshape(-1).astype(np.float64) for value in mine])
-    try:
-        with tf.device("CPU:0"):
-            sums = hvd._allreduce(tf.constant(packed), op=hvd.Sum, name="edl_metrics").numpy()
-    except tf.errors.OpError as error:
-        if not ring.is_failure(error):
-            raise
-        return None
-    places = np.cumsum([value.size for value in mine])[:-1]
-    for variable, value, total in zip(variables, mine, np.split(sums, places), strict=True):
-        variable.assign(total.astype(value.dtype).reshape(value.shape))
-    found = {name: np.asarray(value).tolist() for name, value in model.get_metrics_result().items()}
-    for variable, value in zip(variables, mine, strict=True):
-        variable.assign(value)
-    return found
+    zeros = tf.nest.map_structure(lambda one: tf.zeros([size or 1 for size in one.shape], one.dtype), spec)
+    model.make_test_function()
+    model.test_function(iter([zeros]))
+    model.reset_metrics()
+
+
+def _variables(model: Any) -> list[Any]:
+    return [variable for metric in model.metrics for variable in metric.variables]

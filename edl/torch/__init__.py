@@ -50,6 +50,8 @@ gradient_noise = _trainer.gradient_noise
 schedule_rate = _trainer.schedule_rate
 microbatches = bites = _trainer.microbatches  # bites: the name of before
 elastic_shard_generator = _trainer.elastic_shard_generator
+evaluate = _trainer.evaluate
+gather_for_metrics = _trainer.gather_for_metrics
 
 
 def Optimizer(  # noqa: N802 - stands where a class would
@@ -144,6 +146,8 @@ __all__ = [
     "elastic_shard_generator",
     "epoch",
     "errors",
+    "evaluate",
+    "gather_for_metrics",
     "generation",
     "gradient_noise",
     "init",

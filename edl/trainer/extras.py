@@ -70,6 +70,14 @@ class Extras:
         self._values.update(values)
         return self
 
+    def _get(self, name: str) -> Any:
+        """What is registered under it; None where nothing is."""
+        return self._values.get(name)
+
+    def _put(self, name: str, value: Any) -> None:
+        """Something of edl's own, which is registered already and can travel."""
+        self._values[name] = value
+
     def _check(self, call: str, value: Any) -> None:
         """Raises UsageError for what cannot travel."""
         try:

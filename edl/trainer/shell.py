@@ -96,6 +96,7 @@ class WorkerShell:
         self.step_timeout_s = 0.0  # set by `init`
         self.rehearses = False  # the mini-batch being worked on is one that does not count
         self.stand_ins_due = False  # it is to be handed out, as the script waits for data that never comes
+        self.state_came: Callable[[], object] = lambda: None  # of another worker, before its samples may be handed out
         self._framework = framework
         self._leases = leases
         self._extras = extras
@@ -349,6 +350,7 @@ class WorkerShell:
             self.beside.fetch(place, command.root, command.offer, self.step_timeout_s)
         except RingBroken as error:
             return RingFailed(str(error))
+        self.state_came()
         return StateComes()
 
     def before_update(self) -> None:
@@ -394,6 +396,7 @@ class WorkerShell:
     def _copy_state(self, command: CopyState) -> None:
         self._framework.synchronize(command.root)
         self._extras._synchronize(self._framework, command.root, is_root=command.is_root)
+        self.state_came()
 
     def _copy_rest(self, command: CopyRest) -> None:
         self._framework.synchronize_rest(command.root, only_statistics=not command.unsure)

@@ -31,6 +31,7 @@ from edl.core.worker.inputs import (
     ScriptFailed,
     StatesEqual,
 )
+from edl.core.worker.moves import given_up
 from edl.errors import ConfigError, JobFailed, RingBroken, UsageError
 from edl.host.joining import joined
 from edl.policy.learning import RAMP_STEPS
@@ -39,13 +40,14 @@ from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Origin
 from edl.sources.port import Source
-from edl.trainer import fork_stand_in
+from edl.trainer import fork_stand_in, measuring
 from edl.trainer.comparison import Comparison
 from edl.trainer.data.audit import AuditedCount, AuditFile
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.data.shared_leases import SharedLeases
-from edl.trainer.data.source import files_of
+from edl.trainer.data.source import files_of, positive, samples_of
 from edl.trainer.endings import Leaving, leave_on_sigterm, note_failures
+from edl.trainer.evaluation import Evaluations, Work
 from edl.trainer.extras import Extras
 from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
@@ -55,6 +57,7 @@ from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
+from edl.trainer.standing import Standing, StepEnd
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -62,6 +65,8 @@ logger = logging.getLogger("edl")
 T = TypeVar("T")
 
 __all__ = ["Leaving", "Trainer"]
+
+EVALUATION_ROUNDS = 4  # in a step time-out: no worker waits for another one that long
 
 COMMIT_POLL_S = 0.0005  # the end of a mini-batch wakes no thread: that would cost every step
 
@@ -87,6 +92,10 @@ class Trainer:
         self._rates = Rates(framework, self._shell, self._leases, self._extras)
         self._comparison = Comparison(framework, self._shell, self._extras)
         self._resuming = Resuming(framework, self._extras)
+        self._standing = Standing(self._extras)
+        self._evaluations = Evaluations(framework.ring, self)
+        self._computes = False  # the script's function in an evaluation is called
+        self._shell.state_came = self._take_standing
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
         self._epoch = 0
         self._saved = False  # the job is
@@ -306,6 +315,7 @@ class Trainer:
         one list of records), or iterate (or call) it for one sample at a time. `epochs=None`: each iteration is one
         more epoch.
         """
+        self._standing.register()
         self._shards = ShardGenerator(
             source,
             self,
@@ -319,6 +329,67 @@ class Trainer:
             audit=self._shell.audit,
         )
         return self._shards
+
+    def evaluate(self, function: Callable[[Any], Any], source: int | Sized, batch_size: int) -> dict[str, Any]:
+        """Sums over all samples of a validation set, each of which one worker computes, at any number of workers.
+
+        Call it between two mini-batches, at the same place on all workers: after the loop over an epoch, or after
+        `notify_batch_end()`. It returns the same on all of them. If workers die meanwhile, the others compute what
+        those had not told yet.
+
+        Args:
+            function: is given the numbers of some samples, a numpy array. It returns a dict of sums over them: numbers,
+                arrays (a confusion matrix, say), or tensors; or `edl.gather_for_metrics(rows)`, with a row for each
+                sample.
+            source: a number of samples, or anything with `len()`.
+            batch_size: as many samples as `function` is given at once; fewer in the last batch.
+
+        Returns a dict of the same names: numbers, numpy arrays, and rows of all samples in their order.
+        """
+        batch = positive("batch_size", batch_size, "the samples of one call of the function")
+        work = measuring.Measuring(self._computing(function), samples_of(source), batch)
+        return measuring.measured(self.evaluate_shared(work))
+
+    def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
+        """What each worker has found, each unit once. In a rehearsal that of one unit."""
+        self._started()
+        if not self._machine.generation:
+            work.compute((0,), lambda: True)
+            return (work.found(),)
+        return self._evaluations.make(work)
+
+    def _computing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
+        def computing(ids: Any) -> Any:
+            self._computes = True
+            try:
+                return function(ids)
+            finally:
+                self._computes = False
+
+        return computing
+
+    def gather_for_metrics(self, values: Any) -> Any:
+        """The rows of all workers' mini-batches, in the order of ranks, as numpy arrays; stand-ins are left out.
+
+        `values`: a tensor or array with a row for each sample, or tuples, lists and dicts of such. Call it on all
+        workers alike, between the item of the loop and `notify_batch_end()`. If the ring breaks, a worker gets its own.
+
+        Inside of the function of `edl.evaluate`, return what this returns: the rows of all samples, in their order, are
+        in what `edl.evaluate` returns.
+        """
+        self._started()
+        if self._computes:
+            return measuring.Rows(measuring.array_of(values, "edl.gather_for_metrics()"))
+        mine = measuring.arrays_in(values, "edl.gather_for_metrics()")
+        if self.voided or not self._machine.generation:
+            return measuring.like(values, mine)
+        counts = self._shards is None or self.own_samples() > 0
+        rows = mine if counts else [one[:0] for one in mine]
+        try:
+            return measuring.like(values, measuring.gathered(self._framework.ring, rows))
+        except RingBroken as error:
+            logger.debug("the values of this worker alone are gathered: %s", error)
+            return measuring.like(values, rows)
 
     def report(self, **figures: float) -> None:
         """Tell the job figures of the script's own, such as `edl.report(loss=0.3)`, for its policy. The newest of each
@@ -532,6 +603,61 @@ class Trainer:
         """Beside this mini-batch a state may be under way, from here or to here."""
         self._shell.before_update()
 
+    @property
+    def shards(self) -> ShardGenerator | None:
+        """The script's, where edl deals out its data."""
+        return self._shards
+
+    @property
+    def standing(self) -> Standing:
+        """Where the script stands, for those who go on from there."""
+        return self._standing
+
+    # ------------------------------------------------------------------------ the port of evaluations, between batches
+
+    @property
+    def committed(self) -> int:
+        """The newest step."""
+        return self._machine.step
+
+    @property
+    def round_s(self) -> float:
+        """For so long a worker computes before it says what it has."""
+        return self._timeout_s / EVALUATION_ROUNDS
+
+    @property
+    def given_up(self) -> bool:
+        """The ring is: the next one waits for this worker."""
+        orders = self._shell.link.orders
+        return orders is not None and self._machine.generation in given_up(orders)
+
+    def begin_evaluation(self) -> None:
+        """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
+        self._shell.before_update()  # a newcomer's state may be on its way beside the coming step
+        if self._machine.void is not None:
+            raise RingBroken(self._machine.void)
+        if self._machine.size > 1:
+            self._framework.synchronize_rest(0, only_statistics=True)
+
+    def renew_ring(self, error: RingBroken) -> None:
+        """Into the next one, and nowhere else: the coming mini-batch is begun by nobody."""
+        self._shell.void(error, keep=False)
+        old, before = self._machine.size, self._machine.step
+        self._standing.tell(before, self._evaluations.results)
+        self._shell.end_uncommitted_batch()
+        self._pass_over(before)
+        self._prepare_step()
+        self._tell_resized(old)
+
+    def _take_standing(self) -> None:
+        """A newcomer has got another worker's state, and none of its samples yet."""
+        heard, step = self._standing.heard, self._machine.begins_after
+        if not self._shell.rehearses or heard.get("step") != step:
+            return
+        self._evaluations.take(step, heard["results"])
+        if heard["ends_pass"] and not heard["results"] and self._shards is not None:
+            self._shards.rest_of(heard["epoch"])
+
     # ------------------------------------------------------------------------------------------ the end of a batch
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
@@ -576,6 +702,8 @@ class Trainer:
         shell, machine = self._shell, self._machine
         if samples is not None:
             self._check_samples(samples)
+        self._evaluations.begin_batch()
+        self._note_end()
         shell.put_back()
         shell.end_beside()
         if machine.void is not None or not machine.generation:
@@ -590,12 +718,20 @@ class Trainer:
             noise = self._rates.count()
             if noise is not None:
                 self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
+        self._standing.tell(done, [])
         shell.end_batch(attention=done >= shell.link.page.attention_step)
         self._pass_over(done)
         self._tell_resized(old)
         self._prepare_step()
         shell.weigh_if_known()
         return not weightless
+
+    def _note_end(self) -> None:
+        """Of the mini-batch that is about to end, and may be void: a peer's state may yet make it committed."""
+        step = self._machine.step + 1
+        lease = self._leases.at(step)
+        if lease is not None:
+            self._standing.note_end(StepEnd(step, lease.epoch, self._leases.ends_pass(step)))
 
     def _begin_late(self) -> None:
         """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's
@@ -624,7 +760,9 @@ class Trainer:
         old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
         if void is None:
             self._rates.rehearse()
+        self._standing.tell(before, self._evaluations.results)
         shell.end_uncommitted_batch()
+        self._settle_evaluations()
         if void is not None:  # not where the job is over, which is said in its own words
             logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
         self._pass_over(before + 1)
@@ -641,6 +779,16 @@ class Trainer:
                 "again in order: put shards.in_step(...) around the outermost iterable of the training loop"
             )
         return False
+
+    def _settle_evaluations(self) -> None:
+        """In the ring that follows a broken one: another worker may have missed what an evaluation has come to."""
+        while True:
+            try:
+                return self._evaluations.settle()
+            except RingBroken as error:
+                self._shell.void(error, keep=False)
+                self._standing.tell(self._machine.step, self._evaluations.results)
+                self._shell.end_uncommitted_batch()
 
     def _pass_over(self, done: int) -> None:
         """What lies between the mini-batch that the script has `done` and the state that it was given."""

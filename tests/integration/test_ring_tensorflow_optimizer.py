@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import msgspec
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -20,6 +21,9 @@ from seat import FakeTrainer
 
 from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import solo
+from edl.tensorflow.callback import ElasticFit, Fits
+from edl.tensorflow.fitting import FitStanding
+from edl.tensorflow.validation import Told
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -38,13 +42,11 @@ class Job:
     """A model, its optimizer, a trainer."""
 
     def __init__(self, framework: Any, wrapped: bool = True, optimizer: Any = None) -> None:
-        from edl.tensorflow.callback import ElasticFit, PassesWanted
-
         keras.utils.set_random_seed(0)
         self.trainer = FakeTrainer()
         self.model = keras.Sequential([keras.Input((3,)), keras.layers.Dense(1)])
         self.optimizer = optimizer or keras.optimizers.SGD(0.1, momentum=0.9)
-        self.callback = ElasticFit(self.trainer, framework.ring, PassesWanted())
+        self.callback = ElasticFit(self.trainer, framework.ring, Fits())
         if wrapped:
             framework.wrap(self.trainer, self.optimizer, self.model)
 
@@ -110,41 +112,168 @@ def test_hyper_parameters_that_a_void_mini_batch_changes_are_put_back(framework:
 class Passes:
     """Data that ends, as a generator of edl's does, after other numbers of batches in each pass."""
 
-    def __init__(self, trainer: FakeTrainer, *lengths: int) -> None:
-        self.trainer = trainer
+    def __init__(self, *lengths: int, epochs: int | None = None) -> None:
         self.lengths = list(lengths)
+        self.epochs = epochs
+        self.epochs_done = 0
+        self.expected: list[int] = []
+
+    def by_epochs(self) -> None:
+        """Each iteration is a pass anyway."""
+
+    def expect(self, epoch: int) -> None:
+        self.expected.append(epoch)
 
     def __call__(self) -> Iterator[tuple[Any, Any]]:
         for _ in range(self.lengths.pop(0)):
             yield [1.0, 1.0, 1.0], [1.0]
-        assert self.trainer.epochs_done is not None
-        self.trainer.epochs_done += 1
+        self.epochs_done += 1
 
     def dataset(self) -> Any:
         signature = tf.TensorSpec([3]), tf.TensorSpec([1])
         return tf.data.Dataset.from_generator(self, output_signature=signature).batch(1)
 
 
-@pytest.mark.filterwarnings("ignore:.*input ran out of data")  # said by Keras at the end of any pass of unknown length
+class Hearing(keras.callbacks.Callback):  # type: ignore[misc]
+    """The numbers of epochs, and their metrics."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.begun: list[int] = []
+        self.logs: list[dict[str, Any]] = []
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+        self.begun.append(epoch)
+
+    def on_epoch_end(self, epoch: int, logs: Any = None) -> None:
+        self.logs.append(dict(logs))
+
+
+def fit_passes(job: Job, passes: Passes, **arguments: Any) -> Hearing:
+    job.trainer.shards = passes
+    job.model.compile(optimizer=job.optimizer, loss="mse")
+    hearing = Hearing()
+    callbacks = [hearing, *arguments.pop("callbacks", ()), job.callback]
+    job.model.fit(passes.dataset(), shuffle=False, verbose=0, callbacks=callbacks, **arguments)
+    return hearing
+
+
 def test_fit_makes_whole_passes_whatever_their_lengths(framework: Any) -> None:
     """Keras alone takes the length of the first for that of all, and trains 2 + 3 + 3."""
-    job = Job(framework)
-    job.trainer.epochs_done = 0
-    job.model.compile(optimizer=job.optimizer, loss="mse")
-    job.model.fit(Passes(job.trainer, 2, 5, 3).dataset(), epochs=3, shuffle=False, verbose=0, callbacks=[job.callback])
-    assert job.trainer.ended == 10
+    job, passes = Job(framework), Passes(2, 5, 3)
+    hearing = fit_passes(job, passes, epochs=3)
+    assert (job.trainer.ended, hearing.begun, passes.expected) == (10, [0, 1, 2], [0, 1, 2])
 
 
-@pytest.mark.filterwarnings("ignore:.*input ran out of data")
-def test_a_newcomers_fit_ends_with_the_job(framework: Any) -> None:
+def test_a_second_fit_goes_on_with_the_jobs_passes(framework: Any) -> None:
+    job, passes = Job(framework), Passes(2, 2, 2, 2)
+    fit_passes(job, passes, epochs=3, initial_epoch=1)
+    hearing = fit_passes(job, passes, epochs=2)
+    assert (hearing.begun, passes.expected) == ([0, 1], [0, 1, 2, 3])
+
+
+def test_a_newcomer_begins_in_the_epoch_of_the_others(framework: Any) -> None:
+    """Its first mini-batch is a rehearsal, before any epoch; then it has what their callbacks have counted."""
+    job, passes = Job(framework), Passes(9, 1, 2)
+    job.trainer.rehearses = True
+    stopping = keras.callbacks.EarlyStopping(monitor="loss", patience=3)
+    counts = {
+        "0.EarlyStopping": {"wait": 2, "best": 0.0, "best_epoch": 4},
+        "1.History": {"epoch": [5, 6], "history": {}},
+    }
+    job.trainer.standing.fit = FitStanding(1, 7, 20, counts).told()
+    hearing = fit_passes(job, passes, epochs=9, callbacks=[stopping])
+    assert (hearing.begun, passes.expected) == ([7], [27])
+    assert (stopping.wait, stopping.stopped_epoch) == (3, 7)
+    assert job.model.history.epoch == [5, 6, 7]
+    assert job.trainer.ended == 1 + 1
+
+
+def test_a_newcomer_passes_over_a_fit_that_is_over(framework: Any) -> None:
+    job, passes = Job(framework), Passes(9, 1, 1)
+    job.trainer.rehearses = True
+    job.trainer.standing.fit = FitStanding(2, 1, 5).told()
+    assert fit_passes(job, passes, epochs=9).begun == []
+    assert fit_passes(job, passes, epochs=3).begun == [1, 2]
+    assert passes.expected == [6, 7]
+
+
+def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framework: Any, monkeypatch: Any) -> None:
+    """A worker that comes in with its last step."""
+    job, passes = Job(framework), Passes(1, 0)
+    alone = job.trainer.evaluate_shared
+
+    def with_another(work: Any) -> tuple[bytes, ...]:
+        another = Told(np.array([6.0, 2.0]).tobytes(), b"")  # the loss: a total and a count
+        return (*alone(work), msgspec.msgpack.encode(another))
+
+    monkeypatch.setattr(job.trainer, "evaluate_shared", with_another)
+    job.trainer.rehearses = True
+    hearing = fit_passes(job, passes, epochs=1)
+    assert [float(logs["loss"]) for logs in hearing.logs] == [3.0]
+
+
+def test_a_job_that_goes_on_after_the_last_step_of_an_epoch_ends_that_epoch_first(framework: Any) -> None:
+    """With the metrics that all had, though this worker has made no step yet."""
+    job, passes = Job(framework), Passes(0, 1)
+    job.trainer.standing.tell(70, [])
+    job.trainer.standing.fit = FitStanding(1, 4, 0, {}, np.array([6.0, 2.0]).tobytes(), 70).told()
+    hearing = fit_passes(job, passes, epochs=6)
+    assert hearing.begun == [4, 5]
+    assert float(hearing.logs[0]["loss"]) == 3.0
+    assert float(hearing.logs[1]["loss"]) != 3.0
+
+
+def test_validation_counts_each_batch_once(framework: Any) -> None:
+    job, passes = Job(framework), Passes(2, 2)
+    rows = tf.reshape(tf.range(30.0), (10, 3))
+    hearing = fit_passes(job, passes, epochs=2, validation_data=(rows, tf.ones((10, 1))), validation_batch_size=3)
+    plain = job.model.evaluate(rows, tf.ones((10, 1)), batch_size=3, verbose=0)
+    assert hearing.logs[-1]["val_loss"] == pytest.approx(plain, rel=1e-6)
+    assert type(job.model).evaluate.__get__(job.model) == job.model.evaluate, "Keras's own again"
+
+
+def test_a_share_of_a_validation_is_some_of_its_batches(framework: Any, monkeypatch: Any) -> None:
+    """Two workers' shares together are the whole; one that breaks off has counted nothing."""
+    job, passes = Job(framework), Passes(2)
+    rows, wanted, found = tf.reshape(tf.range(30.0), (10, 3)), tf.ones((10, 1)), []
+
+    def in_two(work: Any) -> tuple[bytes, ...]:
+        if not work.units:
+            return (work.found(),)
+        job.trainer.given_up = True
+        assert work.compute(range(0, work.units, 2), lambda: True) == ()
+        assert work.found() == b""
+        job.trainer.given_up = False
+        even = list(range(0, work.units, 2))
+        assert work.compute(even, lambda: True) == even
+        found.append(np.frombuffer(work.found(), np.float64))
+        work.compute(range(1, work.units, 2), lambda: True)
+        return (work.found(),)
+
+    monkeypatch.setattr(job.trainer, "evaluate_shared", in_two)
+    hearing = fit_passes(job, passes, epochs=1, validation_data=(rows, wanted), validation_batch_size=3)
+    assert found[0][1] == 6, "rows of batches 0 and 2 of four"
+    plain = job.model.evaluate(rows, wanted, batch_size=3, verbose=0)
+    assert hearing.logs[-1]["val_loss"] == pytest.approx(plain, rel=1e-6)
+
+
+def test_a_pass_is_an_epoch_also_where_the_generator_knows_how_many(framework: Any) -> None:
     job = Job(framework)
-    job.trainer.epochs_done = 7  # as soon as it sits in the ring
-    job.model.compile(optimizer=job.optimizer, loss="mse")
-    passes = Passes(job.trainer, 1, 2, 2, 2, 2)
-    job.model.fit(passes.dataset(), epochs=9, shuffle=False, verbose=0, callbacks=[job.callback])
-    assert (job.trainer.ended, job.trainer.epochs_done) == (3, 9)
-    job.model.fit(passes.dataset(), epochs=2, shuffle=False, verbose=0, callbacks=[job.callback])
-    assert (job.trainer.ended, job.trainer.epochs_done) == (7, 11)
+    assert fit_passes(job, Passes(2, 2, epochs=2), epochs=2).begun == [0, 1]
+    assert fit_passes(job, Passes(4, epochs=2), epochs=1).begun == [0], "all of them are one, as it ever was"
+    with pytest.raises(UsageError, match=r"fit\(epochs=3\) over elastic_shard_generator\(epochs=2\)"):
+        fit_passes(job, Passes(2, epochs=2), epochs=3)
+
+
+def test_callbacks_that_would_harm_are_refused(framework: Any, tmp_path: Path) -> None:
+    backup = keras.callbacks.BackupAndRestore(tmp_path / "backup")
+    with pytest.raises(UsageError, match="edl run --checkpoint"):
+        fit_passes(Job(framework), Passes(1), epochs=1, callbacks=[backup])
+    logger = keras.callbacks.CSVLogger(tmp_path / "log.csv")
+    with pytest.raises(UsageError, match="before CSVLogger"):
+        fit_passes(Job(framework), Passes(1), epochs=1, callbacks=[logger])
+    logger.csv_file.close()
 
 
 def test_a_rehearsal_leaves_nothing_in_the_metrics(framework: Any) -> None:
@@ -283,6 +412,20 @@ def test_fit_refuses_a_loss_scale_around_the_wrapper(framework: Any) -> None:
     job.optimizer = keras.optimizers.LossScaleOptimizer(job.optimizer)
     with pytest.raises(UsageError, match="the other way"):
         job.fit()
+
+
+def test_fit_wraps_a_plain_optimizer(framework: Any) -> None:
+    """As `edl.KerasCallback()` has it; what Keras has chosen XLA for by itself is chosen anew."""
+    job = Job(framework, wrapped=False)
+    job.callback = ElasticFit(
+        job.trainer, framework.ring, Fits(), lambda model: framework.wrap_compiled(job.trainer, model)
+    )
+    before = job.weights()
+    job.fit()
+    job.fit()
+    assert job.weights() != before
+    assert (job.trainer.ended, job.model.jit_compile) == (4, False)
+    assert job.trainer.before > job.trainer.ended, "all four are averaged, and what is traced asks once more"
 
 
 def test_fit_refuses_a_plain_optimizer(framework: Any) -> None:

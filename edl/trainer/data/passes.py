@@ -133,6 +133,12 @@ class Pass:
         if self.step is not None and (epochs := self._epochs_over()) is not None:
             self._audit.ended(epochs, self.step)
 
+    def make_rest_of(self, epoch: int) -> None:
+        """It has handed out a rehearsal at most: it is what is left of that epoch, which may be nothing."""
+        with self._lock:
+            if self.step is None and self.epoch is None:
+                self.epoch = epoch
+
     def give_up(self) -> None:
         """A pipeline that still pulls this pass is told."""
         with self._lock:

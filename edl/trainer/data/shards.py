@@ -94,6 +94,8 @@ class ShardGenerator:
         self._before: Pass | None = None  # the one before, if it came to its end: its items may be in the pipeline
         self._held: Held | None = None
         self._epochs_done = 0  # before the present pass
+        self._by_epochs = epochs is None  # each iteration is one
+        self._expected: int | None = None  # the epoch that the next pass is to be the rest of
         self._wait_committed: Callable[[Callable[[], int]], None] | None = None
 
     # ------------------------------------------------------------------------------------------- the script's side
@@ -125,7 +127,7 @@ class ShardGenerator:
                 "say edl.init(batch_size=64) or EDL_BATCH_SIZE=64, or take whole batches from .batches(64)"
             )
         spec = self._spec(positive("batch_size", self._default_batch, "the samples of one step of one worker"))
-        whole_epochs = self._epochs is None  # else one stream, in which the script's batches reach across epochs
+        whole_epochs = self._by_epochs  # else one stream, in which the script's batches reach across epochs
         # The last step is leased only once all before it is trained: so nothing can be leased beyond it.
         spec = msgspec.structs.replace(spec, by_sample=True, whole_epochs=whole_epochs, open_ended=False)
         return self._samples(spec)
@@ -171,7 +173,7 @@ class ShardGenerator:
         now = self._pass
         if now is None or now.state is not State.ENDED:
             return self._epochs_done
-        if self._epochs is not None:
+        if self._epochs is not None and not self._by_epochs:
             return self._epochs
         return self._epochs_done + 1 if now.epoch is None else max(self._epochs_done, now.epoch + 1)
 
@@ -227,6 +229,26 @@ class ShardGenerator:
         if self._pass is not None:
             self._epochs_done = self.epochs_done
             self._pass.give_up()
+
+    def rest_of(self, epoch: int) -> None:
+        """A newcomer comes in after the last step of that epoch: its iteration, of which it has had a rehearsal, ends
+        as those of the others have, and it goes on with what they do between two epochs.
+        """
+        if self._by_epochs and self._pass is not None:
+            self._pass.make_rest_of(epoch)
+
+    def by_epochs(self) -> None:
+        """Each iteration is one epoch, also where the script has said how many there are."""
+        self._by_epochs = True
+
+    def expect(self, epoch: int) -> None:
+        """The next iteration is what is left of that epoch, and of those before it; that may be nothing."""
+        self._expected = epoch
+
+    @property
+    def epochs(self) -> int | None:
+        """As the script has said it."""
+        return self._epochs
 
     @property
     def newest_pass(self) -> Pass | None:
@@ -317,9 +339,11 @@ class ShardGenerator:
                 ended = self._pass.state is State.ENDED
                 self._finish(self._pass)
                 self._before = self._pass if ended else None
+            if epoch is None:
+                epoch, self._expected = self._expected, None
             if self._epochs is None:
                 spec = msgspec.structs.replace(spec, epochs=(self._epochs_done if epoch is None else epoch) + 1)
-            one_epoch = self._epochs is None
+            one_epoch = self._by_epochs
             now = self._pass = Pass(spec, self._port, self._ids, self._audit, one_epoch=one_epoch, epoch=epoch)
         self._port.open(spec)
         return now

@@ -23,7 +23,9 @@ import msgspec
 
 from edl.protocol.ring import Place, solo
 from edl.trainer.data.shards import Held
+from edl.trainer.evaluation import Work
 from edl.trainer.extras import Extras
+from edl.trainer.standing import Standing
 
 
 class Own:
@@ -105,9 +107,11 @@ class FakeTrainer:
     def __init__(self) -> None:
         self.error: BaseException | None = None
         self.before = self.begun = self.ended = self.waited_ns = 0
-        self.epochs_done: int | None = None
+        self.shards: Any = None
+        self.standing = Standing(Extras())
+        self.standing.register()
         self.rehearses = False
-        self.ends_pass = False
+        self.given_up = self.ends_pass = False
         self.without_samples: set[int] = set()  # steps in which no worker has any
 
     @property
@@ -146,6 +150,20 @@ class FakeTrainer:
 
     def hold(self) -> Held:
         return Held()
+
+    def rank(self) -> int:
+        return 0
+
+    @property
+    def committed(self) -> int:
+        return self.ended
+
+    def own_samples(self) -> int:
+        return 1
+
+    def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
+        work.compute(range(work.units), lambda: True)
+        return (work.found(),)
 
     def rehearsing(self) -> bool:
         return self.rehearses

@@ -18,7 +18,7 @@ from seat import FakeTrainer, serve
 from tensorflow_values import Registered
 
 from edl.tensorflow import kernels
-from edl.tensorflow.callback import ElasticFit, PassesWanted
+from edl.tensorflow.callback import ElasticFit, Fits
 from edl.tensorflow.framework import TensorFlowFramework
 from edl.tensorflow.tape import AveragingTape
 
@@ -62,7 +62,7 @@ class Keras:
             self.optimizer = keras.optimizers.AdamW(0.01, weight_decay=0.1)
         framework.wrap(trainer, self.optimizer, self.model)
         self.model.compile(optimizer=self.optimizer, loss="mse")
-        self.fit_calls = ElasticFit(trainer, framework.ring, PassesWanted())
+        self.fit_calls = ElasticFit(trainer, framework.ring, Fits())
         self.traced = tf.function(self.step) if WAY == "function" else self.step
 
     def step(self, x: Any, y: Any) -> None:

@@ -1,0 +1,181 @@
+"""What a script measures in an evaluation: sums over samples, and rows of samples in their order.
+
+Owns: `edl.evaluate`'s units, adding up what the script's function gives for them, and what `edl.gather_for_metrics`
+makes of the values of all workers. Does not own: who computes which unit (`edl.trainer.evaluation`).
+
+Numbers are added exactly (`math.fsum`), so their sum does not depend on which worker has computed what.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from edl.collectives.ring import Ring, of_all_members
+from edl.errors import UsageError
+from edl.trainer.arrays import dtype_of, dtype_text
+
+Number = int | float
+AnyArray = NDArray[Any]
+
+
+class Packed(msgspec.Struct, frozen=True, array_like=True):
+    """An array, on its way."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    raw: bytes
+
+
+class UnitFound(msgspec.Struct, frozen=True, array_like=True):
+    """What the script's function gave for one unit."""
+
+    unit: int
+    numbers: dict[str, Number]
+    sums: dict[str, Packed]
+    rows: dict[str, Packed]
+
+
+class Rows(NamedTuple):
+    """What `edl.gather_for_metrics` was given inside of an evaluation: a row for each sample."""
+
+    array: AnyArray
+
+
+class Measuring:
+    """`edl.trainer.evaluation.Work`: a function of the script's on the numbers of some samples."""
+
+    def __init__(self, function: Callable[[Any], Any], samples: int, batch: int) -> None:
+        self._function = function
+        self._samples = samples
+        self._batch = batch
+        self._found: list[UnitFound] = []
+
+    @property
+    def units(self) -> int:
+        return -(-self._samples // self._batch)
+
+    def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:
+        for count, unit in enumerate(units, 1):
+            ids = np.arange(unit * self._batch, min((unit + 1) * self._batch, self._samples))
+            self._found.append(_unit_found(unit, self._function(ids), len(ids)))
+            if not goes_on():
+                return units[:count]
+        return units
+
+    def found(self) -> bytes:
+        return msgspec.msgpack.encode(self._found)
+
+
+def measured(found: Sequence[bytes]) -> dict[str, Any]:
+    """What all workers have found, each unit once: in the order of the samples, whoever computed which."""
+    units = [unit for one in found for unit in msgspec.msgpack.decode(one, type=list[UnitFound])]
+    units.sort(key=lambda unit: unit.unit)
+    result: dict[str, Any] = {}
+    for name in _names(units):
+        if name in units[0].numbers:
+            result[name] = _total([unit.numbers[name] for unit in units])
+        elif name in units[0].sums:
+            result[name] = np.sum([unpacked(unit.sums[name]) for unit in units], axis=0)
+        else:
+            result[name] = np.concatenate([unpacked(unit.rows[name]) for unit in units])
+    return result
+
+
+def gathered(ring: Ring, rows: Sequence[AnyArray]) -> list[AnyArray]:
+    """Those of all members of the ring, one after another. Raises RingBroken."""
+    said = of_all_members(ring, msgspec.msgpack.encode([packed(one) for one in rows]))
+    members = [[unpacked(one) for one in msgspec.msgpack.decode(mine, type=list[Packed])] for mine in said]
+    return [np.concatenate(theirs) for theirs in zip(*members, strict=True)]
+
+
+def array_of(value: Any, where: str) -> AnyArray:
+    """A tensor of whichever framework, an array, or a number. Raises UsageError for anything else."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        if value.dtype.is_floating_point and value.dtype.itemsize == 2:  # numpy knows only one of the two
+            value = value.float()
+    try:
+        array = np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise UsageError(f"{where}: a {type(value).__name__} is no array: {error}") from error
+    if array.dtype.kind not in "biufc":
+        raise UsageError(f"{where}: a {type(value).__name__} is neither a number, an array nor a tensor of numbers")
+    return array
+
+
+def packed(array: AnyArray) -> Packed:
+    return Packed(dtype_text(array.dtype), array.shape, np.ascontiguousarray(array).tobytes())
+
+
+def unpacked(one: Packed) -> AnyArray:
+    return np.frombuffer(one.raw, dtype_of(one.dtype)).reshape(one.shape).copy()
+
+
+def arrays_in(values: Any, where: str) -> list[AnyArray]:
+    """All arrays of nested tuples, lists and dicts, each with a row per sample."""
+    if isinstance(values, Mapping):
+        return [array for name, one in values.items() for array in arrays_in(one, f"{where}[{name!r}]")]
+    if isinstance(values, (tuple, list)) and any(_is_nested(one) for one in values):
+        return [array for place, one in enumerate(values) for array in arrays_in(one, f"{where}[{place}]")]
+    return [np.atleast_1d(array_of(values, where))]
+
+
+def like(values: Any, arrays: list[AnyArray]) -> Any:
+    """The same nesting, with these arrays in it, which are used up."""
+    if isinstance(values, Mapping):
+        return {name: like(one, arrays) for name, one in values.items()}
+    if isinstance(values, (tuple, list)) and any(_is_nested(one) for one in values):
+        return type(values)([like(one, arrays) for one in values])
+    return arrays.pop(0)
+
+
+def _is_nested(one: Any) -> bool:
+    return isinstance(one, (Mapping, tuple, list)) or hasattr(one, "shape")
+
+
+def _unit_found(unit: int, given: Any, samples: int) -> UnitFound:
+    if not isinstance(given, Mapping) or not given or not all(isinstance(name, str) for name in given):
+        raise UsageError(
+            f"edl.evaluate(function, ...): the function gave a {type(given).__name__}; it must return a dict of names "
+            "to sums over the samples that it was given, such as {'right': 27, 'loss': 13.5}"
+        )
+    found = UnitFound(unit, {}, {}, {})
+    for name, value in given.items():
+        where = f"edl.evaluate(function, ...), {name!r}"
+        if isinstance(value, Rows):
+            if len(value.array) != samples:
+                raise UsageError(f"{where}: {len(value.array)} rows were given to be gathered, of {samples} samples")
+            found.rows[name] = packed(value.array)
+            continue
+        array = array_of(value, where)
+        if array.ndim:
+            found.sums[name] = packed(array)
+        else:
+            found.numbers[name] = int(array) if array.dtype.kind in "biu" else float(array)
+    return found
+
+
+def _names(units: Sequence[UnitFound]) -> list[str]:
+    names = [[*unit.numbers, *unit.sums, *unit.rows] for unit in units]
+    for unit, others in zip(units, names, strict=True):
+        if set(others) != set(names[0]):
+            raise UsageError(
+                f"edl.evaluate(function, ...): the function gave {sorted(names[0])} for its first samples and "
+                f"{sorted(others)} for those of batch {unit.unit}; it must give the same names each time"
+            )
+    return names[0]
+
+
+def _total(numbers: Sequence[Number]) -> Number:
+    if all(isinstance(one, int) for one in numbers):
+        return sum(numbers)
+    try:
+        return math.fsum(numbers)
+    except (OverflowError, ValueError):  # there are infinities among them
+        return float(np.sum(np.array(numbers, np.float64)))

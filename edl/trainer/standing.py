@@ -1,0 +1,66 @@
+"""What travels beside a model of where its script stands: a newcomer goes on from there, and so does a resumed job.
+
+Owns: what is told of the newest step (was it an epoch's last?), of the evaluations after it, and of Keras's `fit`; and
+that it is what this worker knows whenever its state may become another's. Does not own: how it travels
+(`edl.trainer.extras`), nor what a newcomer makes of it (`edl.trainer.trainer`, `edl.tensorflow.fitting`).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from edl.trainer.evaluation import Results
+from edl.trainer.extras import Extras
+
+NAME = "edl.standing"  # no name that a script can register
+
+
+class StepEnd(NamedTuple):
+    """Of one step."""
+
+    step: int
+    epoch: int | None
+    ends_pass: bool
+
+
+class Standing:
+    """Of one trainer; belongs to the training thread."""
+
+    def __init__(self, extras: Extras) -> None:
+        self._extras = extras
+        self._registered = False
+        self._ends: tuple[StepEnd, ...] = ()  # of the newest two that may have been an epoch's last
+        self._fit: dict[str, Any] = {}  # of Keras
+
+    def register(self) -> None:
+        """All workers that train on edl's data do, before they enter a ring of others."""
+        if not self._registered:
+            self._registered = True
+            self._extras._add({NAME: {}})
+
+    def note_end(self, end: StepEnd) -> None:
+        """The mini-batch that is about to end; it may be void."""
+        self._ends = (*self._ends[-1:], end)
+
+    def tell(self, step: int, results: Results) -> None:
+        """This worker's state of `step` may become another's, or a checkpoint."""
+        if self._registered:
+            end = next((end for end in reversed(self._ends) if end.step == step), StepEnd(step, None, False))
+            told = {"step": step, "epoch": end.epoch, "ends_pass": end.ends_pass, "results": list(results)}
+            self._extras._put(NAME, {**told, "fit": self._fit})
+
+    @property
+    def heard(self) -> dict[str, Any]:
+        """What came with the newest state, or was told here since."""
+        return self._extras._get(NAME) or {}
+
+    @property
+    def fit(self) -> dict[str, Any]:
+        """Where Keras's `fit` stands, by the worker whose state came last; nothing where there is none."""
+        return self.heard.get("fit") or {}
+
+    @fit.setter
+    def fit(self, fit: dict[str, Any]) -> None:
+        self._fit = fit
+        if self._registered:
+            self._extras._put(NAME, {**self.heard, "fit": fit})
