@@ -1,0 +1,258 @@
+"""Evaluations in rings that break at any moment, for some members and not for others: all come to the same."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+import pytest
+
+from edl.errors import RingBroken
+from edl.protocol.ring import Place, solo
+from edl.trainer.evaluation import Evaluations
+
+STEP, UNITS = 7, 5
+TIMEOUT_S = 20.0
+
+
+class Died(Exception):
+    """This worker has."""
+
+
+class Over(Exception):
+    """Another worker has made the next step: this one gets its state."""
+
+
+@dataclass
+class Fault:
+    """What becomes of one collective, once all have come to it, or before that."""
+
+    victims: set[int] = field(default_factory=set)
+    fails_for: set[int] = field(default_factory=set)  # though all have come to it
+    newcomers: int = 0  # that enter the ring which follows
+
+
+class Net:
+    """All rings of a job. Workers are numbered for life."""
+
+    def __init__(self, workers: int, faults: dict[tuple[int, int], Fault]) -> None:
+        self.changed = threading.Condition()
+        self.faults = faults
+        self.living = set(range(workers))
+        self.ring: tuple[int, list[int]] = (1, sorted(self.living))
+        self.calls: dict[tuple[int, int], dict[int, tuple[str, int, bytes | None]]] = defaultdict(dict)
+        self.count = Counter[tuple[int, int]]()
+        self.broken: set[int] = set()
+        self.waiting: set[int] = set()
+        self.told: dict[int, tuple[bool, list[Any]]] = {}  # has it gone on, and its results
+        self.root = 0
+        self.started = workers
+        self.born: list[int] = []
+        self.newcomers_from = workers
+        self.over = False
+
+    def wait(self, until: Callable[[], bool]) -> None:
+        assert self.changed.wait_for(until, TIMEOUT_S), "workers wait for each other"
+
+    def call(self, worker: int, what: str, root: int, payload: bytes | None) -> bytes:
+        with self.changed:
+            generation, members = self.ring
+            number = self.count[generation, worker]
+            self.count[generation, worker] += 1
+            if generation in self.broken:
+                raise RingBroken("a peer is gone")
+            fault = self.faults.get((generation, number), Fault())
+            came = self.calls[generation, number]
+            came[members.index(worker)] = (what, root, payload)
+            self.changed.notify_all()
+            self.wait(lambda: len(came) == len(members) or generation in self.broken)
+            if len(came) < len(members):
+                raise RingBroken("a peer is gone")
+            assert len({one[:2] for one in came.values()}) == 1, f"others are in another collective: {came}"
+            if worker in fault.victims or worker in fault.fails_for:
+                self._break(generation, fault)
+                if worker in fault.victims:
+                    raise Died
+                raise RingBroken("the answer was lost")
+            self.over = self.over or what == "training"
+            self.changed.notify_all()
+            sent = came[root][2]
+            assert sent is not None
+            return sent
+
+    def _break(self, generation: int, fault: Fault) -> None:
+        if generation not in self.broken:
+            self.broken.add(generation)
+            self.living -= fault.victims
+            for _ in range(fault.newcomers):
+                self.born.append(self.started)
+                self.living.add(self.started)
+                self.started += 1
+        self.changed.notify_all()
+
+    def enter(self, worker: int, told: tuple[bool, list[Any]] | None) -> tuple[bool, list[Any]]:
+        """The next ring, with the state of one of those who had it: what that one tells."""
+        with self.changed:
+            generation, _ = self.ring
+            self.broken.add(generation)
+            self.waiting.add(worker)
+            if told is not None:
+                self.told[worker] = told
+            self.changed.notify_all()
+            self.wait(lambda: self.over or self.ring[0] > generation or self.waiting >= self.living)
+            if self.over:
+                raise Over
+            if self.ring[0] == generation:
+                self.root = random.Random(generation).choice(sorted(self.told.keys() & self.waiting))
+                self.state = self.told[self.root]
+                self.ring = (generation + 1, sorted(self.waiting & self.living))
+                self.waiting, self.told = set(), {}
+                self.changed.notify_all()
+            return self.state
+
+
+class Worker:
+    """Two evaluations after a step, and the next step. It is its own ring, trainer and work."""
+
+    committed, round_s, given_up = STEP, 0.0, False
+    prepares = False
+
+    def __init__(self, net: Net, number: int, units: int) -> None:
+        self.net, self.number, self.units = net, number, units
+        self.evaluations = Evaluations(self, self)  # type: ignore[arg-type]
+        self.results: list[tuple[bytes, ...]] = []
+        self.done: list[int] = []
+        self.gone_on = False
+        self.computed = Counter[int]()
+        self.error: BaseException | None = None
+
+    @property
+    def place(self) -> Place:
+        _, members = self.net.ring
+        return msgspec.structs.replace(solo("w"), rank=members.index(self.number), size=len(members))
+
+    def broadcast(self, payload: bytes | None, root: int) -> bytes:
+        return self.net.call(self.number, "evaluation", root, payload)
+
+    def begin_evaluation(self) -> None:
+        self.net.call(self.number, "statistics", 0, b"")
+
+    def renew_ring(self, error: RingBroken) -> None:
+        self.net.enter(self.number, (self.gone_on, list(self.evaluations.results)))
+
+    def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:
+        for count, unit in enumerate(units, 1):
+            self.done.append(unit)
+            self.computed[unit] += 1
+            if not goes_on():
+                return units[:count]
+        return units
+
+    def found(self) -> bytes:
+        return bytes(self.done)
+
+    def run(self) -> None:
+        try:
+            if self.number >= self.net.newcomers_from:
+                self._come_in()
+            self._script()
+        except Died:
+            pass
+        except Over:
+            assert self.gone_on or self.number >= self.net.newcomers_from, "a step was made without it"
+        except BaseException as error:  # noqa: BLE001 - the test raises it
+            self.error = error
+            with self.net.changed:
+                self.net.changed.notify_all()
+
+    def _come_in(self) -> None:
+        self.gone_on, results = self.net.enter(self.number, None)
+        self.evaluations.take(STEP, results)
+        self._settle()
+
+    def _script(self) -> None:
+        if not self.gone_on:
+            for _ in range(2):
+                self.done = []
+                self.results.append(self.evaluations.make(self))
+        self.gone_on = True
+        while True:
+            try:
+                self.net.call(self.number, "training", 0, b"")
+                return
+            except RingBroken:
+                self.evaluations.begin_batch()
+                self.renew_ring(RingBroken(""))
+                self._settle()
+
+    def _settle(self) -> None:
+        while True:
+            try:
+                return self.evaluations.settle()
+            except RingBroken as error:
+                self.renew_ring(error)
+
+
+def run_job(seed: int) -> None:
+    chance = random.Random(seed)
+    workers = chance.randint(2, 4)
+    faults, left = {}, workers
+    for generation in range(1, chance.randint(2, 4)):
+        everybody = set(range(workers + 4))
+        victims = set(chance.sample(sorted(everybody), 1)) if left > 1 and chance.random() < 0.6 else set()
+        left -= len(victims)
+        fails_for = {one for one in everybody if chance.random() < 0.5} - victims or everybody - victims
+        faults[generation, chance.randrange(14)] = Fault(victims, fails_for, chance.randint(0, 1))
+    net = Net(workers, faults)
+    everyone = [Worker(net, number, chance.randint(0, UNITS)) for number in range(workers)]
+    for one in everyone:
+        one.units = everyone[0].units
+    threads = [threading.Thread(target=one.run, daemon=True) for one in everyone]
+    for thread in threads:
+        thread.start()
+    while any(thread.is_alive() for thread in threads):
+        with net.changed:
+            net.changed.wait(0.001)
+            born, net.born = net.born, []
+        for number in born:
+            everyone.append(Worker(net, number, everyone[0].units))
+            threads.append(threading.Thread(target=everyone[-1].run, daemon=True))
+            threads[-1].start()
+    for one in everyone:
+        if one.error is not None:
+            raise one.error
+    living = [one for one in everyone if one.number in net.living]
+    complete = [one.results for one in living if one.results]
+    assert all(results == complete[0] for results in complete)
+    for found in complete[0] if complete else ():
+        assert sorted(unit for one in found for unit in one) == list(range(everyone[0].units)), "each unit once"
+
+
+@pytest.mark.parametrize("first", range(0, 400, 100))
+def test_all_come_to_the_same_whatever_breaks(first: int) -> None:
+    for seed in range(first, first + 100):
+        try:
+            run_job(seed)
+        except BaseException as error:
+            error.add_note(f"seed {seed}")
+            raise
+
+
+def test_a_death_repeats_only_its_share() -> None:
+    net = Net(2, {(1, 3): Fault({1}, {0})})  # in the second assembly: both have computed what was theirs
+    workers = [Worker(net, number, UNITS) for number in range(2)]
+    for one in workers:
+        one.round_s = 60.0
+    threads = [threading.Thread(target=one.run, daemon=True) for one in workers]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(TIMEOUT_S)
+    assert workers[0].error is None, workers[0].error
+    assert workers[1].computed == Counter([1, 3])
+    assert [workers[0].computed[unit] for unit in range(UNITS)] == [2] * UNITS, "once in each of the two evaluations"
