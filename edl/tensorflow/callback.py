@@ -20,13 +20,13 @@ from edl.errors import RingBroken
 from edl.tensorflow.fitting import NO_FIT, FitStanding, begin_of, count_on, counts_of, fit_of, is_stream
 from edl.tensorflow.keras_optimizer import check_fit, is_wrapped
 from edl.tensorflow.metrics import Numbers, build, count, counted, total
-from edl.tensorflow.validation import EpochCounted, Validation, epoch_total
+from edl.tensorflow.validation import EpochCounted, SharedValidation, epoch_total
 from edl.tensorflow.voidable import Voidable
 from edl.tensorflow.writing import Writers, check_callbacks
 from edl.trainer.data.shards import Held, ShardGenerator
 from edl.trainer.evaluation import Work
 from edl.trainer.framework import StepPort
-from edl.trainer.standing import Standing
+from edl.trainer.standing import ScriptStanding
 
 
 class BatchPort(StepPort, Protocol):
@@ -70,7 +70,7 @@ class BatchPort(StepPort, Protocol):
         """The script's, where edl deals out its data."""
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ScriptStanding:
         """Where the script stands, for those who go on from there."""
 
 
@@ -181,7 +181,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         then it is known where the job stands.
         """
         self._trainer.begin_batch()
-        over = not self._rehearse()
+        over = not self._rehearse(shards)
         heard = FitStanding.heard(self._trainer.standing.fit)
         stands = begin_of(self._fits.begun, self._fit.initial_epoch, shards.epochs_done, heard)
         if over or stands is None:
@@ -192,14 +192,18 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             self._begun_with = self._trainer.committed, stands.counted
         self.model._initial_epoch = stands.epoch or None
 
-    def _rehearse(self) -> bool:
+    def _rehearse(self, shards: ShardGenerator) -> bool:
         """False: the job has nothing left to train."""
         if not self._trainer.rehearsing():
             return True
+        iterator = iter(self._fit.batches._distributed_dataset)
         try:
-            self.model.train_function(iter(self._fit.batches._distributed_dataset))
+            self.model.train_function(iterator)
         except (StopIteration, tf.errors.OutOfRangeError):
             return False
+        # Its pipeline waits for the next samples, and who takes it down waits for it: so it is told before.
+        shards.leave()
+        del iterator
         self._end_batch()
         return True
 
@@ -250,7 +254,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.make_test_function()
         self.model.reset_metrics()
         callbacks.on_test_begin()
-        validation = Validation(self.model, callbacks, lambda: self._trainer.given_up)
+        validation = SharedValidation(self.model, callbacks, lambda: self._trainer.given_up)
         numbers = total(self._trainer.evaluate_shared(validation))
         self._built_as(numbers)
         count(self.model, numbers)

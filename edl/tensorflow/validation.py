@@ -18,7 +18,7 @@ from edl.tensorflow.metrics import Numbers, count, counted, total
 UNITS = 840  # batch n is of unit n % 840: divides evenly among 1 to 8 workers, and 10, 12, 14 ...
 
 
-class Told(msgspec.Struct, frozen=True, array_like=True):
+class EpochTold(msgspec.Struct, frozen=True, array_like=True):
     """What a worker says at the end of an epoch."""
 
     counted: bytes  # of its own mini-batches
@@ -38,19 +38,19 @@ class EpochCounted:
         return units
 
     def found(self) -> bytes:
-        return msgspec.msgpack.encode(Told(counted(self._model).tobytes(), self._of_all))
+        return msgspec.msgpack.encode(EpochTold(counted(self._model).tobytes(), self._of_all))
 
 
 def epoch_total(found: Sequence[bytes]) -> Numbers:
     """What all workers have counted in an epoch. What was found with its last step has also what those had counted that
     have left with it, or with the life before.
     """
-    told = [msgspec.msgpack.decode(one, type=Told) for one in found]
+    told = [msgspec.msgpack.decode(one, type=EpochTold) for one in found]
     known = next((one.of_all for one in told if one.of_all), b"")
     return total([known] if known else [one.counted for one in told])
 
 
-class Validation:
+class SharedValidation:
     """`edl.trainer.evaluation.Work`: the batches of a validation set, through Keras's test step and its callbacks.
 
     All workers must get the same batches in the same order. Each reads all of them, and computes those of its units.

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 import msgspec
 
 from edl.collectives.ring import Ring, of_all_members
-from edl.core.worker.evaluation import AssembleAgain, Compute, Finished, HandOver, Outcome, Word, outcome
+from edl.core.worker.evaluation import AssembleAgain, AssemblyWord, Compute, Finished, HandOver, Outcome, outcome
 from edl.errors import RingBroken
 
 Results = list[tuple[bytes, ...]]
@@ -59,8 +59,9 @@ class Work(Protocol):
 class Evaluations:
     """Of one trainer; belongs to the training thread."""
 
-    def __init__(self, ring: Ring, between: Between) -> None:
-        self._ring = ring
+    def __init__(self, ring: Callable[[], Ring], between: Between) -> None:
+        """`ring`: asked for when it is needed, as it is chosen late."""
+        self._chosen_ring = ring
         self._between = between
         self._step = 0  # that the results are of
         self._results: Results = []
@@ -99,13 +100,13 @@ class Evaluations:
         RingBroken.
         """
         if self.results:
-            said = self._say(Word(len(self._results), evaluates=False))
+            said = self._say(AssemblyWord(len(self._results), evaluates=False))
             self._hand_over(outcome(said, self._rank, 0))
 
     def _assemble(self, work: Work, done: list[int]) -> None:
         if self._between.given_up:
             raise RingBroken("the ring was given up during an evaluation")
-        said = self._say(Word(len(self._results), evaluates=True, done=tuple(done), found=work.found()))
+        said = self._say(AssemblyWord(len(self._results), evaluates=True, done=tuple(done), found=work.found()))
         match follows := outcome(said, self._rank, work.units):
             case HandOver():
                 self._hand_over(follows)
@@ -124,9 +125,13 @@ class Evaluations:
         mine = msgspec.msgpack.encode(self._results) if self._rank == follows.root else None
         self._results = msgspec.msgpack.decode(self._ring.broadcast(mine, follows.root), type=Results)
 
-    def _say(self, word: Word) -> list[Word]:
+    def _say(self, word: AssemblyWord) -> list[AssemblyWord]:
         said = of_all_members(self._ring, msgspec.msgpack.encode(word))
-        return [msgspec.msgpack.decode(one, type=Word) for one in said]
+        return [msgspec.msgpack.decode(one, type=AssemblyWord) for one in said]
+
+    @property
+    def _ring(self) -> Ring:
+        return self._chosen_ring()
 
     @property
     def _rank(self) -> int:

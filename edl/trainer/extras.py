@@ -18,6 +18,7 @@ from edl.trainer.framework import Apart, Framework
 from edl.trainer.packing import Packing, Unpacking
 from edl.trainer.tree import Content, Node, Tensors
 
+STANDING = "edl.standing"  # where the script stands: edl's own, and registered with the data, which may come later
 CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
@@ -146,10 +147,10 @@ class Extras:
         Raises UsageError where they differ in form.
         """
         nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
-        if missing := nodes.keys() - self._values.keys():
+        if missing := nodes.keys() - self._values.keys() - {STANDING}:
             raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
         unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
-        coming = {name: unpacking.of(node, self._values[name], _call(name)) for name, node in nodes.items()}
+        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
         for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
             raw = bytearray(size)
             fill(number, memoryview(raw))

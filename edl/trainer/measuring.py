@@ -41,7 +41,7 @@ class UnitFound(msgspec.Struct, frozen=True, array_like=True):
     rows: dict[str, Packed]
 
 
-class Rows(NamedTuple):
+class GatheredRows(NamedTuple):
     """What `edl.gather_for_metrics` was given inside of an evaluation: a row for each sample."""
 
     array: AnyArray
@@ -148,7 +148,7 @@ def _unit_found(unit: int, given: Any, samples: int) -> UnitFound:
     found = UnitFound(unit, {}, {}, {})
     for name, value in given.items():
         where = f"edl.evaluate(function, ...), {name!r}"
-        if isinstance(value, Rows):
+        if isinstance(value, GatheredRows):
             if len(value.array) != samples:
                 raise UsageError(f"{where}: {len(value.array)} rows were given to be gathered, of {samples} samples")
             found.rows[name] = packed(value.array)

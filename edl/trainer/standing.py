@@ -10,9 +10,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from edl.trainer.evaluation import Results
-from edl.trainer.extras import Extras
-
-NAME = "edl.standing"  # no name that a script can register
+from edl.trainer.extras import STANDING, Extras
 
 
 class StepEnd(NamedTuple):
@@ -23,7 +21,7 @@ class StepEnd(NamedTuple):
     ends_pass: bool
 
 
-class Standing:
+class ScriptStanding:
     """Of one trainer; belongs to the training thread."""
 
     def __init__(self, extras: Extras) -> None:
@@ -36,7 +34,7 @@ class Standing:
         """All workers that train on edl's data do, before they enter a ring of others."""
         if not self._registered:
             self._registered = True
-            self._extras._add({NAME: {}})
+            self._extras._add({STANDING: self.heard})
 
     def note_end(self, end: StepEnd) -> None:
         """The mini-batch that is about to end; it may be void."""
@@ -47,12 +45,12 @@ class Standing:
         if self._registered:
             end = next((end for end in reversed(self._ends) if end.step == step), StepEnd(step, None, False))
             told = {"step": step, "epoch": end.epoch, "ends_pass": end.ends_pass, "results": list(results)}
-            self._extras._put(NAME, {**told, "fit": self._fit})
+            self._extras._put(STANDING, {**told, "fit": self._fit})
 
     @property
     def heard(self) -> dict[str, Any]:
         """What came with the newest state, or was told here since."""
-        return self._extras._get(NAME) or {}
+        return self._extras._get(STANDING) or {}
 
     @property
     def fit(self) -> dict[str, Any]:
@@ -63,4 +61,4 @@ class Standing:
     def fit(self, fit: dict[str, Any]) -> None:
         self._fit = fit
         if self._registered:
-            self._extras._put(NAME, {**self.heard, "fit": fit})
+            self._extras._put(STANDING, {**self.heard, "fit": fit})

@@ -57,7 +57,7 @@ from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
-from edl.trainer.standing import Standing, StepEnd
+from edl.trainer.standing import ScriptStanding, StepEnd
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -92,8 +92,8 @@ class Trainer:
         self._rates = Rates(framework, self._shell, self._leases, self._extras)
         self._comparison = Comparison(framework, self._shell, self._extras)
         self._resuming = Resuming(framework, self._extras)
-        self._standing = Standing(self._extras)
-        self._evaluations = Evaluations(framework.ring, self)
+        self._standing = ScriptStanding(self._extras)
+        self._evaluations = Evaluations(lambda: framework.ring, self)
         self._computes = False  # the script's function in an evaluation is called
         self._shell.state_came = self._take_standing
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
@@ -379,7 +379,7 @@ class Trainer:
         """
         self._started()
         if self._computes:
-            return measuring.Rows(measuring.array_of(values, "edl.gather_for_metrics()"))
+            return measuring.GatheredRows(measuring.array_of(values, "edl.gather_for_metrics()"))
         mine = measuring.arrays_in(values, "edl.gather_for_metrics()")
         if self.voided or not self._machine.generation:
             return measuring.like(values, mine)
@@ -609,7 +609,7 @@ class Trainer:
         return self._shards
 
     @property
-    def standing(self) -> Standing:
+    def standing(self) -> ScriptStanding:
         """Where the script stands, for those who go on from there."""
         return self._standing
 

@@ -23,7 +23,7 @@ from edl.errors import RingBroken, UsageError
 from edl.protocol.ring import solo
 from edl.tensorflow.callback import ElasticFit, Fits
 from edl.tensorflow.fitting import FitStanding
-from edl.tensorflow.validation import Told
+from edl.tensorflow.validation import EpochTold
 
 pytestmark = [pytest.mark.integration, pytest.mark.slow]
 
@@ -124,6 +124,9 @@ class Passes:
     def expect(self, epoch: int) -> None:
         self.expected.append(epoch)
 
+    def leave(self) -> None:
+        """No pipeline of these waits."""
+
     def __call__(self) -> Iterator[tuple[Any, Any]]:
         for _ in range(self.lengths.pop(0)):
             yield [1.0, 1.0, 1.0], [1.0]
@@ -204,7 +207,7 @@ def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framewo
     alone = job.trainer.evaluate_shared
 
     def with_another(work: Any) -> tuple[bytes, ...]:
-        another = Told(np.array([6.0, 2.0]).tobytes(), b"")  # the loss: a total and a count
+        another = EpochTold(np.array([6.0, 2.0]).tobytes(), b"")  # the loss: a total and a count
         return (*alone(work), msgspec.msgpack.encode(another))
 
     monkeypatch.setattr(job.trainer, "evaluate_shared", with_another)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import msgspec
 
 
-class Word(msgspec.Struct, frozen=True, array_like=True):
+class AssemblyWord(msgspec.Struct, frozen=True, array_like=True):
     """What a member of the ring says when all its members assemble for an evaluation."""
 
     finished: int  # evaluations after this step whose results it has
@@ -55,7 +55,7 @@ class Finished:
 Outcome = HandOver | AssembleAgain | Compute | Finished
 
 
-def outcome(words: Sequence[Word], rank: int, units: int) -> Outcome:
+def outcome(words: Sequence[AssemblyWord], rank: int, units: int) -> Outcome:
     """What follows from the words of all members, by rank, for an evaluation of so many units. All find it alike."""
     most = max(word.finished for word in words)
     if any(word.finished < most for word in words):

@@ -250,6 +250,11 @@ class ShardGenerator:
         """As the script has said it."""
         return self._epochs
 
+    def leave(self) -> None:
+        """The script leaves its iteration for another one: a pipeline that waits for samples of it is told."""
+        if self._pass is not None:
+            self._pass.leave()
+
     @property
     def newest_pass(self) -> Pass | None:
         """The one that is handed out, or was last."""

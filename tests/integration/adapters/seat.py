@@ -25,7 +25,7 @@ from edl.protocol.ring import Place, solo
 from edl.trainer.data.shards import Held
 from edl.trainer.evaluation import Work
 from edl.trainer.extras import Extras
-from edl.trainer.standing import Standing
+from edl.trainer.standing import ScriptStanding
 
 
 class Own:
@@ -108,7 +108,7 @@ class FakeTrainer:
         self.error: BaseException | None = None
         self.before = self.begun = self.ended = self.waited_ns = 0
         self.shards: Any = None
-        self.standing = Standing(Extras())
+        self.standing = ScriptStanding(Extras())
         self.standing.register()
         self.rehearses = False
         self.given_up = self.ends_pass = False

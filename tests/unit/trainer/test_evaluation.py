@@ -124,7 +124,7 @@ class Worker:
 
     def __init__(self, net: Net, number: int, units: int) -> None:
         self.net, self.number, self.units = net, number, units
-        self.evaluations = Evaluations(self, self)  # type: ignore[arg-type]
+        self.evaluations = Evaluations(lambda: self, self)  # type: ignore[arg-type,return-value]
         self.results: list[tuple[bytes, ...]] = []
         self.done: list[int] = []
         self.gone_on = False

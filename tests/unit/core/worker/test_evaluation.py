@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from edl.core.worker.evaluation import AssembleAgain, Compute, Finished, HandOver, Word, outcome, share
+from edl.core.worker.evaluation import AssembleAgain, AssemblyWord, Compute, Finished, HandOver, outcome, share
 
 
 def test_each_unit_is_one_members() -> None:
@@ -17,21 +17,21 @@ def test_each_unit_is_one_members() -> None:
 
 
 def test_only_what_nobody_has_is_computed() -> None:
-    words = [Word(0, True, (0, 2)), Word(0, True), Word(0, True, (5,))]
+    words = [AssemblyWord(0, True, (0, 2)), AssemblyWord(0, True), AssemblyWord(0, True, (5,))]
     assert [outcome(words, rank, 7) for rank in range(3)] == [Compute((1, 6)), Compute((3,)), Compute((4,))]
 
 
 def test_all_of_it_is_there() -> None:
-    words = [Word(1, True, (1,), b"x"), Word(1, True, (0, 2), b"y")]
+    words = [AssemblyWord(1, True, (1,), b"x"), AssemblyWord(1, True, (0, 2), b"y")]
     assert outcome(words, 0, 3) == Finished((b"x", b"y"))
-    assert outcome([Word(0, True), Word(0, True)], 1, 0) == Finished((b"", b"")), "nothing to compute"
+    assert outcome([AssemblyWord(0, True), AssemblyWord(0, True)], 1, 0) == Finished((b"", b"")), "nothing to compute"
 
 
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_who_lacks_a_result_gets_it(goes_on: bool) -> None:
-    words = [Word(0, True, (0, 1)), Word(1, goes_on), Word(1, goes_on)]
+    words = [AssemblyWord(0, True, (0, 1)), AssemblyWord(1, goes_on), AssemblyWord(1, goes_on)]
     assert outcome(words, 0, 2) == HandOver(1)
 
 
 def test_who_has_not_come_yet_is_waited_for() -> None:
-    assert outcome([Word(1, True, (0,)), Word(1, False)], 0, 1) == AssembleAgain()
+    assert outcome([AssemblyWord(1, True, (0,)), AssemblyWord(1, False)], 0, 1) == AssembleAgain()
