@@ -178,4 +178,4 @@ def _total(numbers: Sequence[Number]) -> Number:
     try:
         return math.fsum(numbers)
     except (OverflowError, ValueError):  # there are infinities among them
-        return float(np.sum(np.array(numbers, np.float64)))
+        return float(sum(numbers))

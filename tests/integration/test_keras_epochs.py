@@ -86,18 +86,18 @@ def loss_alone(edl: Any, folder: Path, steps: list[tuple[int, list[int]]], ends:
 
 def test_epochs_through_growth_a_kill_and_two_lives(edl: Any, tmp_path: Path) -> None:
     """2 -> 3 -> kill -9 -> 2 -> preempted and resumed; then the same steps by Keras alone."""
-    epochs, until = 60, tmp_path / "until"
-    arguments = (SCRIPT, "--until", str(until), "--epochs", str(epochs), "--step-time", "0.05")
+    epochs, until = 40, tmp_path / "until"
+    arguments = (SCRIPT, "--until", str(until), "--epochs", str(epochs), "--step-time", "0.03")
     how: dict[str, Any] = {"checkpoint": tmp_path / "ck", "audit": True, "environ": {"EDL_MAX_RESTARTS": "0"}}
     first = Life(edl, tmp_path / "first", *arguments, **how)
     first.wait_size(2)
     wait_epoch(first, 1)
     first.scale(3)
     first.wait_size(3)
-    wait_epoch(first, begun(first) + 2)
+    wait_epoch(first, begun(first) + 1)
     os.kill(first.pid(1), signal.SIGKILL)
     first.wait_size(2)
-    wait_epoch(first, begun(first) + 2)
+    wait_epoch(first, begun(first) + 1)
     first.launcher.send_signal(signal.SIGTERM)
     first.finish(75)
     before = expect_alike(first)
