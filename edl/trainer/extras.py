@@ -79,6 +79,10 @@ class Extras:
         """Something of edl's own, which is registered already and can travel."""
         self._values[name] = value
 
+    def _mine(self, name: str) -> Any:
+        """What a value that comes is to be put into; None: into nothing that is here."""
+        return None if name == STANDING else self._values.get(name)  # a callback may hold what is in that one
+
     def _check(self, call: str, value: Any) -> None:
         """Raises UsageError for what cannot travel."""
         try:
@@ -150,7 +154,7 @@ class Extras:
         if missing := nodes.keys() - self._values.keys() - {STANDING}:
             raise UsageError(f"edl.register(): {', '.join(sorted(missing))} of the checkpoint is not registered here")
         unpacking = Unpacking(self._sorts, "{path} is not what it is in the checkpoint")
-        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+        coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
         for number, (contents, size) in enumerate(zip(unpacking.contents, sizes, strict=True)):
             raw = bytearray(size)
             fill(number, memoryview(raw))
@@ -161,7 +165,7 @@ class Extras:
         """What becomes of each value once the contents, which are beside it, have come."""
         nodes = msgspec.msgpack.decode(tree, type=dict[str, Node])
         unpacking = Unpacking(self._sorts, f"{{path}} is not what it is on rank {root}")
-        coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+        coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
         return coming, unpacking.contents
 
     def _remember(self, framework: Framework) -> Callable[[], None]:
@@ -171,7 +175,7 @@ class Extras:
 
         def put_back() -> None:
             unpacking = Unpacking(self._sorts, "{path} is not what it was before a step without samples")
-            coming = {name: unpacking.of(node, self._values.get(name), _call(name)) for name, node in nodes.items()}
+            coming = {name: unpacking.of(node, self._mine(name), _call(name)) for name, node in nodes.items()}
             framework.fill(unpacking.contents, copies)
             self._values.update({name: value() for name, value in coming.items()})
 

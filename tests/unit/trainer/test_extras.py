@@ -13,7 +13,7 @@ import pytest
 from edl.errors import UsageError
 from edl.protocol.ring import Place
 from edl.trainer.arrays import Arrays, as_bytes
-from edl.trainer.extras import Extras
+from edl.trainer.extras import STANDING, Extras
 from edl.trainer.tree import Destination, Form, TensorPart
 
 
@@ -308,3 +308,25 @@ def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_a
         "edl.register(schedule=...).state_dict()['rate']",
     ]
     assert [name for name, _ in other._compared()] == names
+
+
+def test_where_a_script_stands_is_put_into_nothing_that_a_callback_holds() -> None:
+    """The best weights of Keras's EarlyStopping, say, which are another epoch's on the worker that is copied."""
+    held = np.ones(3)
+    extras = Extras()._add({STANDING: {"best_weights": [held]}})
+    put_back = extras._remember(FakeCopies())
+    extras._put(STANDING, {"best_weights": [held + 1]})
+    put_back()
+    assert extras._get(STANDING)["best_weights"][0].tolist() == [1.0, 1.0, 1.0]
+    assert extras._get(STANDING)["best_weights"][0] is not held
+
+
+class FakeCopies:
+    """Of a framework, what a copy of registered arrays needs."""
+
+    def copied(self, contents: Any) -> list[Any]:
+        return [one.copy() for one in contents]
+
+    def fill(self, contents: Any, copies: Any) -> None:
+        for one, copy in zip(contents, copies, strict=True):
+            np.copyto(one, copy)
