@@ -314,7 +314,7 @@ def test_where_a_script_stands_is_put_into_nothing_that_a_callback_holds() -> No
     """The best weights of Keras's EarlyStopping, say, which are another epoch's on the worker that is copied."""
     held = np.ones(3)
     extras = Extras()._add({STANDING: {"best_weights": [held]}})
-    put_back = extras._remember(FakeCopies())
+    put_back = extras._remember(FakeCopies())  # type: ignore[arg-type]
     extras._put(STANDING, {"best_weights": [held + 1]})
     put_back()
     assert extras._get(STANDING)["best_weights"][0].tolist() == [1.0, 1.0, 1.0]
