@@ -94,6 +94,7 @@ class Trainer:
         self._resuming = Resuming(framework, self._extras)
         self._standing = ScriptStanding(self._extras)
         self._evaluations = Evaluations(lambda: framework.ring, self)
+        self._ring_broke = False  # in the mini-batch that ends
         self._computes = False  # the script's function in an evaluation is called
         self._shell.state_came = self._take_standing
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
@@ -641,6 +642,8 @@ class Trainer:
 
     def renew_ring(self, error: RingBroken) -> None:
         """Into the next one, and nowhere else: the coming mini-batch is begun by nobody."""
+        if self._comparison.finish(self._timeout_s):
+            self._shell.hear(StatesEqual())
         self._shell.void(error, keep=False)
         old, before = self._machine.size, self._machine.step
         self._standing.tell(before, self._evaluations.results)
@@ -648,6 +651,8 @@ class Trainer:
         self._pass_over(before)
         self._prepare_step()
         self._tell_resized(old)
+        if self._machine.check_is_due:
+            self._compare()
 
     def _take_standing(self) -> None:
         """A newcomer has got another worker's state, and none of its samples yet."""
@@ -683,6 +688,9 @@ class Trainer:
         committed = self._end_batch(samples)
         if self._machine.check_is_due:
             self._compare()
+        if self._ring_broke:  # after the comparison, as in `renew_ring`: all members call the same in the same order
+            self._ring_broke = False
+            self._settle_evaluations()
         if self._saved:
             self._shell.copier.witness = self._framework.witness()  # another's state may have come
         return committed
@@ -762,7 +770,7 @@ class Trainer:
             self._rates.rehearse()
         self._standing.tell(before, self._evaluations.results)
         shell.end_uncommitted_batch()
-        self._settle_evaluations()
+        self._ring_broke = True
         if void is not None:  # not where the job is over, which is said in its own words
             logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
         self._pass_over(before + 1)
@@ -786,9 +794,7 @@ class Trainer:
             try:
                 return self._evaluations.settle()
             except RingBroken as error:
-                self._shell.void(error, keep=False)
-                self._standing.tell(self._machine.step, self._evaluations.results)
-                self._shell.end_uncommitted_batch()
+                self.renew_ring(error)
 
     def _pass_over(self, done: int) -> None:
         """What lies between the mini-batch that the script has `done` and the state that it was given."""
