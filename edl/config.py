@@ -7,6 +7,7 @@ machine (`edl.host.joining`), nor what is started with them.
 
 from __future__ import annotations
 
+import ipaddress
 import math
 import os
 import re
@@ -49,6 +50,17 @@ def _port(text: str) -> int:
     if not re.fullmatch(r"[0-9]{1,5}", text) or not 1 <= int(text) <= 65535:
         raise ValueError("must be a port from 1 to 65535")
     return int(text)
+
+
+def _any_port(text: str) -> int:
+    return 0 if text == "0" else _port(text)
+
+
+def _ip_address(text: str) -> str:
+    try:
+        return str(ipaddress.IPv4Address(text))
+    except ValueError:
+        raise ValueError("must be an IPv4 address of this machine, such as 127.0.0.1, or 0.0.0.0 for all") from None
 
 
 def _seconds(least: float, most: float) -> Callable[[str], float]:
@@ -398,6 +410,23 @@ TABLE: tuple[Setting, ...] = (
         "PORT",
         "port of the local ZooKeeper or etcd (default: any free one)",
     ),
+    Setting(
+        "metrics_port",
+        _any_port,
+        ("EDL_METRICS_PORT",),
+        ("--metrics-port",),
+        "PORT",
+        "each worker's daemon serves /metrics for Prometheus on this port or the next free one, 0: on any; "
+        "the leader's has the job's (default: none is served)",
+    ),
+    Setting(
+        "metrics_address",
+        _ip_address,
+        ("EDL_METRICS_ADDRESS",),
+        ("--metrics-address",),
+        "ADDRESS",
+        "address of this machine to serve metrics on; all who reach it can read them (default: 127.0.0.1)",
+    ),
     Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
     Setting("policy_file", _path, ("EDL_POLICY_FILE",)),
     Setting("resume_from", str, ("EDL_RESUME_FROM",)),
@@ -452,6 +481,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     keep_nodes_s: float = 604_800.0
     network_interface: str | None = None  # None: let edl choose
     zookeeper_port: int | None = None
+    metrics_port: int | None = None  # None: no metrics are served; 0: on any port
+    metrics_address: str = "127.0.0.1"
     output_filename: Path | None = None
     audit: Path | None = None
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())

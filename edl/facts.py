@@ -254,6 +254,7 @@ class WorkerLost(Fact, frozen=True, kw_only=True):
     was: str
     reason: str
     made: int = 0  # steps that it was known to have made
+    cause: str = ""  # one of LossCause
 
     def words(self) -> str:
         return f"{self.worker}, which was {self.was}: {self.reason}"

@@ -20,7 +20,7 @@ import signal
 import socket
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -62,6 +62,9 @@ from edl.transport.pipe import Connection, PipeServer
 from edl.transport.refusals import Refusals
 from edl.transport.rpc import Client, Server
 from edl.transport.service import Call
+
+if TYPE_CHECKING:
+    from edl.daemon.metrics.serving import MetricsOffer
 
 logger = logging.getLogger("edl")
 
@@ -191,9 +194,11 @@ class Daemon:
             introductions, introductions.hold_s, introductions.answer_s, self._on_met
         )
         presence = store.watch_link(lambda link: self._on_link(link, store))
+        metrics: MetricsOffer | None = None
         try:
             await self._appear(store)
             await self._either(self._greeted, self._trainer_gone)
+            metrics = await self._offer_metrics(office)
             office.stand()
             about = Candidacy(self._job, secret, self._register(address, port), self._settings.session_timeout_s)
             self._membership = Membership(about, store, self._observer, self._command)
@@ -205,10 +210,29 @@ class Daemon:
             await office.wait_at_rest(2 * self._settings.session_timeout_s)
         finally:
             presence.close()
+            if metrics is not None:
+                await metrics.stop()
             await office.leave()
             await mustering.stop()
             await introductions.stop()
             await server.stop()
+
+    async def _offer_metrics(self, office: Office) -> MetricsOffer | None:
+        """Where they were asked for. The trainer says where they can be read. Raises ConfigError."""
+        settings = self._settings
+        if settings.metrics_port is None:
+            return None
+        from edl.daemon.metrics.serving import MetricsOffer
+
+        offer = MetricsOffer(self._job, self._worker, self._clock, None if settings.job is None else settings.job_home)
+        link = await offer.start(
+            settings.metrics_address,
+            settings.metrics_port,
+            lambda: (self._observer.observe(self._clock.now()), self._refusals.snapshot()),
+            office.status,
+        )
+        self._send(say.Said(f"metrics of worker {self._worker}: {link}"))
+        return offer
 
     def _introducing(self, secret: bytes) -> Introductions:
         hold_s, answer_s = LeadTimes.of(self._settings.session_timeout_s).hold_s, self._settings.session_timeout_s / 2

@@ -71,6 +71,11 @@ class Governor:
         finally:
             self._end_process()
 
+    @property
+    def paces(self) -> dict[str, float]:
+        """How fast each worker of the ring works, against the median of all."""
+        return self._paces.paces
+
     def _made(self) -> Engine | None:
         """None: none was asked for."""
         self._end_process()

@@ -32,7 +32,7 @@ from edl.core.job.inputs import (
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine
 from edl.core.job.orders import OrderBook
-from edl.core.job.report import status_of
+from edl.core.job.report import status_of, with_paces
 from edl.core.job.writing import BatchDecided, DeclareRest, GiveAnswer, Publish, Telling, WriteManifest, decide
 from edl.daemon import remains
 from edl.daemon.chronicle import Chronicle, patiently
@@ -44,7 +44,7 @@ from edl.errors import Fenced, StoreUnavailable
 from edl.facts import LeaderElected
 from edl.protocol import messages as say
 from edl.protocol import tree
-from edl.protocol.job import OVER, Record
+from edl.protocol.job import OVER, Record, Status
 from edl.transport.errors import Reason, Refused
 from edl.transport.refusals import Refusals
 from edl.transport.service import Call
@@ -134,7 +134,8 @@ class Leader:
         if self._doubt_s() > 0:
             alive |= {member.identity.id for member in record.members}  # the roll is called later
         machine = self._machine = JobMachine(record, self._lead_times, Deadlines.of(self._about.step_timeout_s))
-        decided: BatchDecided[Asked] = decide(machine, [(TookOver(alive), None)], self._clock.now())
+        took_over = TookOver(alive, self._clock.wall())
+        decided: BatchDecided[Asked] = decide(machine, [(took_over, None)], self._clock.now())
         if record.state not in OVER:  # else there is nothing to lead: callers hear how it ended
             elected = Tell(LeaderElected(worker=self._about.worker), record.generation, machine.newest_step)
             decided = dataclasses.replace(decided, told=(elected, *decided.told))
@@ -263,7 +264,10 @@ class Leader:
                 self._heard[call.sender] = self._clock.now()
                 return await self._orders(call.sender, (term, version), hold_s)
             case say.AskStatus():
-                return self._status()
+                status = self.status()
+                if status is None:
+                    raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+                return say.Told(status)
             case (
                 say.Register()
                 | say.AskStop()
@@ -308,13 +312,16 @@ class Leader:
             raise Refused(Reason.TERM, detail="this leader has not taken over yet")
         return say.Ordered(book.orders(worker))
 
-    def _status(self) -> say.Reply:
-        """Of what is durable: while the coordinator is away, what waits to be written is not told (I9)."""
+    def status(self) -> Status | None:
+        """Of what is durable: while the coordinator is away, what waits to be written is not told (I9). None: this
+        leader has not taken over yet.
+        """
         machine, durable = self._machine, self._chronicle.record
         if machine is None or durable is None:
-            raise Refused(Reason.TERM, detail="this leader has not taken over yet")
+            return None
         status = status_of(machine, self._reign.term, self._about.worker, self._refusals.snapshot(), durable)
         if self._governor is not None:  # it has measured since it was written down
             meter = self._governor.meter
-            status = msgspec.structs.replace(status, rates=meter.rates, rate=meter.present)
-        return say.Told(status)
+            workers = with_paces(status.workers, self._governor.paces)
+            status = msgspec.structs.replace(status, rates=meter.rates, rate=meter.present, workers=workers)
+        return status

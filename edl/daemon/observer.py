@@ -5,11 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 
-from edl.core.worker.account import TrainerAccount
+from edl.core.worker.account import DIED, TrainerAccount
 from edl.protocol import link as say
 from edl.protocol.driver import Word
 from edl.protocol.figures import Usage
-from edl.protocol.messages import Observation
+from edl.protocol.messages import Observation, Phase
 from edl.protocol.saving import PartInfo
 from edl.transport.page import Page
 
@@ -33,6 +33,9 @@ class Observer:
         self.met: tuple[int, ...] = (0,)  # what our daemon has seen of those who are called to a next ring
         self.driver: Word | None = None  # what the stand-in has said of horovodrun's driver
         self._step_time_s = 0.0
+        self._sitting_s = self._computed_s = 0.0  # in rings; and there neither waiting nor loading
+        self._idle_before_s = self._idle_s()
+        self._looked_at: float | None = None
         self._last: tuple[int, float] | None = None  # step and time of the newest measurement
 
     @property
@@ -66,11 +69,12 @@ class Observer:
 
     def died(self) -> None:
         """The trainer's process is gone."""
-        self._account.died("its process ended without a word: it was killed, or it crashed")
+        self._account.died(DIED)
 
     def observe(self, now: float) -> Observation:
         """The trainer at time `now`."""
         self._measure(now)
+        self._sit(now)
         account = self._account
         cpu_s, memory = self._used()
         usage = Usage(
@@ -81,6 +85,7 @@ class Observer:
             cpu_s=cpu_s,
             memory=memory,
             reported=account.reported,
+            computed_s=self._computed_s,
         )
         return Observation(
             phase=account.phase,
@@ -109,6 +114,19 @@ class Observer:
             foreign=account.foreign,
             at=now,
         )
+
+    def _idle_s(self) -> float:
+        """For so long the trainer has waited for peers and samples."""
+        return (self._page.waited_ns + self._page.loaded_ns) / 1e9
+
+    def _sit(self, now: float) -> None:
+        """A wait is known once it is over. What was taken for computing until then is not taken back, but paid for by
+        what comes next: a counter must not shrink.
+        """
+        last, self._looked_at = self._looked_at, now
+        if last is not None and self._account.phase is Phase.TRAINING:
+            self._sitting_s += now - last
+            self._computed_s = max(self._computed_s, self._sitting_s - (self._idle_s() - self._idle_before_s))
 
     def _measure(self, now: float) -> None:
         """A look now and then is enough for a mean, and costs the trainer nothing."""

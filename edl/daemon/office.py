@@ -19,6 +19,7 @@ from edl.coordination.store import Store
 from edl.daemon.leader import Leader, Reigning
 from edl.daemon.resigning import LastWords, reason_of
 from edl.protocol import messages, tree
+from edl.protocol.job import Status
 from edl.transport.errors import Reason, Refused
 from edl.transport.service import Call
 
@@ -76,6 +77,10 @@ class Office:
         if self._leader is None:
             raise Refused(Reason.TERM)
         return await self._leader.answer(call)
+
+    def status(self) -> Status | None:
+        """The job, if we lead it, and have taken over."""
+        return None if self._leader is None else self._leader.status()
 
     async def wait_at_rest(self, patience_s: float) -> None:
         """If we lead: until the others go on without what our host holds; bounded (I12)."""

@@ -34,3 +34,4 @@ class Usage(msgspec.Struct, frozen=True):
     cpu_s: float = 0.0
     memory: int = 0  # bytes held now
     reported: dict[str, float] = {}  # the newest figures of the script's own
+    computed_s: float = 0.0  # in rings, and neither waiting nor loading; never shrinks

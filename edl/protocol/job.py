@@ -12,12 +12,13 @@ from typing import Final
 import msgspec
 
 from edl.protocol.data import DataCounts, DataSpec
-from edl.protocol.figures import Rate
+from edl.protocol.figures import Rate, Usage
 from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.moving import Migrated, Migration, MigrationStatus
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.tally import Tally
 
 
 class JobState(StrEnum):
@@ -228,6 +229,7 @@ class Record(msgspec.Struct, frozen=True):
     migrated: tuple[Migrated, ...] = ()  # the newest that are over, oldest first
     failed_by: FailedBy = FailedBy.FAULT  # of a job that has failed
     asked_batch: int = 0  # samples a step, of all workers, that people asked for meanwhile; 0: as `job_policy` says
+    tally: Tally = Tally()
 
 
 class WorkerStatus(msgspec.Struct, frozen=True):
@@ -240,6 +242,8 @@ class WorkerStatus(msgspec.Struct, frozen=True):
     daemon_pid: int
     state: WorkerState
     step: int
+    usage: Usage | None = None  # None: it has told nothing yet
+    pace: float = 1.0  # how fast it works, against the median of all
 
 
 class SavingStatus(msgspec.Struct, frozen=True):
@@ -250,6 +254,13 @@ class SavingStatus(msgspec.Struct, frozen=True):
     why: str  # it is so often, where the job has chosen that by itself
     step: int  # of this life, of the newest that is durable; 0: none is yet
     path: str
+
+
+class Stable(msgspec.Struct, frozen=True):
+    """How far all workers of the ring are: what is counted here is never taken back."""
+
+    step: int
+    samples: int  # of all epochs
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -285,6 +296,10 @@ class Status(msgspec.Struct, frozen=True):
     base: int = 0  # steps of all lives before this one: `step` counts those of this one
     saving: SavingStatus | None = None  # None: the job is not saved
     migration: MigrationStatus | None = None
+    started: float = 0.0  # seconds since 1970
+    tally: Tally = Tally()
+    stable: Stable | None = None  # None: this leader has not seen all of the ring yet
+    left: int | None = None  # samples of all epochs that are not trained yet; None: there is no end to them
 
     @property
     def spent(self) -> bool:

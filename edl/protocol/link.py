@@ -153,4 +153,10 @@ class Noted(msgspec.Struct, frozen=True, tag="noted"):
     """The leader has durably taken the worker's end: the trainer may exit."""
 
 
-FromDaemon = Introduced | Commanded | GaveUp | Noted
+class Said(msgspec.Struct, frozen=True, tag="said"):
+    """What the user is to read, beside what the script prints: one line."""
+
+    line: str
+
+
+FromDaemon = Introduced | Commanded | GaveUp | Noted | Said

@@ -25,6 +25,7 @@ from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
 from edl.testing.rings import SimRing
 from edl.testing.saving_checks import SavingChecks
+from edl.testing.tally_checks import TallyChecks
 from edl.testing.worker import SimWorker
 from edl.testing.writing_checks import WritingChecks
 
@@ -46,6 +47,7 @@ class Checks:
     def __init__(self, job: SimJob) -> None:
         self.job = job
         self.records = RecordChecks(self.violated)
+        self.tallies = TallyChecks(self.violated)
         self.accounts = AccountChecks(self.violated)
         self.writing = WritingChecks(job)
         self.pace = Pace(job, self.violated)
@@ -137,6 +139,7 @@ class Checks:
             self.violated("I9", f"version {record.version} was written over {before.version}")
         self._durable[record.version] = record
         self.records.durable(before, record)
+        self.tallies.durable(before, record)
         self.savings.durable(before, record)
         if record.trials.unfit is not before.trials.unfit:
             self._only_who_is_cut_off_is_unfit(record)

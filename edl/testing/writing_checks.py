@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from edl.core.job.inputs import Command, Tell
 from edl.core.job.orders import OrderBook
-from edl.core.job.report import shown_state, status_of
+from edl.core.job.report import shown_state, stable_of, status_of
 from edl.core.job.writing import WritingState
 from edl.protocol.job import OVER
 
@@ -72,6 +72,10 @@ class WritingChecks:
         """A leader has done what its machine said."""
         if leader.unanswered and leader.writing.state is WritingState.IDLE:
             self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
+        if leader.writing.state is WritingState.IDLE and leader.alive:
+            record = leader.writing.record
+            stable = stable_of(leader.machine, record)
+            self._job.checks.tallies.served(record.tally, stable, self._job.now)
         if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
             self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
 

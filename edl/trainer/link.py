@@ -213,6 +213,8 @@ class DaemonLink:
                     self._gave_up = reason
                 case say.Noted():
                     self._noted = True
+                case say.Said(line):
+                    sys.stderr.write(f"edl: {line}\n")
             self._news.notify_all()
         if isinstance(message, say.Commanded):
             self._on_orders(message.orders)

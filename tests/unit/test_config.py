@@ -112,7 +112,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "max_workers": 4, "max_restarts": 3, "batch_size": 64, "session_timeout_s": 4.5, "step_timeout_s": 30,
         "network_interface": "lo", "zookeeper_port": 2181, "output_filename": tmp_path / "out", "home": tmp_path,
         "audit": tmp_path / "audit", "autoscale": "efficiency=0.1", "autoscale_every": 10, "stragglers": "tell",
-        "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60,
+        "batch_policy": "fixed-local,most=64", "keep_nodes_s": 60, "metrics_port": 9400, "metrics_address": "127.0.0.1",
         "check_weights": 50, "on_divergence": "heal", "ring": "torch",
         "slot": 0, "worker_id": "w1", "stand_in": tmp_path / "stand-in",
         "policy_file": tmp_path / "policy.py", "local_coordinator": "etcd", "driver_slot": "localhost:1",

@@ -69,6 +69,6 @@ class OtherChanges(TypedDict, total=False):
 
 
 class Changes(OtherChanges, total=False):
-    """All that may change. Not the job's name, nor when it started; the version changes by itself."""
+    """All that may change. Not the job's name, nor when it started; the version and the tally change by themselves."""
 
     ledger: LedgerSnapshot | None

@@ -26,6 +26,7 @@ class TookOver:
     """This leader's reign began; `alive` are the workers whose daemons have a session."""
 
     alive: frozenset[str]
+    wall: float = 0.0  # seconds since 1970; 0: this leader's own clock is that of the leaders before
 
 
 @dataclass(frozen=True, slots=True)

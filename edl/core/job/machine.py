@@ -50,6 +50,7 @@ from edl.core.resize.sizing import Sizing
 from edl.core.switch.arrivals import Arrivals
 from edl.core.switch.fitness import Fitness
 from edl.core.switch.switching import Switching
+from edl.core.worker.account import DIED
 from edl.core.worker.divergence import CAUSES, told
 from edl.errors import InvalidTransition
 from edl.protocol.divergence import Divergence, OnDivergence
@@ -67,6 +68,7 @@ from edl.protocol.messages import (
     Phase,
     Register,
 )
+from edl.protocol.tally import LossCause
 
 
 def new_record(job: str, started: float) -> Record:
@@ -136,6 +138,7 @@ class JobMachine:
         match happened:
             case TookOver():
                 self._working.left_at = now  # perhaps just before
+                self._working.to_wall_s = happened.wall - now if happened.wall else 0.0
                 self._on_took_over(happened)
             case Register():
                 self._on_registered(happened)
@@ -343,7 +346,7 @@ class JobMachine:
         if observation.foreign and not self.newest_step:
             self._working.end(JobState.FAILED, f"worker {worker}: {observation.reason}", FailedBy.REFUSAL)
         else:
-            self._lose(worker, observation.reason)
+            self._lose(worker, observation.reason, LossCause.DIED if observation.reason == DIED else LossCause.SCRIPT)
 
     def _heed_divergence(self, found: Divergence) -> None:
         """Every member of a ring tells of it (I15); it is heeded once, also by the leaders to come."""
@@ -396,7 +399,7 @@ class JobMachine:
         last_step, saving = None if ledger is None else ledger.wanted_step, self._ending.is_clear
         self._waits.look(self.record, working.members, self.seen, working.now, last_step=last_step, saving=saving)
         for wait in self._waits.overdue(self._working.now):
-            self._lose(wait.worker, wait.told)
+            self._lose(wait.worker, wait.told, LossCause.OVERDUE)
 
     # ---------------------------------------------------------------------------------------------------- endings
 
@@ -421,9 +424,9 @@ class JobMachine:
         """Not its process alone is gone, but its daemon too: perhaps the host, which horovodrun then has to replace."""
         if (member := self._working.members.get(worker)) is not None:
             self._driver.lose(member.identity)
-        self._lose(worker, reason)
+        self._lose(worker, reason, LossCause.SESSION)
 
-    def _lose(self, worker: str, reason: str) -> None:
+    def _lose(self, worker: str, reason: str, cause: LossCause) -> None:
         member = self._working.members.get(worker)
         if member is None or member.state is WorkerState.DONE or self.record.state in OVER:
             return
@@ -434,7 +437,8 @@ class JobMachine:
         made = seen.step if (seen := self.seen.observation(worker)) is not None else 0
         self._working.remove(worker, reason or "no reason was given")
         self._working.last_loss = f"; the last one lost was {worker}: {reason}"
-        self._working.tell(facts.WorkerLost(worker=worker, was=member.state.value, reason=reason, made=made))
+        lost = facts.WorkerLost(worker=worker, was=member.state.value, reason=reason, made=made, cause=cause.value)
+        self._working.tell(lost)
 
     # ------------------------------------------------------------------------------------------------------- views
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
+
+import msgspec
 
 from edl.core.data.batching import in_force
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
 from edl.core.resize import migration
-from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Status, WorkerStatus
+from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Stable, Status, WorkerStatus
 
 
 def status_of(
@@ -24,6 +27,7 @@ def status_of(
     """
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
+    stable = stable_of(machine, record)
     return Status(
         job=record.job,
         state=shown_state(record),
@@ -54,6 +58,10 @@ def status_of(
         base=0 if record.resumed is None else record.resumed.step,
         saving=_saving(machine, record),
         migration=migration.shown(record),
+        started=record.started,
+        tally=record.tally,
+        stable=stable,
+        left=_left(machine.ledger, stable),
     )
 
 
@@ -108,4 +116,27 @@ def _worker(machine: JobMachine, record: Record, member: Member) -> WorkerStatus
         daemon_pid=identity.daemon_pid,
         state=member.state,
         step=observed.observation.step if observed else 0,
+        usage=observed.observation.usage if observed else None,
     )
+
+
+def with_paces(workers: tuple[WorkerStatus, ...], paces: Mapping[str, float]) -> tuple[WorkerStatus, ...]:
+    """How fast each works, as far as that was measured."""
+    return tuple(msgspec.structs.replace(one, pace=paces[one.id]) if one.id in paces else one for one in workers)
+
+
+def stable_of(machine: JobMachine, record: Record) -> Stable | None:
+    """By the members of the ring that are left; a lost one's step counts no more than theirs."""
+    members = {member.identity.id for member in record.members}
+    step = machine.seen.stable_step(worker for worker in record.roster if worker in members)
+    ledger, begun = machine.ledger, record.generation > 0
+    if step is None and begun:
+        return None
+    known = max(step or 0, record.began_step, 0 if ledger is None else ledger.step)
+    return Stable(known, 0 if ledger is None else ledger.trained_by(known))
+
+
+def _left(ledger: Ledger | None, stable: Stable | None) -> int | None:
+    if ledger is None or stable is None or ledger.spec.open_ended:
+        return None
+    return max(0, ledger.wanted - stable.samples)

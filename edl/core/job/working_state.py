@@ -18,6 +18,7 @@ import msgspec
 
 from edl.core.data.batching import in_force
 from edl.core.data.ledger_versions import LedgerVersions
+from edl.core.job import tallying
 from edl.core.job.changes import Changes, OtherChanges
 from edl.core.job.durations import Durations
 from edl.core.job.inputs import Command, Tell
@@ -25,6 +26,7 @@ from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
+from edl.protocol.tally import Tally
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
@@ -49,6 +51,7 @@ class WorkingState:
         self.left_at = -math.inf  # when a worker last ceased to be a member
         self.leaves_as: dict[str, str] = {}  # why each leaver was told to leave. Told in events, not kept
         self.last_loss = ""  # the worker lost last, to be said after why the job cannot go on
+        self.to_wall_s = 0.0  # from our clock, on which `now` is, to seconds since 1970
         self.pressing = record.version  # what came later may reach workers when they call again: none runs dry
 
     def begin(self, now: float) -> None:
@@ -60,6 +63,7 @@ class WorkingState:
     def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
         """The record is another one from now on."""
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
+        self._keep_tally(tallying.followed(self.record.tally, self.record, self.wall))
         if pressing:
             self.pressing = self.record.version
         if "members" in changes:
@@ -122,8 +126,19 @@ class WorkingState:
     def tell(self, fact: Fact, step: int | None = None) -> None:
         """Write down an event with what has changed: of `step`, or of the newest one."""
         self.commands.append(Tell(fact, self.record.generation, self.newest()[0] if step is None else step))
+        self._keep_tally(tallying.counted(self.record.tally, fact, self.wall))
+
+    def _keep_tally(self, tally: Tally) -> None:
+        """It is written together with what it has grown by, and is no news to workers: the version stays."""
+        if tally is not self.record.tally:
+            self.record = msgspec.structs.replace(self.record, tally=tally)
 
     # ------------------------------------------------------------------------------------------------------- views
+
+    @property
+    def wall(self) -> float:
+        """Seconds since 1970."""
+        return self.now + self.to_wall_s
 
     def newest(self) -> tuple[int, float]:
         """The newest step that any member of the ring is known to have committed, and when that was seen.

@@ -19,6 +19,7 @@ from edl.core.resize.scaling import staying
 from edl.core.switch import unfit
 from edl.core.switch.planning import Situation, is_ahead, is_broken, lacks_member, left_behind
 from edl.protocol.job import OVER, Identity, JobState, Unfit
+from edl.protocol.tally import LossCause
 
 LEFT_BEHIND: Final = (
     "it sat in a ring that came to nothing, and the others were given the samples that its pipeline has read there: "
@@ -160,7 +161,8 @@ class Fitness:
         if was is not None and working.record.state not in OVER:
             working.remove(worker, LEFT_BEHIND)
             working.last_loss = f"; the last one lost was {worker}: {LEFT_BEHIND}"
-            working.tell(facts.WorkerLost(worker=worker, was=was.value, reason=LEFT_BEHIND))
+            cause = LossCause.LEFT_BEHIND.value
+            working.tell(facts.WorkerLost(worker=worker, was=was.value, reason=LEFT_BEHIND, cause=cause))
 
     def _dismiss(self, worker: str, reason: str) -> None:
         working, member = self._working, self._working.members.get(worker)

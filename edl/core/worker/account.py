@@ -7,11 +7,15 @@ trainer (`edl.daemon.observer`).
 
 from __future__ import annotations
 
+from typing import Final
+
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.divergence import Divergence
 from edl.protocol.messages import Pause, Phase, clipped
 from edl.protocol.saving import PartInfo
+
+DIED: Final = "its process ended without a word: it was killed, or it crashed"
 
 
 class TrainerAccount:

@@ -44,3 +44,22 @@ def test_what_a_trainer_says_of_rings_beside_its_own_is_reported(tmp_path: Path)
     report = say.Report(observer.observe(0.0))
     assert report.observation.prepared == (5, "x" * 1997 + "...")
     assert msgspec.msgpack.decode(msgspec.msgpack.encode(report), type=say.Request) == report
+
+
+def test_computing_is_what_is_neither_waiting_nor_loading_in_a_ring_and_never_shrinks(tmp_path: Path) -> None:
+    page = Page.create(tmp_path / "page")
+    page.add_waited(5_000_000_000)  # before this daemon came
+    observer = Observer(Page.open(tmp_path / "page"))
+
+    def computed(now: float) -> float:
+        usage = observer.observe(now).usage
+        assert usage is not None
+        return usage.computed_s
+
+    assert [computed(0.0), computed(3.0)] == [0.0, 0.0]  # it boots
+    observer.hear(link.Entered(1, 0, 1, None))
+    assert computed(5.0) == 2.0
+    page.add_waited(1_500_000_000)  # known once it is over: what was taken for computing meanwhile is not taken back
+    assert [computed(5.5), computed(6.0), computed(8.0)] == [2.0, 2.0, 3.5]
+    page.add_loaded(1_000_000_000)
+    assert computed(10.0) == 4.5

@@ -1,0 +1,1 @@
+"""What Prometheus reads of a daemon, and of the job where it leads it."""

@@ -1,0 +1,107 @@
+"""Where Prometheus reads: HTTP on one address of this host, for one page.
+
+Owns: who is answered, how many at a time and for how long. Does not own: what is said (`edl.daemon.metrics.families`).
+
+It runs in the daemon's own loop and is bounded in all it takes, so that no reader holds up the job: a request has 8 kB
+and 5 seconds, 16 are answered at a time, the others hear that they come too many. Text is made in a thread.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable
+from http import HTTPStatus
+from typing import Final
+
+from edl.daemon.metrics.families import Family
+from edl.host.network import LOOPBACK
+
+logger = logging.getLogger("edl")
+
+AT_ONCE: Final = 16
+REQUEST_S: Final = 5.0
+REQUEST_BYTES: Final = 8192
+NEIGHBOURS: Final = 100  # ports from the one that was asked for: as many workers of a host can be read
+NAMES: Final = frozenset({"localhost", LOOPBACK, "[::1]"})  # of a host that is asked for on loopback
+
+
+class MetricsServer:
+    """One daemon's."""
+
+    def __init__(self, read: Callable[[], list[Family]]) -> None:
+        """`read`: what there is to be shown now; called in the loop."""
+        from edl.daemon.metrics import exposition  # only where it was asked for: its import takes a tenth of a boot
+
+        self._encoded = exposition.encoded
+        self._read = read
+        self._busy: set[asyncio.Task[None]] = set()
+        self._address = ""
+        self._server: asyncio.Server | None = None
+
+    async def start(self, address: str, port: int) -> int:
+        """Listen there, or on the next port that is free; 0: on any. Returns it. Raises OSError."""
+        self._address = address
+        last = min(port + NEIGHBOURS, 65536) - 1 if port else 0
+        for candidate in range(port, last):
+            with contextlib.suppress(OSError):
+                return await self._listen(candidate)
+        return await self._listen(last)
+
+    async def _listen(self, port: int) -> int:
+        self._server = await asyncio.start_server(
+            self._serve, self._address, port, limit=REQUEST_BYTES, backlog=AT_ONCE
+        )
+        found: int = self._server.sockets[0].getsockname()[1]
+        return found
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            self._server.close()
+        for task in self._busy:
+            task.cancel()
+        await asyncio.gather(*self._busy, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._busy.add(task)
+        try:
+            with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
+                async with asyncio.timeout(REQUEST_S):
+                    writer.write(await self._answer(reader))
+                    await writer.drain()
+        finally:
+            self._busy.discard(task)
+            writer.close()
+            with contextlib.suppress(ConnectionError):
+                await writer.wait_closed()
+
+    async def _answer(self, reader: asyncio.StreamReader) -> bytes:
+        if len(self._busy) > AT_ONCE:
+            return _response(HTTPStatus.SERVICE_UNAVAILABLE, b"too many readers\n")
+        try:
+            head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1")
+        except asyncio.LimitOverrunError:
+            return _response(HTTPStatus.REQUEST_HEADER_FIELDS_TOO_LARGE, b"the request is too long\n")
+        line, *fields = head.split("\r\n")
+        headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
+        method, _, rest = line.partition(" ")
+        path = rest.partition(" ")[0].partition("?")[0]
+        if self._address == LOOPBACK and headers.get("host", "").rpartition(":")[0] not in NAMES:
+            return _response(HTTPStatus.FORBIDDEN, b"ask for localhost: a page of another name reads nothing here\n")
+        if method not in {"GET", "HEAD"}:
+            return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET\n")
+        if path != "/metrics":
+            return _response(HTTPStatus.NOT_FOUND, b"/metrics is all there is\n")
+        body, kind = await asyncio.to_thread(self._encoded, self._read(), headers.get("accept", ""))
+        return _response(HTTPStatus.OK, body, kind, shown=method == "GET")
+
+
+def _response(status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", *, shown: bool = True) -> bytes:
+    head = (
+        f"HTTP/1.1 {status.value} {status.phrase}\r\nContent-Type: {kind}\r\nContent-Length: {len(body)}\r\n"
+        "Cache-Control: no-store\r\nX-Content-Type-Options: nosniff\r\nConnection: close\r\n\r\n"
+    )
+    return head.encode("latin-1") + (body if shown else b"")

@@ -1,0 +1,80 @@
+"""Serving metrics from a daemon: where it listens, who hears of that, and what a scrape reads.
+
+Owns: the server's begin and end, and the file by which Prometheus finds it. Does not own: the numbers
+(`edl.daemon.metrics.families`), nor the answers (`edl.daemon.metrics.server`).
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+from collections.abc import Callable
+from pathlib import Path
+
+from edl import __version__
+from edl.clock import Clock
+from edl.daemon.metrics.families import DaemonSeen, Family, families
+from edl.daemon.metrics.server import MetricsServer
+from edl.errors import ConfigError
+from edl.protocol.job import Status
+from edl.protocol.messages import Observation
+
+logger = logging.getLogger("edl")
+
+
+class MetricsOffer:
+    """Of one daemon, where metrics were asked for."""
+
+    def __init__(self, job: str, worker: str, clock: Clock, folder: Path | None) -> None:
+        """`folder`: of the job's record on this host; None: it has none."""
+        self._job = job
+        self._worker = worker
+        self._clock = clock
+        self._file = None if folder is None else folder / "metrics" / f"{worker}.json"
+        self._server: MetricsServer | None = None
+
+    async def start(
+        self,
+        address: str,
+        port: int,
+        seen: Callable[[], tuple[Observation, dict[str, int]]],
+        leading: Callable[[], Status | None],
+    ) -> str:
+        """Where it can be read. `seen`: the worker and what was refused; `leading`: the job, if we lead it. Raises
+        ConfigError.
+        """
+
+        def read() -> list[Family]:
+            status, (observation, refused) = leading(), seen()
+            own = DaemonSeen(self._job, self._worker, __version__, status is not None, observation, refused)
+            return families(own, status, self._clock.wall())
+
+        try:
+            server = MetricsServer(read)
+            found = await server.start(address, port)
+        except ImportError:
+            raise ConfigError("--metrics-port: it takes `pip install 'horovod-edl[metrics]'`") from None
+        except OSError as error:
+            raise ConfigError(
+                f"--metrics-port {port}: cannot listen at {address}: {error.strerror}; choose another, or 0 for any"
+            ) from None
+        self._server = server
+        self._write(f"{address}:{found}")
+        return f"http://{address}:{found}/metrics"
+
+    async def stop(self) -> None:
+        if self._server is not None:
+            await self._server.stop()
+        if self._file is not None:
+            self._file.unlink(missing_ok=True)
+
+    def _write(self, target: str) -> None:
+        """As Prometheus' file_sd reads it."""
+        if self._file is None:
+            return
+        self._file.parent.mkdir(mode=0o700, exist_ok=True)
+        draft = self._file.with_suffix(f".{os.getpid()}")
+        draft.write_text(json.dumps([{"targets": [target], "labels": {"edl_job": self._job}}]))
+        draft.chmod(0o600)
+        draft.replace(self._file)

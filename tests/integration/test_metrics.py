@@ -1,0 +1,100 @@
+"""Prometheus reads a real job, whoever leads it."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from elastic_job import Job
+from prometheus_client.parser import text_string_to_metric_families
+
+pytestmark = pytest.mark.integration
+
+Values = dict[str, float]
+
+
+class Scraper:
+    """Reads all that file_sd of Prometheus would find, and keeps that no counter of the job shrinks."""
+
+    def __init__(self, home: Path) -> None:
+        self.folder = home / "jobs" / "s" / "metrics"
+        self.highest: Values = {}
+
+    def scrape(self) -> Values:
+        """Of the daemon that leads; empty: none does just now."""
+        found: Values = {}
+        for file in self.folder.glob("*.json"):
+            try:
+                target = json.loads(file.read_text())[0]["targets"][0]
+                with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
+                    values = self._read(answer.read().decode())
+            except (FileNotFoundError, urllib.error.URLError, ConnectionError):  # it has ended, or was killed
+                continue
+            if any(name.startswith("edl_job_size") for name in values):
+                found = values
+                self._compare(values)
+        return found
+
+    @staticmethod
+    def _read(text: str) -> Values:
+        families = text_string_to_metric_families(text)
+        return {
+            one.name + "".join(f",{label}={value}" for label, value in sorted(one.labels.items())): one.value
+            for family in families
+            for one in family.samples
+        }
+
+    def _compare(self, values: Values) -> None:
+        counters = {name: value for name, value in values.items() if re.match(r"edl_job_\w+_total", name)}
+        for name, value in counters.items():
+            if "refused" not in name:  # that is of the daemons that live
+                assert value >= self.highest.get(name, 0.0) - 1e-6, (
+                    f"{name} shrinks from {self.highest[name]} to {value}"
+                )
+        self.highest |= counters
+
+
+def test_the_numbers_of_a_job_outlive_its_leaders(edl, tmp_path: Path) -> None:
+    job = Job(edl, tmp_path, 2, EDL_METRICS_PORT="0", EDL_SESSION_TIMEOUT="2", EDL_STEP_TIMEOUT="10")
+    job.wait_size(2)
+    scraper = Scraper(edl.home)
+    steps = "edl_job_steps_total,job=s"
+    edl.wait(lambda: scraper.scrape().get(steps, 0) > 20, "20 steps in the metrics")
+
+    job.scale(3)
+    job.wait_size(3)
+    edl.wait(lambda: scraper.scrape().get("edl_job_scalings_total,job=s,reason=grow") == 1, "the change")
+    leader = job.status()["leader"]
+    os.kill(next(one["daemon_pid"] for one in job.status()["workers"] if one["id"] == leader), signal.SIGKILL)
+    edl.wait(lambda: scraper.scrape().get("edl_job_term,job=s", 0) > 1, "another leader's metrics")
+    before = scraper.highest[steps]
+    edl.wait(lambda: scraper.scrape().get(steps, 0) > before + 20, "steps under another leader")
+
+    victim = next(one for one in job.status()["workers"] if one["rank"] == 1)
+    os.kill(victim["pid"], signal.SIGKILL)
+    edl.wait(lambda: scraper.scrape().get("edl_job_scalings_total,job=s,reason=fault") == 1, "the fault", 60)
+    last = edl.wait(scraper.scrape, "metrics")
+    assert last["edl_job_workers_lost_total,cause=died,job=s"] == 1
+    bad = {name: value for name, value in last.items() if name.startswith("edl_job_badput")}
+    assert bad["edl_job_badput_seconds_total,cause=fault,job=s"] > 0
+    assert bad["edl_job_badput_seconds_total,cause=starting,job=s"] > 0
+    pauses = [event["pause_ms"] for event in job.events() if event["kind"] == "scaled"]
+    assert last["edl_job_pause_seconds_total,job=s"] == pytest.approx(sum(pauses) / 1000)
+    activities = [name for name in last if name.startswith("edl_worker_seconds_total")]
+    assert len(activities) == 3 * len(job.status()["workers"])
+    events = job.finish()
+    job.expect_exactly_once()
+    assert [event["kind"] for event in events].count("worker_lost") == 1
+
+
+def test_a_worker_says_where_its_metrics_are(edl, tmp_path: Path) -> None:
+    job = Job(edl, tmp_path, 1, 1, EDL_METRICS_PORT="0")
+    out, err = job.launcher.communicate(timeout=120)
+    assert job.launcher.returncode == 0, out + err
+    assert re.search(r"edl: metrics of worker w\w+: http://127\.0\.0\.1:\d+/metrics", err), err

@@ -1,0 +1,245 @@
+"""What a scrape shows, and who is answered."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.openmetrics.parser import text_string_to_metric_families
+from prometheus_client.parser import text_string_to_metric_families as plain_families
+
+from edl.clock import ManualClock
+from edl.daemon.metrics import exposition, server, serving
+from edl.daemon.metrics.families import DaemonSeen, Family, Type, families, of_job
+from edl.daemon.metrics.server import AT_ONCE, MetricsServer
+from edl.errors import ConfigError
+from edl.protocol.data import DataCounts
+from edl.protocol.figures import Rate, Usage
+from edl.protocol.job import JobState, SavingStatus, Stable, Status, WorkerState, WorkerStatus
+from edl.protocol.messages import Observation, Phase
+from edl.protocol.tally import Doing, Tally
+
+SHIPPED = Path(server.__file__).with_name("shipped")
+OPEN = "application/openmetrics-text; version=1.0.0"
+CONTRACT = """edl_job_steps_total edl_job_samples_total edl_job_size edl_job_target_size edl_job_generation
+edl_job_pause_seconds_total edl_job_scalings_total{reason} edl_job_workers_lost_total{cause}
+edl_job_goodput_seconds_total edl_job_badput_seconds_total{cause} edl_job_checkpoint_age_seconds
+edl_worker_seconds_total{worker,activity}"""
+USAGE = Usage(10.0, 7, waited_s=1.5, loaded_s=0.5, cpu_s=9.0, memory=1000, reported={"loss": 0.5}, computed_s=8.0)
+SEEN = Observation(Phase.TRAINING, 2, 7, 2, 0.1, None, None, leaving=False, reason="", usage=USAGE)
+OWN = DaemonSeen("j", "w0", "1.0", True, SEEN, {"signature": 3})
+
+
+def status(workers: int = 2, **changes: object) -> Status:
+    known = Status(
+        job="j",
+        state=JobState.RUNNING,
+        reason="",
+        term=3,
+        generation=2,
+        leader="w0",
+        step=7,
+        epoch=1,
+        size=workers,
+        target=workers,
+        min_workers=1,
+        max_workers=0,
+        workers=tuple(
+            WorkerStatus(f"w{n}", n, "host", 1, 2, WorkerState.TRAINING, 7, usage=USAGE, pace=0.5)
+            for n in range(workers)
+        ),
+        data=DataCounts(1, 100, 60, 30, 10, 5),
+        spec=None,
+        rate=Rate(workers, 10, 100, 2.0),
+        base=100,
+        saving=SavingStatus(60.0, 0, "", 5, "/c"),
+        started=900.0,
+        tally=Tally(
+            at=1000.0, doing=Doing.TRAINING, good_s=50.0, bad_s={"fault": 2.0}, pause_s=0.3, checkpointed_at=990.0
+        ),
+        stable=Stable(7, 448),
+    )
+    return msgspec.structs.replace(known, **changes)
+
+
+def values(text: str) -> dict[str, float]:
+    return {
+        sample.name + json.dumps({k: v for k, v in sorted(sample.labels.items()) if k != "job"}): sample.value
+        for family in plain_families(text)
+        for sample in family.samples
+    }
+
+
+def test_all_names_of_the_contract_are_there_with_their_labels() -> None:
+    text = exposition.encoded(families(OWN, status(), 1000.0), "")[0].decode()
+    for wanted in CONTRACT.split():
+        name, _, labels = wanted.rstrip("}").partition("{")
+        found = [line for line in text.splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+        assert found, name
+        assert all(f'{label}="' in found[0] for label in ("job", *filter(None, labels.split(",")))), found[0]
+
+
+def test_time_goes_on_between_two_records() -> None:
+    shown = values(exposition.encoded(of_job(status(), 1005.0), "")[0].decode())
+    assert shown["edl_job_goodput_seconds_total{}"] == 55.0
+    assert shown['edl_job_badput_seconds_total{"cause": "fault"}'] == 2.0
+    assert shown['edl_job_badput_seconds_total{"cause": "switch"}'] == 0.0
+    assert shown["edl_job_checkpoint_age_seconds{}"] == 15.0
+    assert shown["edl_job_steps_total{}"] == 107.0
+    assert shown['edl_worker_seconds_total{"activity": "wait", "worker": "w1"}'] == 1.5
+    assert shown['edl_job_reported{"name": "loss"}'] == 0.5
+
+
+def test_a_leader_that_does_not_know_how_far_the_ring_is_leaves_that_out() -> None:
+    text = exposition.encoded(of_job(status(stable=None), 1000.0), "")[0].decode()
+    assert "edl_job_steps" not in text and "edl_job_samples_total" not in text
+    assert "edl_job_scalings_total" in text
+
+
+def test_one_that_does_not_lead_shows_itself_only() -> None:
+    text = exposition.encoded(families(msgspec.structs.replace(OWN, leads=False), None, 0.0), "")[0].decode()
+    assert "edl_daemon_leading" in text and "edl_job" not in text and "edl_worker" not in text
+
+
+@pytest.mark.parametrize("job", ['a"b\\c\nd', "<script>"])
+def test_labels_are_escaped(job: str) -> None:
+    found = of_job(status(job=job), 1000.0)
+    parsed = list(text_string_to_metric_families(exposition.encoded(found, OPEN)[0].decode()))
+    assert {sample.labels["job"] for family in parsed for sample in family.samples} == {job}
+
+
+def test_open_metrics_are_given_to_those_who_ask_for_them() -> None:
+    body, kind = exposition.encoded(families(OWN, status(), 1000.0), OPEN)
+    assert kind.startswith("application/openmetrics-text") and body.endswith(b"# EOF\n")
+    assert exposition.encoded(families(OWN, status(), 1000.0), "")[1].startswith("text/plain")
+
+
+def test_as_many_lines_as_there_are_members_and_no_more() -> None:
+    """1,000 of them: every other label is of a closed list."""
+    few, many = (of_job(status(workers), 1000.0) for workers in (1, 1000))
+    lines = [sum(len(family.samples) for family in found) for found in (few, many)]
+    assert lines[1] - lines[0] == 999 * 4
+    assert len(exposition.encoded(many, "")[0]) < 500_000
+
+
+# ----------------------------------------------------------------------------------------------------- what is shipped
+
+
+def promtool(*arguments: str, given: bytes = b"") -> None:
+    program = shutil.which("promtool") or str(Path(__file__).parents[3] / ".setup" / "promtool")
+    if not Path(program).exists():
+        pytest.fail("promtool is missing: source scripts/parts and call bring_promtool, as scripts/test does")
+    done = subprocess.run([program, *arguments], input=given, capture_output=True, check=False, cwd=SHIPPED)
+    assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
+
+
+@pytest.mark.integration
+def test_promtool_finds_no_fault_with_names_and_rules() -> None:
+    promtool("check", "metrics", given=exposition.encoded(families(OWN, status(), 1000.0), "")[0])
+    promtool("check", "rules", "edl-alerts.yml")
+    promtool("test", "rules", "edl-alerts.test.yml")
+
+
+def test_board_and_rules_speak_of_metrics_that_there_are() -> None:
+    found = families(OWN, status(), 1000.0)
+    names = {one.name + ("_total" if one.type is Type.COUNTER else "") for one in found}
+    for file in ("edl-board.json", "edl-alerts.yml"):
+        used = set(re.findall(r"edl_(?:job|worker|daemon)_[a-z_]+", (SHIPPED / file).read_text()))
+        assert used and used <= names, used - names
+    board = json.loads((SHIPPED / "edl-board.json").read_text())
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) > 10
+
+
+# ----------------------------------------------------------------------------------------------------------- the server
+
+
+async def ask(port: int, request: str) -> bytes:
+    reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    writer.write(request.encode())
+    with contextlib.suppress(ConnectionResetError):  # who is not even heard
+        answer = await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        return answer
+    return b""
+
+
+async def started() -> tuple[MetricsServer, int]:
+    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, "X.", (({"job": "j"}, 1.0),))])
+    return found, await found.start("127.0.0.1", 0)
+
+
+@pytest.mark.parametrize(
+    ("request_", "code"),
+    [
+        ("GET /metrics HTTP/1.1\r\nHost: localhost:9\r\n\r\n", 200),
+        ("HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\n\r\n", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: evil.example:9\r\n\r\n", 403),
+        ("GET /metrics HTTP/1.1\r\n\r\n", 403),
+        ("POST /metrics HTTP/1.1\r\nHost: localhost:9\r\n\r\n", 405),
+        ("GET /../etc/passwd HTTP/1.1\r\nHost: localhost:9\r\n\r\n", 404),
+        (f"GET /metrics HTTP/1.1\r\nX: {'x' * 9000}\r\n\r\n", 431),
+        ("\x16\x03\x01 nonsense\r\n\r\n", 403),
+    ],
+)
+async def test_who_is_answered(request_: str, code: int) -> None:
+    found, port = await started()
+    answer = await ask(port, request_)
+    assert answer.startswith(f"HTTP/1.1 {code} ".encode()), answer[:100]
+    assert (b"edl_x" in answer) == (code == 200 and request_.startswith("GET"))
+    await found.stop()
+
+
+async def test_too_many_readers_hear_so_and_one_that_says_nothing_is_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "REQUEST_S", 0.3)
+    found, port = await started()
+    silent = [await asyncio.open_connection("127.0.0.1", port) for _ in range(AT_ONCE)]
+    good = "GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n".replace("localhost", "localhost:1")
+    assert (await ask(port, good))[:12] in {b"HTTP/1.1 503", b""}
+    for reader, _ in silent:
+        assert await reader.read() == b""
+    assert (await ask(port, good)).startswith(b"HTTP/1.1 200")
+    for _, writer in silent:
+        writer.close()
+        await writer.wait_closed()
+    await found.stop()
+
+
+async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Path) -> None:
+    first, port = await started()
+    offer = serving.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    link = await offer.start("127.0.0.1", port, lambda: (SEEN, {}), status)
+    assert link != f"http://127.0.0.1:{port}/metrics"
+    target = json.loads((tmp_path / "metrics" / "w0.json").read_text())
+    assert link == f"http://{target[0]['targets'][0]}/metrics"
+    assert (tmp_path / "metrics" / "w0.json").stat().st_mode & 0o077 == 0
+    own = int(link.split(":")[2].partition("/")[0])
+    assert b"edl_job_size" in await ask(own, "GET /metrics HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
+    await offer.stop()
+    assert not (tmp_path / "metrics" / "w0.json").exists()
+    await first.stop()
+
+
+async def test_an_address_that_is_not_ours_is_said_so() -> None:
+    with pytest.raises(ConfigError, match=r"--metrics-port 0: cannot listen at 192\.0\.2\.1"):
+        await serving.MetricsOffer("j", "w0", ManualClock(), None).start("192.0.2.1", 0, lambda: (SEEN, {}), status)
+
+
+def test_a_daemon_imports_nothing_of_this_before_it_is_asked_for() -> None:
+    code = "import sys, edl.daemon.daemon, edl.cli.run; sys.exit('prometheus_client' in sys.modules)"
+    assert subprocess.run([sys.executable, "-P", "-c", code], check=False).returncode == 0
+
+
+def test_the_page_of_documentation_has_all_of_them() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    told = set(re.findall(r"edl_(?:job|worker|daemon)_[a-z_]+", text))
+    found = families(OWN, status(), 1000.0)
+    assert told == {one.name + ("_total" if one.type is Type.COUNTER else "") for one in found}
