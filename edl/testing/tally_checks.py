@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Final, NoReturn
 
-from edl.core.job.tallying import advanced
+from edl.core.job.tallying import certain
 from edl.protocol.job import Record, Stable
 from edl.protocol.tally import Tally
 
@@ -31,10 +31,9 @@ class TallyChecks:
             self._violated("tally", f"{tally} was written over {was}, and {record.losses} workers are lost")
         self._add_up(tally)
 
-    def served(self, record: Tally, stable: Stable | None, now: float) -> None:
+    def served(self, durable: Tally, decided: Tally, stable: Stable | None, now: float) -> None:
         """A leader may show this at any moment, and does now."""
-        tally = advanced(record, now)
-        self._add_up(tally)
+        tally = certain(durable, decided, now)
         shown = {"good": tally.good_s, "pause": tally.pause_s, **{f"bad {name}": s for name, s in tally.bad_s.items()}}
         if stable is not None:
             shown |= {"steps": stable.step, "samples": stable.samples}

@@ -72,10 +72,10 @@ class WritingChecks:
         """A leader has done what its machine said."""
         if leader.unanswered and leader.writing.state is WritingState.IDLE:
             self._job.checks.violated("I12", f"{len(leader.unanswered)} have asked, and wait for an answer for ever")
-        if leader.writing.state is WritingState.IDLE and leader.alive:
+        if leader.alive and leader.term == self._job.term:
             record = leader.writing.record
             stable = stable_of(leader.machine, record)
-            self._job.checks.tallies.served(record.tally, stable, self._job.now)
+            self._job.checks.tallies.served(record.tally, leader.machine.record.tally, stable, self._job.now)
         if leader.at_rest and (leader.writing.state is not WritingState.IDLE or not leader.machine.at_rest):
             self._job.checks.violated("rest", "a leader has decided something, and says that no caller waits for it")
 

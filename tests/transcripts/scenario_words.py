@@ -20,6 +20,7 @@ from edl.protocol.saving import Saved, SaveRequest, Saving
 SILENT: Final = frozenset(
     {
         "version",  # grows with every change
+        "tally",  # grows with every change and with time
         *("arrivals", "planned", "musters", "rebatches", "awaited", "saves", "migrations"),  # counts of what is shown
         *("losses", "save_costs", "save_wanted"),  # likewise, and told by events, or with a request
         *("roster", "began_step", "gone", "past"),  # told with the generation, and with those that are gone

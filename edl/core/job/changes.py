@@ -14,6 +14,7 @@ from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.moving import Migrated, Migration
 from edl.protocol.ring import RingKind
 from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.tally import Tally
 
 
 class OtherChanges(TypedDict, total=False):
@@ -66,9 +67,10 @@ class OtherChanges(TypedDict, total=False):
     migrations: int
     migrated: tuple[Migrated, ...]
     failed_by: FailedBy
+    tally: Tally
 
 
 class Changes(OtherChanges, total=False):
-    """All that may change. Not the job's name, nor when it started; the version and the tally change by themselves."""
+    """All that may change. Not the job's name, nor when it started; the version changes by itself."""
 
     ledger: LedgerSnapshot | None

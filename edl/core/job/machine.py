@@ -12,6 +12,7 @@ told of them (I9).
 
 from __future__ import annotations
 
+import math
 from collections import deque
 
 from edl import facts
@@ -114,6 +115,7 @@ class JobMachine:
         self._ending = Ending(self._working, deadlines.boot_s)
         self._arrivals = Arrivals(self._working)
         self._history: deque[Input] = deque(maxlen=50)
+        self._took_over_at = -math.inf
         self._unseen = False  # inputs were taken, and it was not looked at yet what follows from them
 
     # ------------------------------------------------------------------------------------------------- the mutator
@@ -138,6 +140,7 @@ class JobMachine:
         match happened:
             case TookOver():
                 self._working.left_at = now  # perhaps just before
+                self._took_over_at = now
                 self._working.to_wall_s = happened.wall - now if happened.wall else 0.0
                 self._on_took_over(happened)
             case Register():
@@ -456,6 +459,11 @@ class JobMachine:
     def shortage(self) -> str:
         """Why the next generation waits for workers to come."""
         return self._switching.shortage
+
+    @property
+    def reigns_for_s(self) -> float:
+        """Since it took over, when it heard something last."""
+        return self._working.now - self._took_over_at
 
     @property
     def wake_at(self) -> float:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
+from typing import Final
 
 import msgspec
 
@@ -11,8 +12,11 @@ from edl.core.data.batching import in_force
 from edl.core.data.ledger import Ledger
 from edl.core.driver import counting
 from edl.core.job.machine import JobMachine
+from edl.core.job.tallying import certain
 from edl.core.resize import migration
 from edl.protocol.job import OVER, JobState, Member, Record, SavingStatus, Stable, Status, WorkerStatus
+
+HEARSAY_S: Final = 0.5  # for so long a new leader may hear what was on its way to the one before
 
 
 def status_of(
@@ -21,9 +25,10 @@ def status_of(
     leader: str,
     refused: dict[str, int],
     durable: Record | None = None,
+    wall: float = 0.0,
 ) -> Status:
     """What `edl status` shows. `refused`: by the leader's own process. `durable`: as far as the machine's decisions
-    are, as no more is told (I9); None: all are.
+    are, as no more is told (I9); None: all are. `wall`: now, where a leader tells.
     """
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
@@ -59,7 +64,7 @@ def status_of(
         saving=_saving(machine, record),
         migration=migration.shown(record),
         started=record.started,
-        tally=record.tally,
+        tally=certain(record.tally, machine.record.tally, wall),
         stable=stable,
         left=_left(machine.ledger, stable),
     )
@@ -126,13 +131,23 @@ def with_paces(workers: tuple[WorkerStatus, ...], paces: Mapping[str, float]) ->
 
 
 def stable_of(machine: JobMachine, record: Record) -> Stable | None:
-    """By the members of the ring that are left; a lost one's step counts no more than theirs."""
+    """By the members of the ring that are left; a lost one's step counts no more than theirs.
+
+    None while it is not known, as a new leader has not heard of all, and late reports may come first; or as some train
+    in a ring already that is not on record: by its leases, and the ledger is of those before.
+    """
+    ledger, generation = machine.ledger, record.generation
+    if not generation:
+        return Stable(0, 0 if ledger is None else ledger.trained_by(ledger.step))
     members = {member.identity.id for member in record.members}
-    step = machine.seen.stable_step(worker for worker in record.roster if worker in members)
-    ledger, begun = machine.ledger, record.generation > 0
-    if step is None and begun:
+    left = [worker for worker in record.roster if worker in members]
+    step = machine.seen.stable_step(left)
+    if machine.reigns_for_s < HEARSAY_S:
         return None
-    known = max(step or 0, record.began_step, 0 if ledger is None else ledger.step)
+    settled = machine.record.generation == generation == max(map(machine.seen.generation, left), default=generation)
+    if step is None or not settled:
+        return None
+    known = max(step, record.began_step, 0 if ledger is None else ledger.step)
     return Stable(known, 0 if ledger is None else ledger.trained_by(known))
 
 

@@ -54,6 +54,20 @@ def advanced(tally: Tally, wall: float) -> Tally:
     return set_(tally, at=wall, good_s=tally.good_s + span - paid, owed_s=tally.owed_s - paid)
 
 
+def certain(durable: Tally, decided: Tally, wall: float) -> Tally:
+    """What can be served at `wall` while what was decided is being written: of each span the shorter one.
+
+    If it never comes to be written, the next leader goes on from what is durable; else it goes on from what was
+    decided. It finds at least this much in either.
+    """
+    known = advanced(durable, wall)
+    if decided is durable:
+        return known
+    coming = advanced(decided, wall)
+    bad_s = {cause: min(span, coming.bad_s.get(cause, 0.0)) for cause, span in known.bad_s.items()}
+    return set_(known, good_s=min(known.good_s, coming.good_s), bad_s=bad_s)
+
+
 def followed(tally: Tally, record: Record, wall: float) -> Tally:
     """The record is another one at `wall`."""
     doing = doing_of(record)

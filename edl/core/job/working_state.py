@@ -26,7 +26,6 @@ from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
-from edl.protocol.tally import Tally
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
@@ -63,7 +62,9 @@ class WorkingState:
     def change(self, *, pressing: bool = True, **changes: Unpack[Changes]) -> None:
         """The record is another one from now on."""
         self.record = msgspec.structs.replace(self.record, version=self.record.version + 1, **changes)
-        self._keep_tally(tallying.followed(self.record.tally, self.record, self.wall))
+        tally = tallying.followed(self.record.tally, self.record, self.wall)
+        if tally is not self.record.tally:
+            self.record = msgspec.structs.replace(self.record, tally=tally)
         if pressing:
             self.pressing = self.record.version
         if "members" in changes:
@@ -126,12 +127,9 @@ class WorkingState:
     def tell(self, fact: Fact, step: int | None = None) -> None:
         """Write down an event with what has changed: of `step`, or of the newest one."""
         self.commands.append(Tell(fact, self.record.generation, self.newest()[0] if step is None else step))
-        self._keep_tally(tallying.counted(self.record.tally, fact, self.wall))
-
-    def _keep_tally(self, tally: Tally) -> None:
-        """It is written together with what it has grown by, and is no news to workers: the version stays."""
+        tally = tallying.counted(self.record.tally, fact, self.wall)
         if tally is not self.record.tally:
-            self.record = msgspec.structs.replace(self.record, tally=tally)
+            self.change(pressing=False, tally=tally)
 
     # ------------------------------------------------------------------------------------------------------- views
 

@@ -16,7 +16,6 @@ from typing import Final
 
 import msgspec
 
-from edl.core.job.tallying import advanced
 from edl.protocol.job import JobState, Status, WorkerStatus
 from edl.protocol.messages import Observation
 from edl.protocol.tally import BADPUT, Growth, LossCause, Tally
@@ -97,7 +96,7 @@ def of_daemon(own: DaemonSeen) -> list[Family]:
 def of_job(status: Status, wall: float) -> list[Family]:
     """By its leader."""
     job = {"job": status.job}
-    tally = advanced(status.tally, wall)
+    tally = status.tally
     return [
         *_progress(status, job),
         *_size(status, job),

@@ -7,7 +7,7 @@ from typing import get_type_hints
 from edl.core.job.changes import Changes
 from edl.protocol.job import Record
 
-KEPT = {"job", "version", "started", "tally"}  # said once, or changed with every other change
+KEPT = {"job", "version", "started"}  # said once, or changed with every other change
 
 
 def test_what_may_change_is_all_of_the_record_but_what_is_said_once() -> None:

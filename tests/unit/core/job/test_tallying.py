@@ -7,7 +7,7 @@ import pytest
 from machine_job import Job
 
 from edl import facts
-from edl.core.job.tallying import advanced, counted, growth_of
+from edl.core.job.tallying import advanced, certain, counted, growth_of
 from edl.protocol.job import JobState
 from edl.protocol.messages import Phase
 from edl.protocol.tally import Doing, Growth, Tally
@@ -39,6 +39,14 @@ def test_a_pause_is_paid_for_by_what_comes_next_and_nothing_shrinks() -> None:
     later = advanced(told, 103.0)
     assert later.good_s == pytest.approx(2.6)
     assert later.good_s + later.bad_s["switch"] == pytest.approx(3.0)
+
+
+def test_what_is_served_while_it_is_written_is_there_whether_or_not_it_comes_to_be_written() -> None:
+    decided = msgspec.structs.replace(advanced(TRAINS, 105.0), doing=Doing.FAULT)
+    assert certain(TRAINS, TRAINS, 107.0).good_s == 7.0
+    served = certain(TRAINS, decided, 107.0)
+    assert (served.good_s, served.bad_s) == (5.0, {})
+    assert served.good_s <= min(advanced(TRAINS, 107.0).good_s, advanced(decided, 107.0).good_s)
 
 
 def test_a_broken_ring_costs_the_time_until_the_next_one_trains_and_not_its_pause_too() -> None:
