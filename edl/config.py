@@ -52,7 +52,8 @@ def _port(text: str) -> int:
     return int(text)
 
 
-def _any_port(text: str) -> int:
+def any_port(text: str) -> int:
+    """0: any that is free. Raises ValueError."""
     return 0 if text == "0" else _port(text)
 
 
@@ -412,7 +413,7 @@ TABLE: tuple[Setting, ...] = (
     ),
     Setting(
         "metrics_port",
-        _any_port,
+        any_port,
         ("EDL_METRICS_PORT",),
         ("--metrics-port",),
         "PORT",

@@ -11,7 +11,7 @@ from typing import NoReturn, Protocol
 import msgspec
 
 from edl import __version__
-from edl.cli import cluster_flags, simulate_flags
+from edl.cli import cluster_flags, seeing, simulate_flags
 from edl.config import TABLE, Given, Setting
 from edl.errors import ConfigError, UsageError
 
@@ -230,6 +230,9 @@ def build() -> Parser:
     _add_cluster(found)
     _add_submit(found)
     _add_jobs(found)
+    _add_dashboard(found)
+    _add_top(found)
+    _add_report(found)
     _add_doctor(found)
     return parser
 
@@ -490,6 +493,32 @@ def _add_settings(parser: Parser, *fields: str) -> None:
             _add_setting(parser, setting)
 
 
+def _add_dashboard(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "show a job as a page that lives"
+    parser = _command(found, "dashboard", _later("dashboard", "dashboard"), summary, seeing.DASHBOARD_EXAMPLES)
+    _add_job(parser, nargs="?")
+    port = os.environ.get("EDL_PORT") or "0"
+    parser.add_argument(
+        "--port", metavar="PORT", default=port, help="of this machine (default: any free one) [EDL_PORT]"
+    )
+    _add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
+
+
+def _add_top(found: argparse._SubParsersAction[Parser]) -> None:
+    parser = _command(
+        found, "top", _later("top", "top"), "show a job in the terminal as it goes on", seeing.TOP_EXAMPLES
+    )
+    _add_job(parser, nargs="?")
+
+
+def _add_report(found: argparse._SubParsersAction[Parser]) -> None:
+    summary = "write the page of a job as one file"
+    parser = _command(found, "report", _later("report", "report"), summary, seeing.REPORT_EXAMPLES)
+    _add_job(parser)
+    html = os.environ.get("EDL_HTML") or None
+    parser.add_argument("--html", metavar="FILE", default=html, required=html is None, help="the file [EDL_HTML]")
+
+
 def _add_doctor(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(
         found, "doctor", _later("commands", "doctor"), "check this machine and say what to do", DOCTOR_EXAMPLES
@@ -524,6 +553,10 @@ def _add_job(parser: Parser, nargs: str | None = None) -> None:
 
 def _add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
     variable = f"EDL_{flag.removeprefix('--').upper()}"
+
+
+def _add_switch(parser: Parser, flag: str, text: str) -> None:
+    variable = f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
     value = os.environ.get(variable, "").lower()
     if value not in {"", "0", "1", "false", "true", "no", "yes"}:
         raise ConfigError(f"{variable}={value}: must be 1 or 0")

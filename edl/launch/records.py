@@ -69,6 +69,7 @@ class Folder:
         self.etcd = path / "etcd"
         self.logs = path / "logs"
         self.events = path / "events.jsonl"
+        self.figures = path / "figures.jsonl"
         self.status = path / "status.json"
         self.wanted = path / "wanted.json"
 
@@ -95,6 +96,10 @@ class Folder:
         text = "".join(f"{line}\n" for line in lines)
         with open(self.events, "ab", opener=_private) as file:
             file.write(text.encode())
+
+    def append_figures(self, line: bytes) -> None:
+        with open(self.figures, "ab", opener=_private) as file:
+            file.write(line)
 
     @staticmethod
     def _replace(path: Path, content: bytes) -> None:

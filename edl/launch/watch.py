@@ -10,9 +10,11 @@ from typing import Protocol
 import msgspec
 
 from edl import facts
+from edl.clock import SystemClock
 from edl.errors import EdlError
 from edl.events import Event, Kind
 from edl.host.network import is_this_host
+from edl.launch.figures import FigureLog
 from edl.launch.records import OVER, Folder
 from edl.launch.supervision import JobSeen
 from edl.protocol.job import Status, WorkerState
@@ -40,6 +42,7 @@ class JobWatch:
         self._job = job
         self._folder = folder
         self._seen = seen
+        self._figures, self._clock = FigureLog(folder), SystemClock()
         self._status: Status | None = None
         self._after = 0
         self._looking = asyncio.Lock()  # else two looks at a time would keep the same events twice
@@ -88,6 +91,7 @@ class JobWatch:
         if status != self._status:
             self._status = status
             self._folder.write_status(msgspec.json.encode(status))
+        self._figures.take(status, self._clock.wall())
         self.newest_step = max(self.newest_step, status.step)
         self._seen(job_seen(status))
 

@@ -1,0 +1,58 @@
+"""`edl top`: a job in the terminal, as it goes on."""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import contextlib
+import os
+import sys
+
+import msgspec
+from rich.live import Live
+
+from edl.cli.commands import located
+from edl.config import Settings
+from edl.dashboard.feed import Feed
+from edl.dashboard.terminal import print_screen, screen
+from edl.errors import EdlError
+from edl.launch.whereabouts import Whereabouts, locate
+
+LOOK_S = 10.0  # for a job to be heard of
+FIRST_S = 1.5  # for a second look: what workers spend their time on is told by two
+REDRAW_S = 0.25
+
+
+def top(arguments: argparse.Namespace) -> int:
+    where = located(arguments)
+    with contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_show(arguments, where))
+    return 0
+
+
+async def _show(arguments: argparse.Namespace, where: Whereabouts) -> None:
+    settings = msgspec.structs.replace(Settings.from_given(arguments.given, os.environ), job=where.job)
+    feed = Feed(lambda: locate(settings))
+    feeding = asyncio.create_task(feed.run())
+    try:
+        if not await feed.heard(LOOK_S):
+            raise EdlError(f"job {where.job} is not heard of: `edl status {where.job}` says more")
+        await (_live(feed, feeding) if sys.stdout.isatty() else _once(feed, feeding))
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+
+
+async def _once(feed: Feed, feeding: asyncio.Task[None]) -> None:
+    await asyncio.wait({feeding}, timeout=FIRST_S)
+    print_screen(feed)
+
+
+async def _live(feed: Feed, feeding: asyncio.Task[None]) -> None:
+    with Live(screen(feed), auto_refresh=False, screen=True) as live:
+        while not feeding.done():
+            news = feed.news
+            live.update(screen(feed), refresh=True)
+            await feed.wait(news, 1.0)
+            await asyncio.sleep(REDRAW_S)
+    print_screen(feed)  # how it ended stays on the terminal

@@ -1,0 +1,70 @@
+"""Who may look at a page, and who may press its buttons. Pure.
+
+A link with a token opens it, and leaves a cookie, so that the token is in no address after that. All else is refused:
+without the token, by another name of this host (a page that rebinds its name to ours), and a press of a button that
+does not come from the page itself.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Mapping
+from typing import Final
+
+import msgspec
+
+HEADERS: Final = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
+        "form-action 'self'; base-uri 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "X-Frame-Options": "DENY",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+
+
+class Access(msgspec.Struct, frozen=True):
+    """Of one page, on one port."""
+
+    token: str
+    port: int
+    address: str = "127.0.0.1"
+
+    @classmethod
+    def fresh(cls, port: int, address: str) -> Access:
+        return cls(secrets.token_urlsafe(32), port, address)
+
+    @property
+    def link(self) -> str:
+        return f"http://{self.address}:{self.port}/?token={self.token}"
+
+    @property
+    def cookie(self) -> str:
+        """Its name: cookies do not know ports, and another job's page may be open beside this one."""
+        return f"edl-{self.port}"
+
+    @property
+    def check(self) -> str:
+        """What the page's own forms carry: known to who could read the page."""
+        return hmac.new(self.token.encode(), b"forms", hashlib.sha256).hexdigest()
+
+    def names_us(self, host: str) -> bool:
+        """The Host that was asked for."""
+        return host in {f"{name}:{self.port}" for name in (self.address, "127.0.0.1", "localhost")}
+
+    def opens(self, given: str | None) -> bool:
+        """The token of a link or a cookie."""
+        return given is not None and hmac.compare_digest(given.encode(), self.token.encode())
+
+    def may_press(self, headers: Mapping[str, str], check: str) -> bool:
+        """It comes from this page: by the browser's word, and by what only the page knows."""
+        origin = headers.get("origin", "")
+        site = headers.get("sec-fetch-site", "same-origin")
+        ours = site == "same-origin" and self.names_us(origin.removeprefix("http://"))
+        return ours and hmac.compare_digest(check.encode(), self.check.encode())

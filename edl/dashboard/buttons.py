@@ -1,0 +1,41 @@
+"""What the buttons of a page do: what `edl scale`, `edl checkpoint` and `edl stop` do, and no more."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable
+
+from edl.errors import EdlError
+from edl.launch import stopping
+from edl.launch.whereabouts import Whereabouts
+from edl.outside.client import Ack, Retry
+
+STOP_REASON = "stopped from its page"
+ASK_S = 10.0
+
+
+async def press(locate: Callable[[], Whereabouts], what: str) -> str:
+    """What came of it, in one line."""
+    try:
+        where = locate()
+        match what:
+            case "grow":
+                async with where.client() as job:
+                    return _asked(await job.scale_out(1, timeout_s=ASK_S))
+            case "shrink":
+                async with where.client() as job:
+                    return _asked(await job.scale_in(1, timeout_s=ASK_S))
+            case "checkpoint":
+                async with where.client() as job:
+                    await job.checkpoint(f"page-{secrets.token_hex(8)}", ASK_S)
+                return "a checkpoint is asked for"
+            case "stop":
+                return f"job {where.job} {await stopping.stop(where, STOP_REASON)}"
+            case _:
+                return "there is no such button"
+    except EdlError as error:
+        return str(error)
+
+
+def _asked(answer: Ack | Retry) -> str:
+    return f"{answer.target} workers are asked for" if isinstance(answer, Ack) else answer.reason

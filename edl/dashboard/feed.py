@@ -1,0 +1,164 @@
+"""What a page is fed with: the story of one job as it goes on, its state each second, and how it went before.
+
+Owns: following one job through its lives, leaders and outages, and waking those who wait for news. Does not own: what
+is shown (`edl.dashboard.view`).
+
+It is an ordinary client of the job, in a process of its own: however many look, the leader is asked once a second.
+An event's number is its place in the story, the same after a reload and in a report made afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Any, Final
+
+import msgspec
+
+from edl.clock import Clock, SystemClock
+from edl.dashboard.series import History
+from edl.dashboard.shares import Spendings
+from edl.errors import EdlError
+from edl.launch.figures import point_of, read_figures
+from edl.launch.records import Folder
+from edl.launch.whereabouts import Whereabouts, recorded_status
+from edl.outside.client import JobClient
+from edl.protocol.job import OVER, Status
+
+LOOK_S: Final = 1.0
+AGAIN_S: Final = 0.25  # from one try to reach a job to the next
+MOST_EVENTS: Final = 100_000  # that are kept; a day of changes each minute is a tenth of that
+
+
+class Feed:
+    """Of one job. Run it as a task."""
+
+    def __init__(self, locate: Callable[[], Whereabouts], clock: Clock | None = None) -> None:
+        """`locate`: where the job is now, as each of its lives may have a coordinator of its own."""
+        self._locate = locate
+        self._clock = clock or SystemClock()
+        self.story: list[dict[str, Any]] = []
+        self.dropped = 0  # events before those that are kept
+        self.status: Status | None = None
+        self.seen_at = 0.0  # when the status was
+        self.history = History()
+        self.spendings = Spendings()
+        self.looks = 0
+        self._news = asyncio.Event()
+
+    @property
+    def count(self) -> int:
+        """The number of the newest event."""
+        return self.dropped + len(self.story)
+
+    def after(self, number: int) -> list[tuple[int, dict[str, Any]]]:
+        """Events beyond that number, as far as they are kept."""
+        first = max(0, number - self.dropped)
+        return list(enumerate(self.story[first:], start=self.dropped + first + 1))
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set once something has happened, or the job was looked at again. Take it before looking at what there is."""
+        return self._news
+
+    @staticmethod
+    async def wait(news: asyncio.Event, timeout_s: float) -> None:
+        """For news, no longer than that."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout_s):
+                await news.wait()
+
+    async def heard(self, within_s: float) -> bool:
+        """The job was, or is within that time."""
+        try:
+            async with asyncio.timeout(within_s):
+                while self.status is None:
+                    await self._news.wait()
+        except TimeoutError:
+            return False
+        return True
+
+    async def run(self) -> None:
+        """Until cancelled, or the job is over for good."""
+        while True:
+            where = self._locate()
+            self._read(where)
+            if where.coordinator is None:
+                if where.record is not None and not where.record.alive:
+                    self._wake()
+                    return
+                await asyncio.sleep(AGAIN_S)
+                continue
+            with contextlib.suppress(EdlError):  # it is away, or between two lives
+                await self._follow(where)
+                if where.folder is None:
+                    return
+            await asyncio.sleep(AGAIN_S)
+
+    async def read_all(self) -> None:
+        """What is on record, and what the job tells if it lives, once. Raises EdlError where that is nothing."""
+        where = self._locate()
+        self._read(where)
+        if where.coordinator is not None and not (self.status is not None and self.status.state in OVER):
+            before = 0 if where.record is None else where.record.events_before
+            async with where.client() as client:
+                self._add([event.flat() for event in (await client.events(max(0, self.count - before)))[1]])
+                self._see(await client.status())
+
+    def _read(self, where: Whereabouts) -> None:
+        """What the launcher has kept: the story from its beginning, also of lives before this one."""
+        if where.folder is None or where.record is None:
+            return
+        self._add(_kept(where.folder)[self.count :])
+        self.history.take(read_figures(where.folder))
+        status = recorded_status(where.folder, where.record)
+        if self.status is None or status.state in OVER:
+            self._see(status)
+
+    async def _follow(self, where: Whereabouts) -> None:
+        """Until this life of the job is over. Raises EdlError."""
+        before = 0 if where.record is None else where.record.events_before
+        async with where.client() as client:
+            looking = asyncio.create_task(self._look(client))
+            try:
+                async for event in client.follow(max(0, self.count - before)):
+                    self._add([event.flat()])
+                self._see(await client.status())
+            finally:
+                looking.cancel()
+                await asyncio.gather(looking, return_exceptions=True)
+
+    async def _look(self, client: JobClient) -> None:
+        while True:
+            with contextlib.suppress(EdlError):
+                self._see(await client.status())
+            await asyncio.sleep(LOOK_S)
+
+    def _see(self, status: Status) -> None:
+        self.status, self.seen_at = status, self._clock.wall()
+        self.spendings.take(status)
+        if (point := point_of(status, self.seen_at)) is not None and status.state not in OVER:
+            self.history.take([point])
+        self.looks += 1
+        self._wake()
+
+    def _add(self, events: list[dict[str, Any]]) -> None:
+        if not events:
+            return
+        self.story += events
+        if (excess := len(self.story) - MOST_EVENTS) > 0:
+            del self.story[:excess]
+            self.dropped += excess
+        self._wake()
+
+    def _wake(self) -> None:
+        self._news.set()
+        self._news = asyncio.Event()
+
+
+def _kept(folder: Folder) -> list[dict[str, Any]]:
+    """Whole lines only: one that is being written comes the next time."""
+    if not folder.events.exists():
+        return []
+    return [msgspec.json.decode(line) for line in folder.events.read_bytes().split(b"\n")[:-1]]

@@ -1,0 +1,216 @@
+"""The page, as HTML made here: readable without a script, and what scripts put in later is made here too. Pure.
+
+Owns: its parts and that all that came from outside is escaped. Does not own: what is shown (`edl.dashboard.view`), nor
+the drawing of charts where scripts run (`shipped/page.js`).
+
+No part has a script, a style or a handler of its own: the content security policy refuses them all.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import Any, Final
+
+import msgspec
+
+from edl.dashboard.view import Event, Row, Tile, View, lasting
+
+BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
+GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})
+PARTS: Final = ("compute", "data", "wait")
+
+
+class Charts(msgspec.Struct, frozen=True):
+    """What is drawn: `shipped/page.js` reads it."""
+
+    size: Any  # {"at": [...], "size": [...], "changes": [...]}
+    series: Any  # `edl.dashboard.series.Series`
+
+
+class Controls(msgspec.Struct, frozen=True):
+    """The buttons, where they were asked for."""
+
+    check: str  # what only this page knows: a form of another site's has not got it
+    said: str = ""  # what came of the last one
+
+
+def page(
+    view: View,
+    events: Sequence[Event],
+    charts: Charts,
+    head: str,
+    controls: Controls | None = None,
+    *,
+    live: bool = True,
+) -> str:
+    """All of it. `head`: what names styles and scripts. `live`: more is told as it happens."""
+    link = "" if view.over or not live else '<span id="link" class="dot off">as it was when this page was loaded</span>'
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>{escape(view.job)} · edl</title>{head}</head>
+<body><header><h1>{escape(view.job)}</h1><span id="state">{state(view)}</span>{link}</header>
+<main>
+<section id="tiles" aria-label="At a glance">{tiles(view.tiles)}</section>
+{_controls(controls)}
+<section class="wide"><h2>Workers over time</h2>
+<div class="chart" id="chart-size">{size_picture(charts.size)}</div></section>
+<section class="wide" id="rates"><h2>Throughput</h2>
+<div class="chart" id="chart-rate">{rate_picture(charts.series)}</div></section>
+<div id="figures"></div>
+<section class="wide"><h2>Who does what</h2><div id="workers">{workers(view.rows, view.more_workers)}</div></section>
+<section><h2>Samples of the epoch</h2><div id="data">{bar(view.data, "samples")}</div></section>
+<section><h2>Where the time went</h2><div id="time">{time_bar(view.time)}</div></section>
+<section class="wide"><h2>What happened</h2><div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
+<th class="n">step</th><th>in words</th></tr></thead><tbody id="story">{rows(events)}</tbody></table></div></section>
+</main>
+<script type="application/json" id="charts">{embedded(charts)}</script>
+</body></html>"""
+
+
+def embedded(value: Any) -> str:
+    """JSON in a page: nothing in it ends the element that it stands in."""
+    text = json.dumps(msgspec.to_builtins(value), separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def state(view: View) -> str:
+    reason = f" <small>{escape(view.reason)}</small>" if view.reason else ""
+    return f'<b class="state {escape(view.state)}">{escape(view.state)}</b>{reason}'
+
+
+def tiles(found: Iterable[Tile]) -> str:
+    return "".join(
+        f'<div class="tile {escape(one.tone)}"><span class="name">{escape(one.name)}</span>'
+        f'<span class="value">{escape(one.value)}</span><span class="note">{escape(one.note)}</span></div>'
+        for one in found
+    )
+
+
+def _controls(controls: Controls | None) -> str:
+    if controls is None:
+        return ""
+    buttons = "".join(
+        f'<button name="do" value="{name}"{" class=danger" if name == "stop" else ""}>{name}</button>'
+        for name in ("grow", "shrink", "checkpoint", "stop")
+    )
+    said = f'<output id="said">{escape(controls.said)}</output>'
+    hidden = f'<input type="hidden" name="check" value="{escape(controls.check)}">'
+    return f'<form class="wide" id="controls" method="post" action="/act">{hidden}{buttons}{said}</form>'
+
+
+def workers(found: Iterable[Row], more: int) -> str:
+    body = "".join(_worker(row) for row in found)
+    if not body:
+        return '<p class="empty">no workers</p>'
+    rest = f'<p class="empty">and {more} more</p>' if more else ""
+    head = "".join(f"<th{_numeric(name)}>{name}</th>" for name in _COLUMNS)
+    return f'<div class="scroll"><table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table></div>{rest}{_KEY}'
+
+
+_COLUMNS: Final = ("rank", "worker", "host", "state", "step", "compute · data · wait", "pace", "memory", "")
+_KEY: Final = (
+    '<p class="key"><span><i class="compute"></i>computes</span><span><i class="data"></i>waits for samples</span>'
+    '<span><i class="wait"></i>waits for its peers, and for the transfer itself</span></p>'
+)
+
+
+def _numeric(name: str) -> str:
+    return ' class="n"' if name in {"rank", "step", "pace", "memory"} else ""
+
+
+def _worker(row: Row) -> str:
+    spent = "" if row.spending is None else _shares([(name, getattr(row.spending, name)) for name in PARTS])
+    slow = ' class="slow"' if row.remark else ""
+    return (
+        f'<tr{slow}><td class="n">{escape(row.rank)}</td><td>{escape(row.worker)}</td><td>{escape(row.host)}</td>'
+        f'<td>{escape(row.state)}</td><td class="n">{row.step:,}</td><td>{spent}</td>'
+        f'<td class="n">{escape(row.pace)}</td><td class="n">{escape(row.memory)}</td>'
+        f'<td class="remark">{escape(row.remark)}</td></tr>'
+    )
+
+
+def _shares(parts: Sequence[tuple[str, float]]) -> str:
+    """A bar and the same in words."""
+    words = " · ".join(f"{share:.0%}" for _, share in parts)
+    return f'<span class="shares">{_bar_picture(parts)}<small>{words}</small></span>'
+
+
+def _bar_picture(parts: Sequence[tuple[str, float]]) -> str:
+    total = sum(value for _, value in parts) or 1.0
+    drawn, x = [], 0.0
+    for name, value in parts:
+        width = 100 * value / total
+        drawn.append(f'<rect class="{escape(name)}" x="{x:.2f}" width="{width:.2f}" height="8"/>')
+        x += width
+    return f'<svg class="bar" viewBox="0 0 100 8" preserveAspectRatio="none" aria-hidden="true">{"".join(drawn)}</svg>'
+
+
+def bar(parts: Sequence[tuple[str, int]], unit: str) -> str:
+    if not parts:
+        return '<p class="empty">the script has asked edl for no samples</p>'
+    words = "".join(
+        f'<span><i class="{escape(name)}"></i>{escape(name)} <b>{value:,}</b></span>' for name, value in parts
+    )
+    return f'{_bar_picture(parts)}<p class="key">{words}<small>{sum(value for _, value in parts):,} {unit}</small></p>'
+
+
+def time_bar(parts: Sequence[tuple[str, float]]) -> str:
+    if not parts:
+        return '<p class="empty">nothing yet</p>'
+    words = "".join(
+        f'<span><i class="{escape(name)}"></i>{escape(name)} <b>{lasting(value)}</b></span>' for name, value in parts
+    )
+    return f'{_bar_picture(parts)}<p class="key">{words}</p>'
+
+
+def rows(events: Iterable[Event]) -> str:
+    """The newest first."""
+    return "".join(row(event) for event in events)
+
+
+def row(event: Event) -> str:
+    tone = "bad" if event.kind in BAD else "good" if event.kind in GOOD else ""
+    clock = time.strftime("%H:%M:%S", time.localtime(event.ts)) + f".{int(event.ts % 1 * 1000):03d}"
+    return (
+        f'<tr id="e{event.number}" class="{tone}" data-ts="{event.ts:.3f}"><td><time>{clock}</time></td>'
+        f'<td class="kind">{escape(event.kind)}</td><td class="n">{event.step:,}</td>'
+        f"<td>{escape(event.words)}</td></tr>"
+    )
+
+
+# ------------------------------------------------------------------------------------------- charts without a script
+
+
+def size_picture(size: Any) -> str:
+    """Steps, and a mark where the ring has changed."""
+    at, sizes = size["at"], size["size"]
+    if len(at) < 2:
+        return '<p class="empty">no ring yet</p>'
+    points: list[tuple[float, float]] = []
+    for n, (ts, value) in enumerate(zip(at, sizes, strict=True)):
+        if n:
+            points.append((ts, sizes[n - 1]))
+        points.append((ts, value))
+    return _line_picture(points, "workers")
+
+
+def rate_picture(series: Any) -> str:
+    found = msgspec.to_builtins(series)
+    values = found["samples_s"] if any(found["samples_s"]) else found["steps_s"]
+    points = [(ts, value) for ts, value in zip(found["at"], values, strict=True) if value is not None]
+    unit = "samples a second" if any(found["samples_s"]) else "steps a second"
+    return _line_picture(points, unit) if len(points) > 1 else '<p class="empty">nothing measured yet</p>'
+
+
+def _line_picture(points: Sequence[tuple[float, float]], unit: str) -> str:
+    begin, end = points[0][0], points[-1][0]
+    top, span = max(value for _, value in points) or 1, (end - begin) or 1
+    path = " ".join(f"{1000 * (ts - begin) / span:.1f},{196 - 190 * value / top:.1f}" for ts, value in points)
+    label = f"up to {top:.4g} {unit}, over {lasting(span)}"
+    return (
+        f'<figure><svg class="still" viewBox="0 0 1000 200" preserveAspectRatio="none" role="img" aria-label="{label}">'
+        f'<polyline points="{path}"/></svg><figcaption>{label}</figcaption></figure>'
+    )

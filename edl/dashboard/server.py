@@ -1,0 +1,212 @@
+"""The server of a job's page: starlette on uvicorn, on loopback.
+
+Owns: what is answered to whom, and how many at a time. Does not own: who may look (`edl.dashboard.access`), what is
+shown (`edl.dashboard.snapshot`), nor what a button does (`edl.dashboard.buttons`).
+
+A browser that lost its connection asks with the number of the last event it has seen, and gets those after it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import socket
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+import msgspec
+import uvicorn
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from edl.dashboard import page, snapshot
+from edl.dashboard.access import HEADERS, Access
+from edl.dashboard.feed import Feed
+from edl.dashboard.view import change_of, event_of
+from edl.errors import ConfigError
+
+SHIPPED: Final = Path(__file__).with_name("shipped")
+FILES: Final = {
+    "page.js": "text/javascript; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uPlot.min.css": "text/css; charset=utf-8",
+}
+HEAD: Final = (
+    '<link rel="icon" href="data:,"><link rel="stylesheet" href="/uPlot.min.css">'
+    '<link rel="stylesheet" href="/page.css">'
+    '<script src="/uPlot.iife.min.js" defer></script><script src="/page.js" defer></script>'
+)
+STREAMS: Final = 32  # browsers that are told as things happen
+CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
+FORM_BYTES: Final = 4096
+BEAT_S: Final = 5.0  # a word at least so often: a browser notices a dead connection, and we a browser that is gone
+Act = Callable[[str], Awaitable[str]]
+
+
+class PageServer:
+    """Of one job. `act`: what the buttons do, by their names; None: there are none."""
+
+    def __init__(self, feed: Feed, access: Access, act: Act | None = None) -> None:
+        self._feed = feed
+        self._access = access
+        self._act = act
+        self._said = ""
+        self._streams = 0
+        routes = [
+            Route("/", self._page),
+            Route("/events", self._events),
+            Route("/act", self._press, methods=["POST"]),
+            *(Route(f"/{name}", self._file) for name in FILES),
+        ]
+        self.app = Starlette(routes=routes)
+
+    # ------------------------------------------------------------------------------------------------- what is asked
+
+    def _refusal(self, request: Request) -> Response | None:
+        if not self._access.names_us(request.headers.get("host", "")):
+            return _plain("this page answers to the address in its link only", 403)
+        if not self._access.opens(request.cookies.get(self._access.cookie)):
+            return _plain("open the link that `edl dashboard` has printed: it has the token of this page", 403)
+        return None
+
+    async def _page(self, request: Request) -> Response:
+        token = request.query_params.get("token")
+        if token is not None and self._access.names_us(request.headers.get("host", "")) and self._access.opens(token):
+            answer = RedirectResponse("/", 303, headers=HEADERS)
+            answer.set_cookie(self._access.cookie, token, httponly=True, samesite="lax", path="/")
+            return answer
+        if refusal := self._refusal(request):
+            return refusal
+        if self._feed.status is None:
+            return _plain("the job is not heard of yet; reload in a moment", 503)
+        controls = None if self._act is None else page.Controls(self._access.check, self._said)
+        shown = snapshot.view(self._feed), snapshot.newest(self._feed), snapshot.charts(self._feed)
+        return HTMLResponse(page.page(*shown, HEAD, controls), headers=HEADERS)
+
+    async def _file(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
+        name = request.url.path.removeprefix("/")
+        return Response((SHIPPED / name).read_bytes(), media_type=FILES[name], headers=HEADERS)
+
+    async def _events(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
+        if self._streams >= STREAMS:
+            return _plain("too many look at this page just now", 503)
+        given = request.headers.get("last-event-id") or request.query_params.get("after", "0")
+        after = int(given) if given.isdecimal() and len(given) < 12 else 0
+        return StreamingResponse(self._tell(after), media_type="text/event-stream", headers=HEADERS)
+
+    async def _tell(self, after: int) -> AsyncIterator[str]:
+        self._streams += 1
+        try:
+            looks = -1
+            while True:
+                news = self._feed.news
+                for number, flat in self._feed.after(after):
+                    yield _happened(number, flat)
+                    after = number
+                if self._feed.looks != looks and self._feed.status is not None:
+                    looks = self._feed.looks
+                    yield self._look()
+                elif not news.is_set():
+                    yield ": beat\n\n"
+                await self._feed.wait(news, BEAT_S)
+        finally:
+            self._streams -= 1
+
+    def _look(self) -> str:
+        """What has changed with another look at the job."""
+        view = snapshot.view(self._feed)
+        parts = {
+            "state": page.state(view),
+            "tiles": page.tiles(view.tiles),
+            "workers": page.workers(view.rows, view.more_workers),
+            "data": page.bar(view.data, "samples"),
+            "time": page.time_bar(view.time),
+        }
+        charts = msgspec.to_builtins(snapshot.charts(self._feed))
+        return _message("look", {"parts": parts, "charts": charts, "over": view.over})
+
+    # ---------------------------------------------------------------------------------------------------- the buttons
+
+    async def _press(self, request: Request) -> Response:
+        if refusal := self._refusal(request):
+            return refusal
+        if self._act is None:
+            return _plain("this page has no buttons: `edl dashboard --allow-scale` has", 403)
+        body = b""
+        async for piece in request.stream():
+            body += piece
+            if len(body) > FORM_BYTES:
+                return _plain("too long", 413)
+        form = parse_qs(body.decode("latin-1"))
+        if not self._access.may_press(request.headers, form.get("check", [""])[0]):
+            return _plain("this press of a button does not come from the page", 403)
+        self._said = await self._act(form.get("do", [""])[0])
+        return RedirectResponse("/", 303, headers=HEADERS)
+
+    # ------------------------------------------------------------------------------------------------------ its life
+
+    async def serve(self, ear: socket.socket) -> None:
+        """Until cancelled."""
+        config = uvicorn.Config(
+            self.app,
+            log_config=None,
+            access_log=False,
+            lifespan="off",
+            server_header=False,
+            limit_concurrency=CONNECTIONS,
+            timeout_keep_alive=5,
+            timeout_graceful_shutdown=1,
+            h11_max_incomplete_event_size=16_384,
+        )
+        server = _Quiet(config)
+        serving = asyncio.create_task(server.serve([ear]))
+        try:
+            await asyncio.shield(serving)
+        finally:
+            server.should_exit = True
+            with contextlib.suppress(asyncio.CancelledError):
+                await serving
+
+
+class _Quiet(uvicorn.Server):
+    """Signals are the command's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def listen(address: str, port: int) -> socket.socket:
+    """Raises ConfigError."""
+    try:
+        return socket.create_server((address, port), backlog=CONNECTIONS)
+    except OSError as error:
+        raise ConfigError(
+            f"--port {port}: cannot listen at {address}: {error.strerror}; choose another, or 0 for any"
+        ) from None
+
+
+def _happened(number: int, flat: dict[str, Any]) -> str:
+    change = change_of(flat)
+    told = {"html": page.row(event_of(number, flat)), "number": number}
+    return _message("happened", told | ({"change": True} if change is not None else {}), number)
+
+
+def _message(kind: str, value: Any, number: int | None = None) -> str:
+    """A line of JSON holds no line break, so no text within ends the message."""
+    ident = "" if number is None else f"id: {number}\n"
+    return f"{ident}event: {kind}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+def _plain(text: str, code: int) -> Response:
+    return PlainTextResponse(f"{text}\n", code, headers=HEADERS)

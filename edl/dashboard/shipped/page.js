@@ -1,0 +1,151 @@
+// The page of one job: takes what the server tells as it happens, and draws. The server has made all HTML, escaped.
+"use strict";
+(() => {
+  const by = (id) => document.getElementById(id);
+  const KEPT = 300; // rows of the story that stay on the page
+  const css = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+  let charts = JSON.parse(by("charts").textContent);
+  let over = !by("link");
+  const plots = new Map();
+
+  // ------------------------------------------------------------------------------------------------------- charts
+
+  const shortTime = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+  const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toLocaleString());
+
+  function axes() {
+    const common = { stroke: css("--soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
+    return [{ ...common, space: 70 }, { ...common, size: 52, values: (_, found) => found.map((value) => number(value)) }];
+  }
+
+  function options(host, label, colour, extra) {
+    return {
+      width: host.clientWidth, height: 190, padding: [10, 8, 0, 0],
+      scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * (extra.headroom || 1.1) : 1] } },
+      legend: { live: true }, cursor: { y: false }, axes: axes(),
+      series: [{ value: (_, at) => (at == null ? "–" : shortTime(at)) },
+        { label, stroke: css(colour), width: 2, points: { show: false }, spanGaps: false, value: (_, value) => number(value), ...extra }],
+    };
+  }
+
+  // A change of the ring: a line down, and what it cost above it.
+  function marks(plot) {
+    const { ctx, bbox } = plot;
+    const ratio = window.devicePixelRatio || 1;
+    ctx.save();
+    ctx.font = `${11 * ratio}px system-ui`;
+    ctx.textAlign = "center";
+    let taken = -Infinity;
+    for (const [at, size, pause] of charts.size.changes) {
+      const x = plot.valToPos(at, "x", true), y = plot.valToPos(size, "y", true);
+      if (x < bbox.left || x > bbox.left + bbox.width) continue;
+      ctx.fillStyle = ctx.strokeStyle = css("--mark");
+      ctx.beginPath();
+      ctx.arc(x, y, 3.5 * ratio, 0, 2 * Math.PI);
+      ctx.fill();
+      if (pause == null || x - taken < 52 * ratio) continue;
+      ctx.fillText(pause < 1000 ? `${Math.round(pause)} ms` : `${(pause / 1000).toFixed(1)} s`, x, y - 8 * ratio);
+      taken = x;
+    }
+    ctx.restore();
+  }
+
+  function draw(host, columns, make) {
+    if (!host || columns[0].length < 2) return;
+    const known = plots.get(host.id);
+    if (known) { known.setData(columns); return; }
+    host.replaceChildren();
+    plots.set(host.id, new uPlot(make(), columns, host));
+  }
+
+  function figureHost(name, index) {
+    let host = by(`figure-${index}`);
+    if (!host) {
+      const section = document.createElement("section"), title = document.createElement("h2");
+      title.textContent = name;
+      host = document.createElement("div");
+      host.id = `figure-${index}`;
+      host.className = "chart";
+      section.append(title, host);
+      by("figures").append(section);
+    }
+    return host;
+  }
+
+  function drawAll() {
+    const { size, series } = charts;
+    const sizes = by("chart-size"), rates = by("chart-rate");
+    draw(sizes, [size.at, size.size], () => ({
+      ...options(sizes, "workers", "--accent", { paths: uPlot.paths.stepped({ align: 1 }), fill: css("--wash"), headroom: 1.3 }),
+      hooks: { draw: [marks] },
+    }));
+    const samples = series.samples_s.some((value) => value);
+    draw(rates, [series.at, samples ? series.samples_s : series.steps_s],
+      () => options(rates, samples ? "samples/s" : "steps/s", "--good", {}));
+    Object.entries(series.figures).forEach(([name, values], index) => {
+      const host = figureHost(name, index);
+      draw(host, [series.at, values], () => ({ ...options(host, name, "--mark", { spanGaps: true }), scales: {} }));
+    });
+  }
+
+  function drawAnew() {
+    for (const plot of plots.values()) plot.destroy();
+    plots.clear();
+    drawAll();
+  }
+
+  drawAll();
+  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
+  new ResizeObserver(() => {
+    for (const [id, plot] of plots) {
+      const width = by(id).clientWidth;
+      if (width && width !== plot.width) plot.setSize({ width, height: 190 });
+    }
+  }).observe(document.querySelector("main"));
+
+  // ----------------------------------------------------------------------------------------------------- as it happens
+
+  if (over || !window.EventSource) return;
+  const story = by("story"), link = by("link");
+  let newest = Number((story.firstElementChild?.id || "e0").slice(1));
+  let source, again;
+
+  function live(yes) {
+    link.textContent = yes ? "live" : "connecting";
+    link.classList.toggle("off", !yes);
+  }
+
+  function happened(message) {
+    const told = JSON.parse(message.data);
+    if (told.number <= newest) return;
+    newest = told.number;
+    story.insertAdjacentHTML("afterbegin", told.html);
+    story.firstElementChild.dataset.seen = String(Date.now());
+    story.firstElementChild.classList.add("fresh");
+    while (story.childElementCount > KEPT) story.lastElementChild.remove();
+  }
+
+  function looked(message) {
+    const told = JSON.parse(message.data);
+    for (const [id, html] of Object.entries(told.parts)) {
+      const part = by(id);
+      if (part.dataset.html !== html) { part.innerHTML = html; part.dataset.html = html; }
+    }
+    charts = told.charts;
+    drawAll();
+    if (told.over) { over = true; source.close(); link.remove(); }
+  }
+
+  function connect() {
+    source = new EventSource(`/events?after=${newest}`);
+    source.addEventListener("open", () => live(true));
+    source.addEventListener("happened", happened);
+    source.addEventListener("look", looked);
+    source.addEventListener("error", () => {
+      if (over) return;
+      live(false);
+      if (source.readyState === EventSource.CLOSED) { clearTimeout(again); again = setTimeout(connect, 1000); }
+    });
+  }
+  connect();
+})();

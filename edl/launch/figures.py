@@ -1,0 +1,76 @@
+"""How far a job was, and what its script reported, over time: a file beside its record, for pages and reports.
+
+Owns: the file's form, and that it stays small however long the job lives: the gap between two lines grows to a
+thousandth of the job's age, so a day is 5,500 lines. Does not own: what is shown of it (`edl.dashboard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+import msgspec
+
+from edl.launch.records import Folder
+from edl.protocol.job import Status
+
+LEAST_S: Final = 1.0
+OF_AGE: Final = 1000
+MOST_FIGURES: Final = 32
+
+
+class Point(msgspec.Struct, frozen=True, array_like=True):
+    """The job at one moment."""
+
+    ts: float
+    step: int  # of all lives
+    samples: int
+    size: int
+    figures: dict[str, float] = {}  # what the script reports, the mean of all workers
+
+
+def point_of(status: Status, ts: float) -> Point | None:
+    """None: its leader does not know how far it is."""
+    if status.stable is None or not status.generation:
+        return None
+    return Point(ts, status.base + status.stable.step, status.stable.samples, status.size, figures_of(status))
+
+
+def figures_of(status: Status) -> dict[str, float]:
+    """The mean over the workers that report a name."""
+    values: dict[str, list[float]] = {}
+    for worker in status.workers:
+        for name, value in (worker.usage.reported if worker.usage else {}).items():
+            values.setdefault(name, []).append(value)
+    return {name: sum(found) / len(found) for name, found in sorted(values.items())[:MOST_FIGURES]}
+
+
+def is_due(first: float, last: float, ts: float) -> bool:
+    """Another line is to be written at `ts`."""
+    return ts - last >= max(LEAST_S, (ts - first) / OF_AGE)
+
+
+class FigureLog:
+    """What a launcher writes of its job."""
+
+    def __init__(self, folder: Folder) -> None:
+        self._folder = folder
+        self._first = self._last = 0.0
+
+    def take(self, status: Status, ts: float) -> None:
+        point = point_of(status, ts)
+        if point is None or (self._first and not is_due(self._first, self._last, ts)):
+            return
+        self._first, self._last = self._first or ts, ts
+        self._folder.append_figures(msgspec.json.encode(point) + b"\n")
+
+
+def read_figures(folder: Folder) -> Iterator[Point]:
+    """What there is; a line that is being written, or was broken off, is left out."""
+    if not folder.figures.exists():
+        return
+    for line in folder.figures.read_bytes().split(b"\n"):
+        try:
+            yield msgspec.json.decode(line, type=Point)
+        except msgspec.MsgspecError:
+            continue

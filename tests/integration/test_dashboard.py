@@ -1,0 +1,142 @@
+"""A real job on its page, in a real browser: what happens to it is seen as it happens."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import pytest
+from browser import Browser
+from elastic_job import Job
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
+
+# EDL_PICTURES: a folder to keep pictures of the page in.
+SEEN = """return [...document.querySelectorAll('#story tr')].map(
+    (row) => [Number(row.id.slice(1)), row.querySelector('.kind').textContent,
+              row.dataset.seen ? Number(row.dataset.seen) - 1000 * Number(row.dataset.ts) : null])"""
+
+
+class Dashboard:
+    """`edl dashboard` of job s."""
+
+    def __init__(self, edl, *flags: str) -> None:
+        self.edl = edl
+        self.process: subprocess.Popen[str] = edl.start("dashboard", "s", *flags)
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        found = re.fullmatch(r"job s: (http://127\.0\.0\.1:(\d+)/\?token=\S+)\n", line)
+        assert found, (line, self.process.poll())
+        self.link, self.port = found[1], found[2]
+
+    def end(self) -> None:
+        """By Ctrl-C, without a word."""
+        self.process.send_signal(signal.SIGINT)
+        out, err = self.process.communicate(timeout=30)
+        assert (self.process.returncode, out, err) == (0, "", "")
+
+
+def story(browser: Browser) -> list[tuple[int, str, float | None]]:
+    return [(number, kind, late_ms) for number, kind, late_ms in browser.run(SEEN)]
+
+
+def picture(browser: Browser, name: str) -> None:
+    if folder := os.environ.get("EDL_PICTURES"):
+        browser.picture(Path(folder) / f"{name}.png")
+
+
+def charts(edl, browser: Browser) -> None:
+    edl.wait(lambda: browser.run("return document.querySelector('.uplot') !== null"), "charts", 60)
+
+
+def expect_whole_story(edl, browser: Browser, events: list[dict]) -> None:
+    edl.wait(lambda: len(story(browser)) >= len(events), "the whole story", 60)
+    seen = sorted(story(browser))[: len(events)]
+    assert [number for number, _, _ in seen] == list(range(1, len(events) + 1))
+    assert [kind for _, kind, _ in seen] == [event["kind"] for event in events]
+
+
+def expect_in_time(browser: Browser) -> None:
+    """How late events were on the page; the bound is for a busy machine."""
+    late = sorted(ms for _, _, ms in story(browser) if ms is not None)
+    assert len(late) > 3
+    assert late[len(late) // 2] < 2000
+    if folder := os.environ.get("EDL_PICTURES"):
+        (Path(folder) / "late_ms.json").write_text(json.dumps(late))
+
+
+def expect_readable_without_scripts(page: Dashboard) -> None:
+    with Browser(1280, scripts=False) as plain:
+        plain.driver.get(page.link)
+        text = plain.driver.find_element("css selector", "body").text
+        for word in ("running", "worker_lost", "scaled", "Where the time went", "up to 3 workers", "training"):
+            assert word in text, word
+        picture(plain, "dashboard-without-scripts")
+
+
+def expect_report(edl, job: Job, file: Path) -> None:
+    done = edl("report", "s", "--html", str(file))
+    assert done.returncode == 0, done.stderr
+    with Browser(1280) as browser:
+        browser.driver.get(file.as_uri())
+        charts(edl, browser)
+        expect_whole_story(edl, browser, job.events())
+        assert "finished" in browser.run("return document.querySelector('#state').textContent")
+        assert browser.complaints() == []
+        assert browser.hosts() == {""}
+        picture(browser, "report")
+
+
+def lose_one(edl, job: Job, phone: Browser, wide: Browser) -> None:
+    """While one browser has no connection."""
+    cut = {"offline": True, "latency": 0, "downloadThroughput": -1, "uploadThroughput": -1}
+    phone.driver.execute_cdp_cmd("Network.enable", {})
+    phone.driver.execute_cdp_cmd("Network.emulateNetworkConditions", cut)
+    victim = next(one for one in job.status()["workers"] if one["rank"] == 1)
+    os.kill(victim["pid"], signal.SIGKILL)
+    job.wait_size(2)
+    edl.wait(lambda: "worker_lost" in [kind for _, kind, _ in story(wide)], "the loss on the page")
+    phone.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**cut, "offline": False})
+
+
+def test_what_happens_to_a_job_is_on_its_page_as_it_happens(edl, tmp_path: Path) -> None:
+    job = Job(edl, tmp_path, 2)
+    job.wait_size(2)
+    page = Dashboard(edl, "--allow-scale")
+    with Browser(1920) as wide, Browser(375, dark=True) as phone:
+        for browser in (wide, phone):
+            browser.driver.get(page.link)
+            charts(edl, browser)
+        assert "token" not in wide.driver.current_url
+        wide.driver.find_element("css selector", "button[value=grow]").click()
+        job.wait_size(3)
+        edl.wait(lambda: "scaled" in [kind for _, kind, _ in story(wide)], "the change on the page")
+        before = len(story(wide))
+        wide.driver.refresh()
+        edl.wait(lambda: len(story(wide)) >= before, "the same after a reload")
+        lose_one(edl, job, phone, wide)
+        for browser in (wide, phone):
+            expect_whole_story(edl, browser, job.events())
+            assert browser.fits()
+        expect_in_time(wide)
+        edl.wait(lambda: wide.run("return document.querySelectorAll('#workers tbody tr').length") == 2, "two workers")
+        picture(wide, "dashboard-wide")
+        picture(phone, "dashboard-phone-dark")
+        assert wide.hosts() | phone.hosts() == {f"127.0.0.1:{page.port}"}
+        assert wide.complaints() == []
+        assert all("ERR_INTERNET_DISCONNECTED" in line for line in phone.complaints())
+    expect_readable_without_scripts(page)
+    with pytest.raises(urllib.error.HTTPError, match="403"):
+        urllib.request.urlopen(page.link.partition("?")[0], timeout=10)
+    page.end()
+    job.finish()
+    job.expect_exactly_once()
+    expect_report(edl, job, tmp_path / "s.html")
+    top = edl("top", "s")
+    assert top.returncode == 0 and "finished" in top.stdout and "worker_lost" in top.stdout, top.stderr
