@@ -110,7 +110,7 @@ class Feed:
         """What the launcher has kept: the story from its beginning, also of lives before this one."""
         if where.folder is None or where.record is None:
             return
-        self._add(_kept(where.folder)[self.count :])
+        self._add(_kept(where.folder, self.count))
         self.history.take(read_figures(where.folder))
         status = recorded_status(where.folder, where.record)
         if self.status is None or status.state in OVER:
@@ -157,8 +157,8 @@ class Feed:
         self._news = asyncio.Event()
 
 
-def _kept(folder: Folder) -> list[dict[str, Any]]:
-    """Whole lines only: one that is being written comes the next time."""
+def _kept(folder: Folder, after: int) -> list[dict[str, Any]]:
+    """Those beyond the first `after`. Whole lines only: one that is being written comes the next time."""
     if not folder.events.exists():
         return []
-    return [msgspec.json.decode(line) for line in folder.events.read_bytes().split(b"\n")[:-1]]
+    return [msgspec.json.decode(line) for line in folder.events.read_bytes().split(b"\n")[after:-1]]

@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import msgspec
 
-from edl.dashboard.view import Event, Row, Tile, View, lasting
+from edl.dashboard.view import Sight, Tile, ToldEvent, WorkerRow, lasting
 
 BAD: Final = frozenset({"worker_lost", "batch_voided", "diverged", "job_failed", "worker_unfit", "checkpoint_failed"})
 GOOD: Final = frozenset({"scaled", "job_finished", "checkpoint_durable", "worker_ready", "migrated"})
@@ -38,8 +38,8 @@ class Controls(msgspec.Struct, frozen=True):
 
 
 def page(
-    view: View,
-    events: Sequence[Event],
+    view: Sight,
+    events: Sequence[ToldEvent],
     charts: Charts,
     head: str,
     controls: Controls | None = None,
@@ -76,7 +76,7 @@ def embedded(value: Any) -> str:
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
-def state(view: View) -> str:
+def state(view: Sight) -> str:
     reason = f" <small>{escape(view.reason)}</small>" if view.reason else ""
     return f'<b class="state {escape(view.state)}">{escape(view.state)}</b>{reason}'
 
@@ -101,7 +101,7 @@ def _controls(controls: Controls | None) -> str:
     return f'<form class="wide" id="controls" method="post" action="/act">{hidden}{buttons}{said}</form>'
 
 
-def workers(found: Iterable[Row], more: int) -> str:
+def workers(found: Iterable[WorkerRow], more: int) -> str:
     body = "".join(_worker(row) for row in found)
     if not body:
         return '<p class="empty">no workers</p>'
@@ -121,7 +121,7 @@ def _numeric(name: str) -> str:
     return ' class="n"' if name in {"rank", "step", "pace", "memory"} else ""
 
 
-def _worker(row: Row) -> str:
+def _worker(row: WorkerRow) -> str:
     spent = "" if row.spending is None else _shares([(name, getattr(row.spending, name)) for name in PARTS])
     slow = ' class="slow"' if row.remark else ""
     return (
@@ -166,12 +166,12 @@ def time_bar(parts: Sequence[tuple[str, float]]) -> str:
     return f'{_bar_picture(parts)}<p class="key">{words}</p>'
 
 
-def rows(events: Iterable[Event]) -> str:
+def rows(events: Iterable[ToldEvent]) -> str:
     """The newest first."""
     return "".join(row(event) for event in events)
 
 
-def row(event: Event) -> str:
+def row(event: ToldEvent) -> str:
     tone = "bad" if event.kind in BAD else "good" if event.kind in GOOD else ""
     clock = time.strftime("%H:%M:%S", time.localtime(event.ts)) + f".{int(event.ts % 1 * 1000):03d}"
     return (

@@ -45,6 +45,7 @@ HEAD: Final = (
 STREAMS: Final = 32  # browsers that are told as things happen
 CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
 FORM_BYTES: Final = 4096
+DRAWN_EACH: Final = 3  # of so many looks, charts are drawn anew once
 BEAT_S: Final = 5.0  # a word at least so often: a browser notices a dead connection, and we a browser that is gone
 Act = Callable[[str], Awaitable[str]]
 
@@ -115,15 +116,15 @@ class PageServer:
                     after = number
                 if self._feed.looks != looks and self._feed.status is not None:
                     looks = self._feed.looks
-                    yield self._look()
+                    yield self._look(drawn=looks % DRAWN_EACH == 0)
                 elif not news.is_set():
                     yield ": beat\n\n"
                 await self._feed.wait(news, BEAT_S)
         finally:
             self._streams -= 1
 
-    def _look(self) -> str:
-        """What has changed with another look at the job."""
+    def _look(self, *, drawn: bool) -> str:
+        """What has changed with another look at the job; `drawn`: with the charts, which are larger than all else."""
         view = snapshot.view(self._feed)
         parts = {
             "state": page.state(view),
@@ -132,7 +133,7 @@ class PageServer:
             "data": page.bar(view.data, "samples"),
             "time": page.time_bar(view.time),
         }
-        charts = msgspec.to_builtins(snapshot.charts(self._feed))
+        charts = msgspec.to_builtins(snapshot.charts(self._feed)) if drawn or view.over else None
         return _message("look", {"parts": parts, "charts": charts, "over": view.over})
 
     # ---------------------------------------------------------------------------------------------------- the buttons

@@ -7,17 +7,17 @@ from typing import Any
 from edl.dashboard.feed import Feed
 from edl.dashboard.page import Charts
 from edl.dashboard.series import series_of
-from edl.dashboard.view import ROWS, Event, View, change_of, event_of, sizes_of, view_of
+from edl.dashboard.view import ROWS, Sight, ToldEvent, change_of, event_of, sizes_of, view_of
 
 
-def view(feed: Feed) -> View:
+def view(feed: Feed) -> Sight:
     status = feed.status
     assert status is not None
     spendings = {worker.id: feed.spendings.of(worker.id) for worker in status.workers}
     return view_of(status, spendings, feed.seen_at)
 
 
-def newest(feed: Feed) -> list[Event]:
+def newest(feed: Feed) -> list[ToldEvent]:
     """The newest first."""
     return [event_of(number, flat) for number, flat in reversed(feed.after(max(0, feed.count - ROWS)))]
 

@@ -11,7 +11,7 @@ from rich.text import Text
 
 from edl.dashboard import snapshot
 from edl.dashboard.feed import Feed
-from edl.dashboard.view import Event, Row, View, lasting
+from edl.dashboard.view import Sight, ToldEvent, WorkerRow, lasting
 
 TONES: Final = {"good": "green", "warn": "yellow", "bad": "red", "": "bold"}
 STATES: Final = {"running": "green", "finished": "green", "failed": "red"}
@@ -37,12 +37,12 @@ def print_screen(feed: Feed) -> None:
     Console(highlight=False, soft_wrap=False).print(screen(feed))
 
 
-def _head(view: View) -> Text:
+def _head(view: Sight) -> Text:
     reason = f"  {view.reason}" if view.reason else ""
     return Text.assemble(("job ", ""), (view.job, "bold"), "  ", (view.state, STATES.get(view.state, "cyan")), reason)
 
 
-def _tiles(view: View) -> Table:
+def _tiles(view: Sight) -> Table:
     shown = Table.grid(padding=(0, 3))
     for tile in view.tiles:
         note = f"  ({tile.note})" if tile.note else ""
@@ -50,7 +50,7 @@ def _tiles(view: View) -> Table:
     return shown
 
 
-def _workers(rows: tuple[Row, ...], more: int) -> Table:
+def _workers(rows: tuple[WorkerRow, ...], more: int) -> Table:
     heads = ("rank", "worker", "host", "state", "step", "compute", "data", "wait", "pace", "")
     shown = Table(*heads, box=None, pad_edge=False, header_style="dim")
     for row in rows:
@@ -65,13 +65,13 @@ def _workers(rows: tuple[Row, ...], more: int) -> Table:
     return shown
 
 
-def _parts(view: View) -> Text:
+def _parts(view: Sight) -> Text:
     data = ", ".join(f"{name} {count:,}" for name, count in view.data)
     spent = ", ".join(f"{name} {lasting(seconds)}" for name, seconds in view.time)
     return Text.assemble(("samples ", "dim"), data or "none of edl's", ("   time ", "dim"), spent or "none yet")
 
 
-def _story(events: list[Event]) -> Table:
+def _story(events: list[ToldEvent]) -> Table:
     shown = Table.grid(padding=(0, 2))
     for event in events:
         clock = time.strftime("%H:%M:%S", time.localtime(event.ts))

@@ -25,7 +25,7 @@ LONGEST: Final = 400  # letters of an event
 FEW: Final = 64  # workers that are shown one by one
 
 
-class Event(msgspec.Struct, frozen=True):
+class ToldEvent(msgspec.Struct, frozen=True):
     """One thing that happened, with its number in the job's story, from 1."""
 
     number: int
@@ -36,7 +36,7 @@ class Event(msgspec.Struct, frozen=True):
     words: str
 
 
-class Change(msgspec.Struct, frozen=True):
+class RingChange(msgspec.Struct, frozen=True):
     """The ring has another size, or other members."""
 
     ts: float
@@ -55,7 +55,7 @@ class Tile(msgspec.Struct, frozen=True):
     tone: str = ""  # "good", "warn" or "bad"
 
 
-class Row(msgspec.Struct, frozen=True):
+class WorkerRow(msgspec.Struct, frozen=True):
     """One worker."""
 
     worker: str
@@ -69,23 +69,23 @@ class Row(msgspec.Struct, frozen=True):
     remark: str
 
 
-class View(msgspec.Struct, frozen=True):
+class Sight(msgspec.Struct, frozen=True):
     """One job at one moment."""
 
     job: str
     state: str
     reason: str
     tiles: tuple[Tile, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[WorkerRow, ...]
     more_workers: int
     data: tuple[tuple[str, int], ...]  # parts of the epoch, in samples
     time: tuple[tuple[str, float], ...]  # what the job's time went to, in seconds
     over: bool
 
 
-def event_of(number: int, flat: Mapping[str, Any]) -> Event:
+def event_of(number: int, flat: Mapping[str, Any]) -> ToldEvent:
     words = told(str(flat["kind"]), details_of(flat))
-    return Event(
+    return ToldEvent(
         number, float(flat["ts"]), str(flat["kind"]), int(flat["step"]), int(flat["generation"]), clipped(words)
     )
 
@@ -95,12 +95,12 @@ def clipped(text: str) -> str:
     return line if len(line) <= LONGEST else f"{line[: LONGEST - 1]}…"
 
 
-def change_of(flat: Mapping[str, Any]) -> Change | None:
+def change_of(flat: Mapping[str, Any]) -> RingChange | None:
     """None: the event is of no other ring."""
     if flat["kind"] != "scaled":
         return None
     size, before = int(flat["to"]), int(flat["from"])
-    return Change(float(flat["ts"]), size, before, flat.get("pause_ms"), clipped(told("scaled", details_of(flat))))
+    return RingChange(float(flat["ts"]), size, before, flat.get("pause_ms"), clipped(told("scaled", details_of(flat))))
 
 
 def sizes_of(story: Sequence[Mapping[str, Any]], status: Status | None, now: float) -> tuple[list[float], list[int]]:
@@ -114,10 +114,10 @@ def sizes_of(story: Sequence[Mapping[str, Any]], status: Status | None, now: flo
     return at, sizes
 
 
-def view_of(status: Status, spendings: Mapping[str, Spending | None], now: float) -> View:
+def view_of(status: Status, spendings: Mapping[str, Spending | None], now: float) -> Sight:
     members = sorted(status.workers, key=lambda one: (one.rank is None, one.rank or 0))
     rows = tuple(
-        Row(
+        WorkerRow(
             worker=one.id,
             rank=NONE if one.rank is None else str(one.rank),
             host=one.host,
@@ -134,7 +134,7 @@ def view_of(status: Status, spendings: Mapping[str, Spending | None], now: float
     parts = (
         () if data is None else (("trained", data.trained), ("leased", data.leased), ("unassigned", data.unassigned))
     )
-    return View(
+    return Sight(
         job=status.job,
         state=status.state.value,
         reason=clipped(status.reason),

@@ -131,8 +131,7 @@
       const part = by(id);
       if (part.dataset.html !== html) { part.innerHTML = html; part.dataset.html = html; }
     }
-    charts = told.charts;
-    drawAll();
+    if (told.charts) { charts = told.charts; drawAll(); }
     if (told.over) { over = true; source.close(); link.remove(); }
   }
 

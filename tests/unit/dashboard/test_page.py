@@ -40,7 +40,7 @@ class Outline(HTMLParser):
 
 
 def rendered(story: list[dict[str, object]], **changes: object) -> str:
-    found = feed(story, status(**changes))
+    found = feed(story, msgspec.structs.replace(status(), **changes))
     return page.page(snapshot.view(found), snapshot.newest(found), snapshot.charts(found), HEAD, page.Controls("c"))
 
 
