@@ -12,7 +12,7 @@ import sys
 import msgspec
 
 from edl.cli import show
-from edl.cli.commands import located
+from edl.cli.commands import heed_interrupts, located
 from edl.config import Settings, any_port
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK
@@ -52,6 +52,7 @@ async def _serve(arguments: argparse.Namespace, where: Whereabouts, ear: socket.
     def find() -> Whereabouts:
         return locate(settings)
 
+    heed_interrupts()
     feed = Feed(find)
     feeding = asyncio.create_task(feed.run())
     try:

@@ -11,7 +11,7 @@ import sys
 import msgspec
 from rich.live import Live
 
-from edl.cli.commands import located
+from edl.cli.commands import heed_interrupts, located
 from edl.config import Settings
 from edl.dashboard.feed import Feed
 from edl.dashboard.terminal import print_screen, screen
@@ -32,6 +32,7 @@ def top(arguments: argparse.Namespace) -> int:
 
 async def _show(arguments: argparse.Namespace, where: Whereabouts) -> None:
     settings = msgspec.structs.replace(Settings.from_given(arguments.given, os.environ), job=where.job)
+    heed_interrupts()
     feed = Feed(lambda: locate(settings))
     feeding = asyncio.create_task(feed.run())
     try:

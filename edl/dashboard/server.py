@@ -108,15 +108,17 @@ class PageServer:
     async def _tell(self, after: int) -> AsyncIterator[str]:
         self._streams += 1
         try:
-            looks = -1
+            looks, changed = -1, False  # the ring, since charts were drawn
             while True:
                 news = self._feed.news
                 for number, flat in self._feed.after(after):
                     yield _happened(number, flat)
-                    after = number
+                    after, changed = number, changed or change_of(flat) is not None
                 if self._feed.looks != looks and self._feed.status is not None:
                     looks = self._feed.looks
-                    yield self._look(drawn=looks % DRAWN_EACH == 0)
+                    drawn = changed or looks % DRAWN_EACH == 0
+                    changed = changed and not drawn
+                    yield self._look(drawn=drawn)
                 elif not news.is_set():
                     yield ": beat\n\n"
                 await self._feed.wait(news, BEAT_S)
@@ -198,9 +200,7 @@ def listen(address: str, port: int) -> socket.socket:
 
 
 def _happened(number: int, flat: dict[str, Any]) -> str:
-    change = change_of(flat)
-    told = {"html": page.row(event_of(number, flat)), "number": number}
-    return _message("happened", told | ({"change": True} if change is not None else {}), number)
+    return _message("happened", {"html": page.row(event_of(number, flat)), "number": number}, number)
 
 
 def _message(kind: str, value: Any, number: int | None = None) -> str:

@@ -252,6 +252,7 @@ def _flags_of(parser) -> set[str]:
 
 
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
+OTHERS |= {"--allow-scale", "--port", "--html"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
 CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker"}
 CLUSTER |= {f"--{name}" for name in (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS)}
@@ -325,6 +326,7 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
     assert set(names) <= shown.keys()
     assert shown["workers"][1] == {
         "id": "w2", "rank": None, "host": "here", "pid": 21, "daemon_pid": 22, "state": "joining", "step": 0,
+        "usage": None, "pace": 1.0,
     }  # fmt: skip
     assert shown["data"] == {"epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8}
 
