@@ -140,4 +140,7 @@ def test_what_happens_to_a_job_is_on_its_page_as_it_happens(edl, tmp_path: Path)
     job.expect_exactly_once()
     expect_report(edl, job, tmp_path / "s.html")
     top = edl("top", "s")
-    assert top.returncode == 0 and "finished" in top.stdout and "worker_lost" in top.stdout, top.stderr
+    assert top.returncode == 0, top.stderr
+    assert "finished" in top.stdout
+    assert "job_finished" in top.stdout
+    assert "(1 died)" in top.stdout
