@@ -84,7 +84,7 @@ def test_the_numbers_of_a_job_outlive_its_leaders(edl, tmp_path: Path) -> None:
     bad = {name: value for name, value in last.items() if name.startswith("edl_job_badput")}
     assert bad["edl_job_badput_seconds_total,cause=fault,job=s"] > 0
     assert bad["edl_job_badput_seconds_total,cause=starting,job=s"] > 0
-    pauses = [event["pause_ms"] for event in job.events() if event["kind"] == "scaled"]
+    pauses = [event["pause_ms"] or 0.0 for event in job.events() if event["kind"] == "scaled"]
     assert last["edl_job_pause_seconds_total,job=s"] == pytest.approx(sum(pauses) / 1000)
     activities = [name for name in last if name.startswith("edl_worker_seconds_total")]
     assert len(activities) == 3 * len(job.status()["workers"])
