@@ -552,10 +552,6 @@ def _add_job(parser: Parser, nargs: str | None = None) -> None:
 
 
 def _add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
-    variable = f"EDL_{flag.removeprefix('--').upper()}"
-
-
-def _add_switch(parser: Parser, flag: str, text: str) -> None:
     variable = f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
     value = os.environ.get(variable, "").lower()
     if value not in {"", "0", "1", "false", "true", "no", "yes"}:
