@@ -96,6 +96,12 @@ class TorchFramework:
         """How many updates the wrapped optimizers have made here."""
         return sum(reducer.updates for reducer in self._reducers)
 
+    def share_of_step(self, size: int) -> float:
+        """This worker's samples in the step, in units of an equal share among `size` workers: 1.0 if all have as many.
+        Known from the first collective on.
+        """
+        return self._share.factor(size)
+
     # ------------------------------------------------------------------------------------- the runtime's port
 
     def broadcast(self, contents: Sequence[Any], root: int) -> int:

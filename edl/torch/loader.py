@@ -15,7 +15,7 @@ and the script's random numbers are the same in each case. What those processes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -23,8 +23,10 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset, Sampler
 
 from edl.errors import UsageError
 from edl.torch.loading_seeds import LoadingSeeds, SeatOfSteps, SeededIds
+from edl.torch.process import trainer
 from edl.trainer.data.shards import ShardGenerator
 
+STEPS = "steps"
 OURS = {
     "sampler": "edl chooses the samples: leave it away",
     "batch_sampler": "edl chooses the samples: leave it away",
@@ -74,6 +76,24 @@ class ElasticLoader(DataLoader[Any]):
     def shards(self) -> ShardGenerator:
         """Where the samples come from: it knows how many epochs are done."""
         return self._shards
+
+    @property
+    def samples_of_step(self) -> int:
+        """Of one worker, as the script has said it."""
+        return self._loads_steps_of
+
+    def state_dict(self) -> dict[str, int]:
+        """Where it is, for scripts that save their loader with the model, as torchdata's StatefulDataLoader does."""
+        return {"epochs_done": self._shards.epochs_done, STEPS: trainer.steps_before + trainer.step() - 1}
+
+    def load_state_dict(self, state_dict: Mapping[str, int]) -> None:
+        """Raises UsageError where the job is at another place: of a job's data, the job's own checkpoint knows."""
+        steps, wanted = trainer.steps_before, state_dict.get(STEPS)
+        if wanted != steps:
+            raise UsageError(
+                f"ElasticDataLoader.load_state_dict(): it was saved after step {wanted}, and this job goes on from "
+                f"step {steps}: save the job by `edl run --checkpoint DIR`, and it goes on at the exact sample by itself"
+            )
 
     def __iter__(self) -> Any:
         return self._shards.in_step(self._batches())

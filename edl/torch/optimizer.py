@@ -35,14 +35,21 @@ class Elastic:
         if reducer is None:
             return super().step(closure)  # type: ignore[misc]
         result: Any = None
-        if closure is not None:
+        if closure is not None and _evaluates_once(self):
+            # Before the update, as any backward: what travels beside the mini-batch needs not be through for it.
+            with torch.enable_grad():
+                result = closure()
+            reducer.average()
+            result, closure = reducer.mean(result), None
+        elif closure is not None:
             closure = functools.partial(_reduced, reducer, closure)
         else:
             reducer.average()
         reducer.before_update()
         if closure is not None or not reducer.moot:
             with contextlib.suppress(_Moot), _rates_times(self, reducer.rate):
-                result = super().step(closure)  # type: ignore[misc]
+                loss = super().step(closure)  # type: ignore[misc]
+                result = result if loss is None else loss
         reducer.use()
         return result
 
@@ -91,6 +98,11 @@ def _rates_times(optimizer: Any, factor: float) -> Iterator[None]:
     finally:
         for group, rate in zip(optimizer.param_groups, rates, strict=True):
             group["lr"] = rate
+
+
+def _evaluates_once(optimizer: object) -> bool:
+    """A closure that it is given, and then has no use for the loss."""
+    return not isinstance(optimizer, torch.optim.LBFGS) and type(optimizer).__module__.startswith("torch.optim.")
 
 
 def _reduced(reducer: Reducer, closure: Callable[[], Any]) -> Any:

@@ -201,6 +201,11 @@ class Trainer:
 
     # ------------------------------------------------------------------------------------------------ who and where
 
+    @property
+    def began(self) -> bool:
+        """`init()` was called."""
+        return self._settings is not None
+
     def rank(self) -> int:
         """This worker's place in the roster of the current generation."""
         self._started()
@@ -549,6 +554,12 @@ class Trainer:
     def void(self, error: BaseException) -> None:
         """A collective of this mini-batch failed: its update must not be applied (I8)."""
         self._shell.void(error, keep=threading.get_ident() == self._thread)
+
+    def void_beside(self, error: BaseException) -> None:
+        """A collective beside the mini-batches failed, in an evaluation say: the coming one, or the one that has not
+        come to its gradients, is void. What the script does to registered values before those stays done.
+        """
+        self._shell.void(error, keep=False)
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; the caller keeps the item that is being trained."""

@@ -19,10 +19,12 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 ROOT = Path(__file__).parents[2]
 OF_HOROVOD = {"horovod_pytorch.py", "horovod_tensorflow2.py"}  # moved to edl: tests/integration/test_migrating.py
+# As their libraries' documentation writes them, by edl in two lines: tests/integration/test_two_lines.py
+OF_LIBRARIES = {"lightning_digits.py", "transformers_digits.py", "accelerate_digits.py"}
 SCHEDULER = "scheduler.py"
 PREEMPTED = "torch_preempted.py"
 EXAMPLES = sorted(path.name for path in (ROOT / "examples").glob("*.py"))
-TRAINING = [name for name in EXAMPLES if name not in {SCHEDULER, PREEMPTED, *OF_HOROVOD}]
+TRAINING = [name for name in EXAMPLES if name not in {SCHEDULER, PREEMPTED, *OF_HOROVOD, *OF_LIBRARIES}]
 BOOTED = {"keras_digits.py"}
 QUIET = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": ""}
 MOST_LINES = 100

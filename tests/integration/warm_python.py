@@ -91,5 +91,13 @@ class WarmPython:
 
 
 def needed(script: Path) -> str:
-    """Which framework."""
-    return "torch" if "edl.torch" in script.read_text() else "tensorflow"
+    """Which framework, and what stands on it."""
+    text = script.read_text()
+    above = [name for name in ("lightning", "transformers", "accelerate") if f"edl.{name}" in text]
+    return (
+        {"accelerate": "transformers"}.get(above[0], above[0])
+        if above
+        else "torch"
+        if "edl.torch" in text
+        else "tensorflow"
+    )

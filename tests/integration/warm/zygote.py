@@ -27,10 +27,13 @@ import types
 from pathlib import Path
 from typing import Any
 
+# The last one takes as long as all others, and is what the first optimizer of a script imports.
+TORCH = ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo")
 MODULES = {
     "nothing": (),
-    # The last one takes as long as all others, and is what the first optimizer of a script imports.
-    "torch": ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo"),
+    "torch": TORCH,
+    "lightning": (*TORCH, "edl.lightning"),
+    "transformers": (*TORCH, "edl.transformers", "edl.accelerate"),
     "tensorflow": ("horovod.tensorflow", "edl.tensorflow"),
 }
 ASK_S = 10.0

@@ -1,0 +1,156 @@
+"""Accelerate's Accelerator, of a job whose workers come and go.
+
+Owns: what `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where steps end
+(`edl.accelerate.batches`).
+
+Accelerate's own state stays that of one process: there is no process group, loaders of other data than that which is
+trained on are not shared out, and `gather()` gives what it was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import Any
+
+import torch
+from accelerate import Accelerator
+from accelerate.scheduler import AcceleratedScheduler
+from accelerate.utils import send_to_device
+
+import edl.torch as elastic
+from edl.accelerate.batches import ElasticBatches
+from edl.torch.conversion import converted
+from edl.torch.process import framework
+from edl.torch.process import trainer as seat
+from edl.torch.ring_words import RingWords
+
+
+class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]
+    """A step of n workers is n steps of the script's schedule, as with Accelerate; n may change."""
+
+    def step(self, *args: Any, **kwargs: Any) -> None:
+        """After an update."""
+        moves = seat.size() if self.gradient_state.sync_gradients and not self.split_batches else 1
+        for _ in range(moves if self.step_with_optimizer else 1):
+            super().step(*args, **kwargs)
+
+
+class EdlAccelerator(Accelerator):  # type: ignore[misc]
+    """`accelerate.Accelerator`. The first DataLoader that it prepares is the one to train on."""
+
+    def __init__(self, *args: Any, data_seed: int = 0, **kwargs: Any) -> None:
+        """Joins the job, unless the script has called `edl.init()` before.
+
+        `data_seed`: of the shuffling, where the DataLoader has no generator of its own; the same on all workers.
+        """
+        if not seat.began:
+            elastic.init()
+        super().__init__(*args, **kwargs)
+        self._words = RingWords(framework, seat)
+        self._data_seed = data_seed
+        self._batches: ElasticBatches | None = None
+        self._registered = 0
+
+    # --------------------------------------------------------------------------------------------------- preparing
+
+    def prepare_data_loader(self, data_loader: Any, device_placement: Any = None, **more: Any) -> Any:
+        """The first one is trained on; each worker has all of the others."""
+        if isinstance(data_loader, ElasticBatches):
+            return data_loader
+        if self._batches is not None:
+            return super().prepare_data_loader(data_loader, device_placement, **more)
+        place = self.device_placement if device_placement is None else device_placement
+        parts = converted(data_loader, self.gradient_accumulation_steps, self._data_seed)
+        self._batches = ElasticBatches(parts, self._to_device if place else lambda batch: batch)
+        return self._batches
+
+    def prepare_model(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+        """It travels to newcomers."""
+        framework.track(model)
+        return super().prepare_model(model, *args, **kwargs)
+
+    def prepare_optimizer(self, optimizer: torch.optim.Optimizer, device_placement: Any = None) -> Any:
+        """It averages gradients over the workers."""
+        return super().prepare_optimizer(elastic.Optimizer(optimizer), device_placement)
+
+    def prepare_scheduler(self, scheduler: Any) -> Any:
+        """It travels to newcomers."""
+        prepared = super().prepare_scheduler(scheduler)
+        prepared.__class__ = ElasticScheduler
+        self._register(prepared.scheduler)
+        return prepared
+
+    def prepare(self, *args: Any, **kwargs: Any) -> Any:
+        """Accelerate's, with the training made elastic."""
+        prepared = super().prepare(*args, **kwargs)
+        if self.scaler is not None and self._registered == 0:
+            self._register(self.scaler)
+        return prepared
+
+    def register_for_checkpointing(self, *objects: Any) -> None:
+        """They travel to newcomers, and into the job's checkpoints, too."""
+        super().register_for_checkpointing(*objects)
+        for one in objects:
+            self._register(one)
+
+    def _register(self, value: Any) -> None:
+        self._registered += 1
+        seat.register(**{f"accelerate_{self._registered}": value})
+
+    def _to_device(self, batch: Any) -> Any:
+        return send_to_device(batch, self.device, non_blocking=self.non_blocking)
+
+    # ---------------------------------------------------------------------------------------------------- training
+
+    def backward(self, loss: torch.Tensor, **kwargs: Any) -> None:
+        """Averages the gradients of a step with its last batch."""
+        steps = self.gradient_accumulation_steps
+        if self._batches is None or steps == 1:
+            super().backward(loss, **kwargs)
+            return
+        parts = self._batches.parts
+        with contextlib.nullcontext() if parts.last else framework.adding_up():
+            super().backward(loss * (parts.share * steps), **kwargs)  # which it divides by `steps`
+
+    def _do_sync(self) -> None:
+        if self._batches is None:
+            super()._do_sync()
+        else:
+            self.gradient_state._set_sync_gradients(self._batches.parts.last)
+
+    # -------------------------------------------------------------------------------------------------- who writes
+
+    @property
+    def is_main_process(self) -> bool:
+        """One worker of the job is, and no newcomer that rehearses."""
+        return seat.rank() == 0 and not seat.rehearsing()
+
+    @property
+    def is_local_main_process(self) -> bool:
+        """The same: a worker of each host may have gone."""
+        return self.is_main_process
+
+    def print(self, *args: Any, **kwargs: Any) -> None:
+        """On the main process alone."""
+        if self.is_main_process:
+            print(*args, **kwargs)  # noqa: T201 - what it is for
+
+    def wait_for_everyone(self) -> None:
+        """All workers call it, at the same place."""
+        self._words.meet()
+
+    def save_state(self, *args: Any, **kwargs: Any) -> Any:
+        """By the main process alone. A whole job goes on by `edl run --checkpoint`, at the exact sample."""
+        saved = super().save_state(*args, **kwargs) if self.is_main_process else None
+        self.wait_for_everyone()
+        return saved
+
+    def save_model(self, *args: Any, **kwargs: Any) -> None:
+        """By the main process alone."""
+        if self.is_main_process:
+            super().save_model(*args, **kwargs)
+
+    def save(self, *args: Any, **kwargs: Any) -> None:
+        """By the main process alone."""
+        if self.is_main_process:
+            super().save(*args, **kwargs)

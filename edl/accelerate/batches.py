@@ -1,0 +1,55 @@
+"""The training loader of a script that Accelerate has prepared: asking it for a batch is the end of the step before.
+
+Owns: where steps end in such a script. Does not own: the samples (`edl.torch.conversion`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from edl.torch.conversion import StepParts
+from edl.torch.process import framework, trainer
+
+
+class ElasticBatches:
+    """One batch after the other, on this worker's device."""
+
+    def __init__(self, parts: StepParts, placed: Callable[[Any], Any]) -> None:
+        self.parts = parts
+        self._placed = placed
+        self._updates: int | None = None  # there were when the newest batch was given out, and its step has not ended
+
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch, at the present size."""
+        return len(self.parts)
+
+    def __iter__(self) -> Iterator[Any]:
+        if self._updates is not None and framework.updates() != self._updates:
+            self._end()  # of an iteration that the script has left after an update
+        for batch in self.parts:
+            self._updates = framework.updates()
+            yield self._placed(batch)
+            if self.parts.last:
+                self._end()
+
+    def epochs(self, wanted: int) -> Iterator[int]:
+        """For the loop around the loop over batches, in the place of `range(wanted)`: passes of the job over its data.
+
+        A newcomer comes into the one that the others are at, and stops with them.
+        """
+        shards = self.parts.loader.shards
+        while shards.epochs_done < wanted:
+            yield shards.epochs_done
+
+    @property
+    def dataset(self) -> Any:
+        """What is trained on."""
+        return self.parts.dataset
+
+    def set_epoch(self, epoch: int) -> None:
+        """Nothing to do: each pass has an order of its own."""
+
+    def _end(self) -> None:
+        self._updates = None
+        trainer.notify_batch_end()

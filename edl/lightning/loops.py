@@ -1,0 +1,225 @@
+"""Lightning's training loop, whose mini-batches end at `edl.notify_batch_end()`.
+
+Owns: where a mini-batch of Lightning's ends, and what follows it: on to the next, or the same again. Does not own: the
+counters (`edl.lightning.progress`), what travels (`edl.lightning.traveller`), the ring (`edl.lightning.strategy`).
+
+A mini-batch ends after its callbacks (`on_train_batch_end`) and before what may follow it: a validation, the end of an
+epoch. At that place all workers are alike, the newcomer after its rehearsal too, so it goes on as they do. One that is
+void, or of nobody's samples, or a rehearsal, leaves its loop before its schedules and callbacks.
+
+The loops are Lightning's own objects, which get a class that inherits from theirs. So whatever refers to them still
+does. They are no public interface: what is used of them is tested, and the extra `[lightning]` says with which version.
+"""
+
+from __future__ import annotations
+
+import math
+from enum import Enum, auto
+from typing import Any
+
+from lightning.pytorch.loops.fetchers import _PrefetchDataFetcher
+from lightning.pytorch.loops.optimization.automatic import _AutomaticOptimization
+from lightning.pytorch.loops.optimization.manual import _ManualOptimization
+from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
+
+from edl.lightning.progress import Counters
+from edl.lightning.traveller import Traveller
+from edl.torch.conversion import StepParts
+from edl.torch.loop_steps import Ended, LoopSteps, StepSeat
+
+
+class Uncounted(Exception):
+    """Leaves the loop's way from a mini-batch that does not count to what follows one that does."""
+
+
+class SavedAtEnd(Exception):
+    """An earlier life was saved at the end of an epoch: what follows that comes before the batch that was fetched."""
+
+
+class Outcome(Enum):
+    """What became of a batch in Lightning's loop."""
+
+    PART = auto()  # gradients are added up; the step goes on
+    COUNTED = auto()  # the last one of a step
+    UNCOUNTED = auto()  # the same, of a step that does not count
+    NOT_TRAINED = auto()  # an epoch ended before it
+
+
+class LightningSteps(LoopSteps):
+    """How one `Trainer.fit` is an elastic job: shared by all loops of it."""
+
+    def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, limit: float) -> None:
+        self.trainer, self.parts = trainer, parts
+        self.counters = Counters(trainer.fit_loop)
+        self.traveller = Traveller(trainer, self.counters, self.ending)
+        self.traveller.limit = limit
+        super().__init__(seat, self.traveller)
+
+    def begin_step(self) -> None:
+        """Its first batch was fetched."""
+        self.counters.begin()
+        super().begin_step()
+
+    def check_counts(self) -> None:
+        """After the update, or what stands in its place. Raises Uncounted."""
+        if self.parts.last and not self.counts:
+            raise Uncounted
+
+    def end_step(self, *, counted: bool) -> Ended:
+        """How it has ended, on all workers alike."""
+        rehearsed = self.seat.rehearsing()
+        self.counters.end(counted=counted)
+        ended = super().end_step(counted=counted)
+        if rehearsed:
+            self.trainer.fit_loop.epoch_loop._results.reset()
+        return ended
+
+    def is_over(self, fetcher: ElasticFetcher) -> bool:
+        """Lightning's epoch is, with the step that has just ended."""
+        if math.isinf(self.traveller.limit):
+            return not fetcher.look() or self.is_beyond()
+        return self.counters.batches >= self.traveller.limit
+
+    def was_over(self) -> bool:
+        """An earlier life was saved where an epoch had ended, and what follows that was still to come."""
+        if math.isinf(self.traveller.limit):
+            return self.is_beyond()
+        return self.counters.batches >= self.traveller.limit
+
+
+class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
+    """Fetches a batch when the one before is trained, and not earlier.
+
+    Which batch is the last one of an epoch is known only then: a worker that is lost leaves samples, and others go on
+    with them where all had thought to be at the end.
+    """
+
+    elastic: LightningSteps
+    _coming: Any = None
+    _in_step = False
+
+    def __iter__(self) -> Any:
+        self._coming, self.elastic.traveller.open_pass = None, None
+        return super().__iter__()
+
+    def look(self) -> bool:
+        """Whether there is one more batch in this pass."""
+        try:
+            self._coming = self._fetched()
+        except StopIteration:
+            return False
+        return True
+
+    def __next__(self) -> Any:
+        elastic = self.elastic
+        batch, self._coming = self._coming or self._fetched(), None
+        if elastic.take_over() and elastic.was_over():
+            self._in_step = False
+            raise SavedAtEnd
+        if not self._in_step:
+            elastic.begin_step()
+        self._in_step = not elastic.parts.last
+        return batch
+
+    def _fetched(self) -> Any:
+        elastic, self.done = self.elastic, False
+        anew, elastic.begun_anew = elastic.begun_anew, False
+        try:
+            return self._plain()
+        except StopIteration:
+            # The others are an epoch ahead of a worker that missed its end; and an epoch of so many batches, as the
+            # script wants it, may reach from one pass over the data into the next.
+            if not anew and math.isinf(elastic.traveller.limit):
+                raise
+        super().__iter__()
+        return self._plain()
+
+    def _plain(self) -> Any:
+        try:
+            return super().__next__()
+        finally:
+            self.done = False  # whatever the loader's length at this size is
+
+
+class ElasticAutomatic(_AutomaticOptimization):  # type: ignore[misc]
+    """One optimizer, which Lightning steps."""
+
+    elastic: LightningSteps
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().run(*args, **kwargs)
+        self.elastic.check_counts()
+        return output
+
+    def _make_zero_grad_fn(self, batch_idx: int, optimizer: Any) -> Any:  # noqa: ARG002 - a step may be of fewer parts
+        return super()._make_zero_grad_fn(0 if self.elastic.parts.first else 1, optimizer)
+
+
+class ElasticManual(_ManualOptimization):  # type: ignore[misc]
+    """Optimizers that the script steps."""
+
+    elastic: LightningSteps
+
+    def run(self, *args: Any, **kwargs: Any) -> Any:
+        output = super().run(*args, **kwargs)
+        self.elastic.check_counts()
+        return output
+
+
+class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
+    """The batches of an epoch."""
+
+    elastic: LightningSteps
+    _outcome = Outcome.COUNTED
+
+    def advance(self, data_fetcher: Any) -> None:
+        """Makes one batch."""
+        hook = self.trainer.lightning_module._current_fx_name
+        try:
+            super().advance(data_fetcher)
+            self._outcome = Outcome.COUNTED if self.elastic.parts.last else Outcome.PART
+        except Uncounted:
+            self.trainer.lightning_module._current_fx_name = hook
+            self.trainer._logger_connector.on_batch_end()
+            self._outcome = Outcome.UNCOUNTED
+        except SavedAtEnd:
+            self._outcome = Outcome.NOT_TRAINED
+
+    def on_advance_end(self, data_fetcher: Any) -> None:
+        """What follows a batch: the end of its step, and validation, where one is due."""
+        if self._outcome is Outcome.NOT_TRAINED:
+            self.batch_progress.is_last_batch = True
+        elif self._outcome is not Outcome.PART and not self._end_step(data_fetcher):
+            return
+        super().on_advance_end(data_fetcher)
+
+    def _end_step(self, fetcher: ElasticFetcher) -> bool:
+        """Whether what follows a batch is to be done."""
+        elastic = self.elastic
+        ended = elastic.end_step(counted=self._outcome is Outcome.COUNTED)
+        if ended is Ended.AGAIN:
+            return False
+        over = elastic.is_over(fetcher)
+        self.batch_progress.is_last_batch = over
+        if over:
+            self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
+        return over or ended is Ended.COUNTED
+
+    def _accumulated_batches_reached(self) -> bool:
+        return self.elastic.parts.last
+
+
+def make_elastic(elastic: LightningSteps) -> None:
+    """The loops of a trainer that is about to train."""
+    loop = elastic.trainer.fit_loop.epoch_loop
+    fetcher = elastic.trainer.fit_loop._data_fetcher
+    kinds = (
+        (loop, ElasticEpochLoop),
+        (loop.automatic_optimization, ElasticAutomatic),
+        (loop.manual_optimization, ElasticManual),
+        (fetcher, ElasticFetcher),
+    )
+    for one, kind in kinds:
+        one.__class__ = kind
+        one.elastic = elastic
+    iter(fetcher)

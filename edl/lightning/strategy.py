@@ -1,0 +1,267 @@
+"""The strategy: one device per worker, gradients averaged by edl, and as many workers as there are at the moment.
+
+Owns: what Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`), collectives
+(`edl.torch.ring_words`), the data (`edl.torch.conversion`).
+
+There is no process group of torch's, and no sampler is put in: edl deals out the samples, and each worker validates on
+all of the data that it is given. Size and rank are asked anew each time.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import signal
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from lightning.fabric.plugins import CheckpointIO
+from lightning.fabric.plugins.environments import LightningEnvironment
+from lightning.fabric.utilities.rank_zero import rank_zero_only
+from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.plugins.precision import Precision
+from lightning.pytorch.strategies.strategy import Strategy
+from lightning.pytorch.trainer.states import TrainerFn
+
+import edl.torch as elastic
+from edl.errors import UsageError
+from edl.lightning.loops import LightningSteps, make_elastic
+from edl.torch.conversion import StepParts, converted
+from edl.torch.process import framework
+from edl.torch.process import trainer as seat
+from edl.torch.ring_words import RingWords
+
+SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
+LOADERS = "_dataloader()"
+
+
+class EdlStrategy(Strategy):  # type: ignore[misc]
+    """`Trainer(strategy="edl")`, or `Trainer(strategy=EdlStrategy(...))` with what `edl.init` takes."""
+
+    strategy_name = "edl"
+
+    def __init__(
+        self,
+        accelerator: Accelerator | None = None,
+        checkpoint_io: CheckpointIO | None = None,
+        precision_plugin: Precision | None = None,
+        **joining: Any,
+    ) -> None:
+        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`."""
+        super().__init__(accelerator, checkpoint_io, precision_plugin)
+        if not seat.began:
+            elastic.init(**joining)
+        elif joining:
+            raise UsageError(f"EdlStrategy({', '.join(joining)}=...): edl.init() was called before; say it there")
+        self.cluster_environment = LightningEnvironment()  # else one of Slurm's might requeue the job by itself
+        self._devices: list[Any] = []
+        self._parts: StepParts | None = None
+        self._elastic: LightningSteps | None = None
+        self._words = RingWords(framework, seat)
+        self._sigterm: Any = None
+        self._take_rank()
+        seat.on_resize(lambda _old, _new: self._take_rank())
+
+    # -------------------------------------------------------------------------------------------- who and where
+
+    @property
+    def world_size(self) -> int:
+        """Workers at the moment."""
+        return seat.size()
+
+    @property
+    def global_rank(self) -> int:
+        """Of this worker, at the moment."""
+        return seat.rank()
+
+    @property
+    def local_rank(self) -> int:
+        """Among the workers of the same host."""
+        return seat.local_rank()
+
+    @property
+    def node_rank(self) -> int:
+        """Data is prepared by the first worker of each host."""
+        return 0
+
+    @property
+    def is_global_zero(self) -> bool:
+        """The one that writes. A newcomer is none while it rehearses, whatever its rank in the ring of one is."""
+        return seat.rank() == 0 and not seat.rehearsing()
+
+    @property
+    def is_distributed(self) -> bool:
+        """No sampler is to be put in."""
+        return False
+
+    @property
+    def parallel_devices(self) -> list[Any]:
+        """Those of this host, as Lightning's `devices` says."""
+        return self._devices
+
+    @parallel_devices.setter
+    def parallel_devices(self, devices: list[Any]) -> None:
+        self._devices = list(devices)
+
+    @property
+    def root_device(self) -> torch.device:
+        """This worker's."""
+        if not self._devices:
+            return torch.device("cpu")
+        return torch.device(self._devices[seat.local_rank() % len(self._devices)])
+
+    @property
+    def _layer_sync(self) -> None:
+        return None
+
+    @_layer_sync.setter
+    def _layer_sync(self, sync: object) -> None:
+        if sync is not None:
+            raise UsageError("Trainer(sync_batchnorm=True) does not go with strategy='edl': leave it away")
+
+    def _take_rank(self) -> None:
+        rank_zero_only.rank = 0 if self.is_global_zero else max(1, seat.rank())
+
+    # ------------------------------------------------------------------------------------------------ collectives
+
+    def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:  # noqa: ARG002 - there is one
+        """The mean, or the sum, of all workers' tensors."""
+        return self._words.reduced(tensor, reduce_op)
+
+    def reduce_boolean_decision(self, decision: bool, all: bool = True) -> bool:  # noqa: A002 - Lightning's name
+        """Whether all workers, or any of them, say so."""
+        return self._words.decision(decision, of_all=all)
+
+    def all_gather(self, tensor: torch.Tensor, group: Any = None, sync_grads: bool = False) -> torch.Tensor:  # noqa: ARG002
+        """All workers' tensors, by rank, in a first dimension of their own."""
+        return self._words.gathered(tensor)
+
+    def broadcast(self, obj: Any, src: int = 0) -> Any:
+        """What worker `src` has: plain values, and no object of a class of its own (docs/security.md)."""
+        return self._words.told(obj, src)
+
+    def barrier(self, name: str | None = None) -> None:
+        """Until all workers are here. Not while a trainer sets up: a newcomer does that beside the others' training."""
+        if name == "run-stage":
+            self._give_sigterm_back()
+        if name is None or not (name in SETTING_UP or name.endswith(LOADERS)):
+            self._words.meet()
+
+    # ------------------------------------------------------------------------------------------------- setting up
+
+    def model_to_device(self) -> None:
+        """It goes to this worker's."""
+        self.model.to(self.root_device)
+
+    def setup(self, trainer: Any) -> None:
+        """Before all of a fit, a validation, a test."""
+        self._sigterm = signal.getsignal(signal.SIGTERM)
+        if trainer.state.fn == TrainerFn.FITTING:
+            self._check(trainer)
+        super().setup(trainer)
+
+    def _check(self, trainer: Any) -> None:
+        if self._elastic is not None:
+            raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
+        refused = {
+            "overfit_batches": (trainer.overfit_batches > 0, "train on a torch.utils.data.Subset"),
+            "reload_dataloaders_every_n_epochs": (
+                trainer.reload_dataloaders_every_n_epochs > 0,
+                "a job trains on one source: leave it away",
+            ),
+        }
+        for name, (given, remedy) in refused.items():
+            if given:
+                raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
+
+    def setup_optimizers(self, trainer: Any) -> None:
+        """Those of the script, which average gradients from now on."""
+        super().setup_optimizers(trainer)
+        found: list[Any] = list(self._optimizers)
+        if not found or any(isinstance(one, _MockOptimizer) for one in found):
+            raise UsageError("configure_optimizers() gives no optimizer of torch.optim: edl averages gradients in one")
+        for optimizer in found:
+            elastic.Optimizer(optimizer, model=self.lightning_module)
+        self.optimizers = found  # anew, as Lightning imitates their class, which is another one now
+
+    def process_dataloader(self, dataloader: object) -> object:
+        """A training loader becomes one over this worker's samples; all others stay as they are."""
+        trainer = self.lightning_module.trainer
+        if not trainer.training or trainer.sanity_checking:
+            return dataloader
+        if self._parts is not None:
+            raise UsageError("edl trains on one DataLoader: give Trainer.fit() one, of one dataset")
+        seed = int(os.environ.get("PL_GLOBAL_SEED", "0"))
+        self._parts = converted(dataloader, trainer.accumulate_grad_batches, seed)
+        return self._parts
+
+    def on_train_start(self) -> None:
+        """All is set up, and nothing was fetched yet."""
+        trainer, parts = self.lightning_module.trainer, self._parts
+        if parts is None:
+            raise UsageError("Trainer.fit(): edl trains on a torch.utils.data.DataLoader")
+        fit = trainer.fit_loop
+        limit = _limit(trainer)
+        if math.isfinite(limit) and limit % trainer.accumulate_grad_batches:
+            raise UsageError(
+                f"Trainer(limit_train_batches={trainer.limit_train_batches}): its {limit:.0f} batches of an epoch must "
+                f"be a multiple of accumulate_grad_batches={trainer.accumulate_grad_batches}"
+            )
+        fit._combined_loader.limits = None  # they are counted as the job counts, on a newcomer too
+        fit.max_batches = math.inf  # how many there are of an epoch changes with the number of workers
+        if trainer.val_check_interval == 1.0:
+            trainer.val_check_batch = math.inf  # at the end of each epoch, whenever that is
+        self._elastic = LightningSteps(trainer, seat, parts, limit)
+        make_elastic(self._elastic)
+        self._elastic.registered = seat.register(loop=self._elastic.traveller, **_modules_of(trainer.callbacks))
+        self._give_sigterm_back()
+
+    def _give_sigterm_back(self) -> None:
+        """Lightning would end training at the next batch, before edl's switch; its handler is in front of edl's."""
+        if self._sigterm is not None:
+            with contextlib.suppress(ValueError):  # not in the main thread, where Lightning has taken none either
+                signal.signal(signal.SIGTERM, self._sigterm)
+
+    # --------------------------------------------------------------------------------------------------- training
+
+    def backward(self, closure_loss: torch.Tensor, optimizer: Any, *args: Any, **kwargs: Any) -> torch.Tensor:
+        """Gradients of one batch: averaged over the workers once they are those of the whole step."""
+        parts, trainer = self._parts, self.lightning_module.trainer
+        if parts is None or trainer.accumulate_grad_batches == 1:
+            return super().backward(closure_loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
+        loss = closure_loss * (parts.share * trainer.accumulate_grad_batches)  # Lightning has divided it by that
+        with contextlib.nullcontext() if parts.last else framework.adding_up():
+            return super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
+
+    def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
+        """One update. Nobody needs the loss of all workers here but an optimizer that looks at it."""
+        if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
+            return super().optimizer_step(optimizer, closure, model, **kwargs)
+        found = super().optimizer_step(optimizer, lambda: [closure()], model, **kwargs)
+        return found[0] if isinstance(found, list) else found
+
+    def on_validation_start(self) -> None:
+        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all."""
+        self._words.share_buffers(self.lightning_module)
+
+
+def _limit(trainer: Any) -> float:
+    """Batches of an epoch, where the script has said it."""
+    limits = trainer.fit_loop._combined_loader.limits
+    if trainer.limit_train_batches == 1.0 or not limits:
+        return math.inf
+    found: float = limits[0]
+    return found
+
+
+def _modules_of(callbacks: list[Any]) -> dict[str, torch.nn.Module]:
+    """What callbacks hold besides their state, as a moving average of the model."""
+    return {
+        f"lightning_callback_{number}{name}": value
+        for number, callback in enumerate(callbacks)
+        for name, value in vars(callback).items()
+        if isinstance(value, torch.nn.Module)
+    }

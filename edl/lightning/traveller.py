@@ -1,0 +1,70 @@
+"""What Lightning knows besides the model, as it travels to newcomers and into checkpoints.
+
+Owns: what that is, its form, and giving it back to the living trainer. Does not own: when it travels
+(`edl.trainer.extras`), the counters (`edl.lightning.progress`).
+
+Callbacks' states are not compared between workers: some measure time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.trainer import call
+
+from edl.lightning.progress import Counters
+from edl.torch.loop_steps import Ended, LoopState
+from edl.torch.traveller import as_plain, from_plain
+
+
+class Traveller(LoopState):
+    """Of one `Trainer.fit`."""
+
+    def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], Ended]) -> None:
+        """`ending`: as what the step under way will end, unless it counts."""
+        self._trainer = trainer
+        self._counters = counters
+        self._ending = ending
+        self.limit: float = math.inf  # batches of an epoch, where the script has said so
+
+    def take(self, found: Mapping[str, Any]) -> None:
+        """What another worker, or an earlier life, has sent."""
+        trainer = self._trainer
+        self._counters.put(list(found["counters"]))
+        self.ended, self.open_pass, self.limit = Ended(found["ended"]), found["open_pass"], found["limit"]
+        trainer.should_stop, trainer.val_check_batch = found["should_stop"], found["val_check_batch"]
+        for config, state in zip(trainer.lr_scheduler_configs, found["schedulers"], strict=True):
+            config.scheduler.load_state_dict(state)
+        if found["precision"]:
+            trainer.precision_plugin.load_state_dict(found["precision"])
+        if found["datamodule"] and trainer.datamodule is not None:
+            trainer.datamodule.load_state_dict(found["datamodule"])
+        self._take_callbacks(found["callbacks"])
+
+    def now(self) -> dict[str, Any]:
+        """All of it, as of one moment."""
+        trainer, datamodule = self._trainer, self._trainer.datamodule
+        return {
+            "counters": self._counters.read(),
+            "ended": str(self._ending()),
+            "open_pass": self.open_pass,
+            "limit": self.limit,
+            "should_stop": trainer.should_stop,
+            "val_check_batch": trainer.val_check_batch,
+            "schedulers": [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs],
+            "precision": trainer.precision_plugin.state_dict(),
+            "datamodule": {} if datamodule is None else as_plain(datamodule.state_dict()),
+            "callbacks": as_plain(call._call_callbacks_state_dict(trainer)),
+        }
+
+    def _take_callbacks(self, states: Mapping[str, Any]) -> None:
+        for callback in self._trainer.callbacks:
+            state = states.get(callback.state_key)
+            if state is None:
+                continue
+            if isinstance(callback, ModelCheckpoint):
+                callback.dirpath = state.get("dirpath", callback.dirpath)  # a newcomer has found another name, as free
+            callback.load_state_dict(from_plain(state))

@@ -1,0 +1,141 @@
+"""A DataLoader as any script makes it becomes one over this worker's samples, for training loops that a library owns.
+
+Owns: which DataLoaders can be made elastic, and the parts of a mini-batch over which such a loop adds up gradients.
+Does not own: loading (`edl.torch.loader`), nor the loops (`edl.lightning`, `edl.transformers`, `edl.accelerate`).
+
+A loop that makes one update of several batches makes one step of the job of them: the samples of a step are loaded at
+once, and cut where the script's batches would end. All but the last part of a step only add up gradients.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler
+from torch.utils.data.distributed import DistributedSampler
+
+from edl.errors import UsageError
+from edl.torch import ElasticDataLoader
+from edl.torch.loader import ElasticLoader
+from edl.torch.process import trainer
+
+logger = logging.getLogger("edl")
+
+KEPT = ("num_workers", "pin_memory", "timeout", "worker_init_fn", "multiprocessing_context", "generator")
+RANDOM = ("RandomSampler", "SeedableRandomSampler")  # the second one is Accelerate's
+WITH_PROCESSES = ("prefetch_factor", "persistent_workers")
+
+
+class Order(NamedTuple):
+    """In which the script wants its samples."""
+
+    shuffle: bool
+    seed: int
+
+
+class CollatedParts:
+    """Samples of one step, as the batches that the script would have made of them, and how many are in each."""
+
+    def __init__(self, collate: Callable[[Any], Any], samples: int) -> None:
+        self._collate, self._samples = collate, samples
+
+    def __call__(self, samples: Sequence[Any]) -> list[tuple[Any, int]]:
+        cut = (samples[begin : begin + self._samples] for begin in range(0, len(samples), self._samples))
+        return [(self._collate(part), len(part)) for part in cut]
+
+
+class StepParts:
+    """What a library's loop iterates: batch by batch, knowing which of them is the last one before an update."""
+
+    def __init__(self, loader: ElasticLoader, samples: int | None = None) -> None:
+        """`samples` of a part, where the loader gives those of `CollatedParts`; else a batch is all of a step."""
+        self.loader = loader
+        self._samples = samples
+        self.share = 1.0  # of the newest part, in the samples of its step
+        self.first = self.last = True  # the newest part is, of its step
+
+    def __len__(self) -> int:
+        """Batches of this worker in a whole epoch, at the present size."""
+        samples = self._samples or self.loader.samples_of_step
+        return math.ceil(len(self.loader.dataset) / (samples * trainer.size()))  # type: ignore[arg-type]
+
+    def __iter__(self) -> Iterator[Any]:
+        for parts in self.loader:
+            if self._samples is None:
+                yield parts
+                continue
+            whole = sum(samples for _, samples in parts)
+            for number, (batch, samples) in enumerate(parts, 1):
+                self.share, self.first, self.last = samples / whole, number == 1, number == len(parts)
+                yield batch
+
+    @property
+    def dataset(self) -> Any:
+        """What is trained on."""
+        return self.loader.dataset
+
+
+def converted(loader: object, parts: int, seed: int) -> StepParts:
+    """`loader` over this worker's samples, `parts` batches a step. `seed`: of an order that has none of its own.
+
+    Raises UsageError for what cannot be: the sampler chooses the samples itself, say.
+    """
+    if isinstance(loader, ElasticLoader):
+        if parts > 1:
+            raise UsageError(
+                f"gradients are to be added up over {parts} batches, and an edl.ElasticDataLoader gives those of one "
+                "update at once: give a plain DataLoader, or leave the accumulation away"
+            )
+        return StepParts(loader)
+    if not isinstance(loader, DataLoader):
+        raise UsageError(
+            f"edl trains on a torch.utils.data.DataLoader, not on a {type(loader).__name__}: it must choose the samples"
+        )
+    sampler, samples = _sampler_of(loader)
+    order = order_of(sampler, seed)
+    if getattr(loader.batch_sampler, "drop_last", False):
+        logger.warning("drop_last has no effect: nothing is dropped, and an epoch's last step is weighted by its size")
+    loading = {name: value for name in KEPT if (value := getattr(loader, name)) is not None}
+    if loader.num_workers:
+        loading |= {name: getattr(loader, name) for name in WITH_PROCESSES}
+    collate = CollatedParts(loader.collate_fn, samples)
+    elastic = ElasticDataLoader(
+        loader.dataset, samples * parts, order.shuffle, seed=order.seed, collate_fn=collate, **loading
+    )
+    return StepParts(elastic, samples)
+
+
+def _sampler_of(loader: DataLoader[Any]) -> tuple[Any, int]:
+    """And the samples of a batch."""
+    batches = loader.batch_sampler
+    if batches is None:
+        if loader.batch_size is None and hasattr(loader.dataset, "__getitem__"):
+            raise UsageError("edl cuts the batches: give the DataLoader a batch_size")
+        return loader.sampler, 1
+    if type(batches) is not BatchSampler:
+        if loader.batch_size is None:
+            raise UsageError(f"edl chooses the samples: leave batch_sampler={type(batches).__name__}(...) away")
+        return loader.sampler, loader.batch_size  # of an iterable dataset, which is refused
+    return batches.sampler, batches.batch_size
+
+
+def order_of(sampler: object, seed: int) -> Order:
+    """The order that a sampler gives. Raises UsageError where edl cannot give the same."""
+    if isinstance(sampler, DistributedSampler):
+        return Order(sampler.shuffle, sampler.seed)
+    if (
+        type(sampler).__name__ in RANDOM
+        and isinstance(sampler, RandomSampler)
+        and not sampler.replacement
+        and sampler._num_samples is None
+    ):
+        return Order(True, seed if sampler.generator is None else sampler.generator.initial_seed() % 2**63)
+    if type(sampler) is SequentialSampler or type(sampler).__name__ == "_InfiniteConstantSampler":
+        return Order(False, seed)
+    raise UsageError(
+        f"edl chooses the samples, each once an epoch: leave sampler={type(sampler).__name__}(...) away, or say "
+        "shuffle=True"
+    )

@@ -1,0 +1,120 @@
+"""Where the steps of the job begin and end in a training loop that a library owns, and what each worker does then.
+
+Owns: which steps of such a loop count, and that all workers go on alike after each, the newcomer and who was behind
+too. Does not own: the loop (`edl.lightning.loops`, `edl.transformers.loop`), nor what else travels with a step
+(`edl.torch.traveller`).
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from enum import StrEnum
+from typing import Any, Protocol
+
+from edl.torch.traveller import Travels
+
+
+class Ended(StrEnum):
+    """How a step has ended."""
+
+    COUNTED = "counted"
+    EMPTY = "empty"  # no worker had samples: nothing comes again
+    AGAIN = "again"  # void: its samples come again
+
+
+class StepSeat(Protocol):
+    """What a loop needs of the trainer of edl."""
+
+    @property
+    def voided(self) -> bool:
+        """The mini-batch being worked on is void."""
+
+    @property
+    def weightless(self) -> bool:
+        """No worker has samples in it."""
+
+    def rehearsing(self) -> bool:
+        """It is a newcomer's throw-away one."""
+
+    def epoch(self) -> int:
+        """The pass over the data that it belongs to."""
+
+    def before_reduce(self) -> None:
+        """Its samples are known, on all workers."""
+
+    def notify_batch_end(self, samples: int | None = None) -> bool:
+        """It is over; here the ring may change."""
+
+
+class LoopState(Travels):
+    """What of a loop travels, with how its newest step has ended."""
+
+    ended = Ended.AGAIN
+    open_pass: int | None = None  # of the newest step that counts, until the loop's next epoch begins
+
+    @abstractmethod
+    def take(self, found: Mapping[str, Any]) -> None:
+        """What another worker, or an earlier life, has sent."""
+
+
+class Registered(Protocol):
+    """What `edl.register(loop=...)` returned."""
+
+    loop: Any
+
+
+class LoopSteps:
+    """Of one training loop."""
+
+    registered: Registered
+
+    def __init__(self, seat: StepSeat, state: LoopState) -> None:
+        """Whoever makes one has given `seat` a callback for changes of size: so a newcomer's state comes at the switch,
+        where its loop goes on as the others', and not beside its first step.
+        """
+        self.seat, self.state = seat, state
+        self.in_step = False
+        self.begun_anew = False  # another worker's state has come, and no batch was fetched since
+
+    def take_over(self) -> bool:
+        """If a state has come: it stands in the place of ours."""
+        found = self.registered.loop
+        if found is self.state:
+            return False
+        self.registered.loop = self.state
+        self.state.take(found)
+        return True
+
+    def begin_step(self) -> None:
+        """Its first batch was fetched."""
+        self.state.ended = Ended.AGAIN
+        self.in_step = True
+        self.seat.before_reduce()
+
+    @property
+    def counts(self) -> bool:
+        """The step under way does, as far as its update is made."""
+        return not (self.seat.voided or self.seat.weightless or self.seat.rehearsing())
+
+    def ending(self) -> Ended:
+        """How the newest step has ended; of one under way, how it will, unless it counts."""
+        if not self.in_step:
+            return self.state.ended
+        empty = self.seat.weightless and not self.seat.voided and not self.seat.rehearsing()
+        return Ended.EMPTY if empty else Ended.AGAIN
+
+    def end_step(self, *, counted: bool) -> Ended:
+        """How it has ended, on all workers alike: what a newcomer is told, and who was behind."""
+        self.state.ended = Ended.COUNTED if counted else self.ending()
+        if counted:
+            self.state.open_pass = self.seat.epoch()
+        self.in_step = False
+        self.seat.notify_batch_end()
+        self.begun_anew = self.take_over()
+        return self.state.ended
+
+    def is_beyond(self) -> bool:
+        """The batch that was fetched belongs to another pass than the newest that is trained."""
+        open_pass = self.state.open_pass
+        return open_pass is not None and self.seat.epoch() > open_pass

@@ -1,0 +1,260 @@
+"""Hugging Face's Trainer as an elastic training loop.
+
+Owns: `EdlTrainer`, and the one loop over the steps of an epoch that stands in the place of the Trainer's. Does not own:
+the steps (`edl.transformers.loop`), who writes (`edl.transformers.arguments`), how long it lasts
+(`edl.transformers.plan`).
+
+All else is the Trainer's: arguments, losses, callbacks, evaluation, saving. Accelerate's state stays that of one
+process. A step ends after its update and the schedule, and before callbacks, logs, evaluation and saving.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from typing import Any
+
+import torch
+from transformers import Trainer, TrainingArguments
+
+import edl.torch as elastic
+from edl.errors import UsageError
+from edl.torch.conversion import StepParts, converted
+from edl.torch.loop_steps import Ended
+from edl.torch.process import framework
+from edl.torch.process import trainer as seat
+from edl.torch.ring_words import RingWords
+from edl.transformers import arguments, plan
+from edl.transformers.loop import Parts, TrainerSteps
+from edl.transformers.plan import Plan
+
+
+class EdlTrainerMixin:
+    """For a subclass of `Trainer` of your own: `class MyElasticTrainer(EdlTrainerMixin, MyTrainer)`."""
+
+    _tr_loss: Any
+    _share = 1.0  # of a part, in the samples of its step
+    _over = False  # the pass that was trained last
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        """Joins the job, unless the script has called `edl.init()` before. What it takes is the Trainer's."""
+        if not seat.began:
+            elastic.init()
+        given = next((one for one in (*args, *kwargs.values()) if isinstance(one, TrainingArguments)), None)
+        if given is None:
+            given = kwargs["args"] = TrainingArguments()
+        _check(given)
+        arguments.make_elastic(given)
+        self._words = RingWords(framework, seat)
+        self._steps: TrainerSteps | None = None
+        self._in_loop = False
+        super().__init__(*args, **kwargs)
+        seat.on_resize(lambda _old, _new: self._take_rank())
+
+    def _take_rank(self) -> None:
+        self.state: Any
+        self.state.is_world_process_zero = self.is_world_process_zero()  # type: ignore[attr-defined]
+
+    # ------------------------------------------------------------------------------------------------- setting up
+
+    def get_train_dataloader(self) -> Any:
+        """The Trainer's, over this worker's samples: those of one update a step."""
+        self.args: Any
+        seed = self.args.seed if self.args.data_seed is None else self.args.data_seed
+        return converted(super().get_train_dataloader(), self.args.gradient_accumulation_steps, seed)  # type: ignore[misc]
+
+    def create_optimizer(self, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's, or the script's, which averages gradients from now on."""
+        optimizer: Any = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
+        if self._steps is not None:
+            raise UsageError("Trainer.train(): a job of edl has one training; start another job for the next one")
+        self.model: Any
+        elastic.Optimizer(optimizer, model=self.model)
+        return optimizer
+
+    def rebuild_schedule(self, updates: int) -> None:
+        """For as many updates as the others have planned."""
+        self._created_lr_scheduler: bool
+        if self._created_lr_scheduler:
+            rates = [group["lr"] for group in self.optimizer.param_groups]
+            self.lr_scheduler: Any = None
+            self.create_scheduler(num_training_steps=updates)  # type: ignore[attr-defined]
+            for group, rate in zip(self.optimizer.param_groups, rates, strict=True):
+                group["lr"] = rate  # the others', which have come; a new schedule begins with its first one
+            self.callback_handler: Any
+            self.callback_handler.lr_scheduler = self.lr_scheduler
+
+    def _prepare_for_training(self, max_steps: int, train_dataloader: Any, resume_from_checkpoint: Any) -> Any:
+        if resume_from_checkpoint is not None:
+            raise UsageError(
+                "Trainer.train(resume_from_checkpoint=...): a job goes on at the exact sample by `edl run --checkpoint`"
+            )
+        prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # type: ignore[misc]
+        if not isinstance(train_dataloader, StepParts):
+            raise UsageError("get_train_dataloader() is overridden: let it return edl.torch.ElasticDataLoader(...)")
+        by_epochs = self.args.max_steps <= 0
+        planned = Plan(max_steps, seat.size(), float(self.args.num_train_epochs), by_epochs)
+        self._steps = TrainerSteps(self, seat, train_dataloader, planned)
+        return prepared
+
+    def get_total_train_batch_size(self, *args: Any, **kwargs: Any) -> int:
+        """Samples of an update, of all workers at the moment."""
+        found: int = super().get_total_train_batch_size(*args, **kwargs)  # type: ignore[misc]
+        return found * seat.size()
+
+    # --------------------------------------------------------------------------------------------------- training
+
+    def _run_epoch(self, *, model: Any, epoch: int, trial: Any, ignore_keys_for_eval: Any, **more: Any) -> None:
+        """In the place of the Trainer's: one pass over the data, whatever the number of workers."""
+        steps = self._steps
+        assert steps is not None  # prepared
+        if not hasattr(steps, "registered"):
+            steps.registered = seat.register(loop=steps.travels)
+        if epoch < steps.travels.epochs_done:
+            return  # a newcomer's, which the others had trained when it came
+        self.control: Any
+        self._in_loop = True
+        finish = functools.partial(
+            self._maybe_log_save_evaluate,  # type: ignore[attr-defined]
+            self._tr_loss,
+            model=model,
+            trial=trial,
+            ignore_keys_for_eval=ignore_keys_for_eval,
+            start_time=more["start_time"],
+        )
+        steps.travels.epoch = epoch
+        steps.begin_epoch()
+        norm = rate = None
+        while (parts := steps.next()) is not None:
+            norm, rate = self._update(model, parts)
+            if not self._end_step(steps):
+                continue
+            self.control = self.callback_handler.on_step_end(self.args, self.state, self.control)
+            finish(grad_norm=norm, epoch=steps.travels.epoch, learning_rate=rate)
+            if self._over or self.control.should_epoch_stop or self.control.should_training_stop:
+                break
+        steps.travels.epochs_done = steps.travels.epoch + 1
+        self.control = self.callback_handler.on_epoch_end(self.args, self.state, self.control)
+        finish(grad_norm=norm, epoch=steps.travels.epoch, learning_rate=rate)
+        if steps.travels.epochs_done >= self.args.num_train_epochs and steps.travels.plan.by_epochs:
+            self.control.should_training_stop = True
+        self._in_loop = False
+
+    def _update(self, model: Any, parts: Parts) -> tuple[Any, Any]:
+        """All of a step but its end."""
+        batches = [batch for batch, _ in parts]
+        whole = sum(samples for _, samples in parts)
+        items: Any = self._get_num_items_in_batch(batches, self.args.device)  # type: ignore[attr-defined]
+        self.current_gradient_accumulation_steps = 1
+        self.accelerator: Any
+        self.optimizer: Any
+        self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
+        for number, (inputs, samples) in enumerate(parts, 1):
+            last = number == len(parts)
+            self.accelerator.gradient_state._set_sync_gradients(last)
+            self._share = samples / whole if items is None else 1.0
+            with contextlib.nullcontext() if last else framework.adding_up():
+                self._add_loss(self.training_step(model, inputs, items))  # type: ignore[attr-defined]
+            self.current_flos += float(self.floating_point_ops(inputs))  # type: ignore[attr-defined]
+            self._track_num_input_tokens(inputs)  # type: ignore[attr-defined]
+            if not last:
+                self.control = self.callback_handler.on_substep_end(self.args, self.state, self.control)
+        norm: Any = None
+        if self.args.max_grad_norm > 0:
+            norm = self._clip_grad_norm(model)  # type: ignore[attr-defined]
+        norm = self._get_grad_norm(model, grad_norm=norm)  # type: ignore[attr-defined]
+        self.control = self.callback_handler.on_pre_optimizer_step(self.args, self.state, self.control)
+        self.optimizer.step()
+        self.control = self.callback_handler.on_optimizer_step(self.args, self.state, self.control)
+        rate = self._get_learning_rate()  # type: ignore[attr-defined]
+        return norm, rate
+
+    def compute_loss(self, model: Any, inputs: Any, return_outputs: bool = False, **kwargs: Any) -> Any:
+        """The Trainer's; that of a part of a step counts by its samples."""
+        found: Any = super().compute_loss(model, inputs, return_outputs=return_outputs, **kwargs)  # type: ignore[misc]
+        if not self._in_loop or not model.training or self._share == 1.0:
+            return found
+        return (found[0] * self._share, found[1]) if return_outputs else found * self._share
+
+    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
+        """Tokens of all workers, in the measure in which this worker's gradients count."""
+        own: Any = super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
+        size = seat.size()
+        if own is None or size == 1 or not self.args.average_tokens_across_devices:
+            return own
+        share = framework.share_of_step(size)
+        mine = torch.as_tensor(own, dtype=torch.float64, device=device) * (1.0 if share else 0.0)
+        mean = self._words.reduced(mine, "mean")
+        return (mean * share).to(torch.float32) if share else own
+
+    def _add_loss(self, loss: torch.Tensor) -> None:
+        filtered = self.args.logging_nan_inf_filter and not bool(torch.isfinite(loss))
+        since: int = 1 + self.state.global_step - self._globalstep_last_logged  # type: ignore[attr-defined]
+        if self._steps is not None and not seat.rehearsing():
+            self._tr_loss += self._tr_loss / since if filtered else loss
+
+    def _end_step(self, steps: TrainerSteps) -> bool:
+        """Whether what follows an update is to be done."""
+        counted = steps.counts
+        if counted:
+            self._advance(steps.travels.plan)
+        self.model.zero_grad()
+        ended = steps.end_step(counted=counted)
+        self._take_rank()
+        if ended is Ended.AGAIN:
+            return False
+        travels, pass_over = steps.travels, steps.pass_is_over()
+        self._over = pass_over
+        over = travels.plan.is_over(travels.epoch, self.state.global_step, pass_over=pass_over)
+        self.state.max_steps = travels.plan.most_updates(self.state.global_step, over=over)
+        self.state.epoch = travels.epoch + 1 if pass_over else self._fraction(travels)
+        return ended is Ended.COUNTED or pass_over
+
+    def _advance(self, planned: Plan) -> None:
+        planned.advance(seat.size())
+        schedule: Any = self.lr_scheduler
+        if not self.accelerator.optimizer_step_was_skipped and hasattr(schedule, "get_last_lr"):
+            if planned.position != schedule.last_epoch + 1 and self._created_lr_scheduler:
+                plan.move(schedule, planned.position)
+            elif not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+                schedule.step()
+        self.state.global_step += 1
+
+    def _fraction(self, travels: Any) -> float:
+        """Of the epochs, trained."""
+        per_epoch: float = travels.plan.updates / travels.plan.epochs if travels.plan.by_epochs else 0.0
+        if not per_epoch:
+            return float(travels.epoch)
+        return float(min(travels.epoch + 1, travels.plan.position / per_epoch))
+
+    # ---------------------------------------------------------------------------------- evaluating, and what is saved
+
+    def evaluate(self, *args: Any, **kwargs: Any) -> Any:
+        """Each worker on all of the data. While it trains, all go by what the first one has found."""
+        if not self._in_loop:
+            return super().evaluate(*args, **kwargs)  # type: ignore[misc]
+        self._words.share_buffers(self.model)
+        return self._words.told(super().evaluate(*args, **kwargs), 0)  # type: ignore[misc]
+
+    def _save_checkpoint(self, model: Any, trial: Any) -> None:
+        """By one worker. The others know then where the best one lies."""
+        if self.args.should_save:
+            super()._save_checkpoint(model, trial)  # type: ignore[misc]
+        self.state.best_model_checkpoint = self._words.told(self.state.best_model_checkpoint, 0)
+
+
+class EdlTrainer(EdlTrainerMixin, Trainer):  # type: ignore[misc]
+    """`transformers.Trainer`, of a job whose workers come and go."""
+
+
+def _check(given: Any) -> None:
+    """Raises UsageError for what an elastic job cannot serve."""
+    refused = {
+        "deepspeed": (given.deepspeed, "edl is data-parallel only: leave it away"),
+        "fsdp": (given.fsdp, "edl is data-parallel only: leave it away"),
+        "auto_find_batch_size": (given.auto_find_batch_size, "the workers must have one batch size: say which"),
+        "group_by_length": (getattr(given, "group_by_length", False), "edl chooses the samples: leave it away"),
+    }
+    for name, (value, remedy) in refused.items():
+        if value:
+            raise UsageError(f"TrainingArguments({name}=...) does not go with EdlTrainer: {remedy}")

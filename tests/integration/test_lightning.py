@@ -1,0 +1,33 @@
+"""Lightning's Trainer on edl: through growth, a kill, and a preemption; equal decisions, and no sample lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from elastic_job import Job
+from test_paths import check
+from whole_story import tell
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+SCRIPT = "lightning_elastic.py"
+
+
+def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> None:
+    script = [SCRIPT, "--way", "trainer", "--accumulate", "2"]
+    job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
+    check(edl, job)
+    results = job.results()
+    epochs, validations, *_ = results[0]["state"]
+    assert epochs == list(range(job.epochs or 0)) and validations == len(epochs)
+    assert {result["global_step"] for result in results} == {result["steps"] for result in results}
+    assert all(result["saved"] for result in results)
+
+
+def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any) -> None:
+    results, alone = tell(edl, tmp_path, SCRIPT, "--plain")
+    assert len(results) == 2 and results[0]["state"] == results[1]["state"]
+    assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+    assert results[0]["global_step"] == results[0]["steps"] == alone["global_step"]
+    epochs, validations, *_ = results[0]["state"]
+    assert epochs == list(range(8)) and validations == 8

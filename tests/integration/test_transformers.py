@@ -1,0 +1,36 @@
+"""Hugging Face's Trainer on edl: through growth, a kill, and a preemption; one state everywhere, and no sample lost."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from elastic_job import Job
+from test_paths import check
+from whole_story import tell
+
+pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
+SCRIPT = "transformers_elastic.py"
+OFFLINE = {"HF_HUB_OFFLINE": "1"}
+
+
+def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> None:
+    script = [SCRIPT, "--way", "trainer", "--accumulate", "2"]
+    edl.environ |= OFFLINE
+    job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
+    check(edl, job)
+    for result in job.results():
+        assert result["global_step"] == result["steps"] == result["seen"][-1]
+        assert result["seen"] == list(
+            range(result["seen"][0], result["steps"] + 1)
+        )  # each step once, beyond rehearsals
+        assert len(result["saved"]) == 2  # by one worker, of all epochs the last ones
+
+
+def test_the_whole_story_ends_where_the_trainer_alone_does(edl: Any, tmp_path: Any) -> None:
+    edl.environ |= OFFLINE
+    results, alone = tell(edl, tmp_path, SCRIPT)
+    assert len(results) == 2 and results[0]["state"] == results[1]["state"]
+    assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
+    assert results[0]["global_step"] == results[0]["steps"] == alone["global_step"]
+    assert results[0]["state"][1] == 8

@@ -1,0 +1,75 @@
+"""A trainer of a library through all that can happen to a job: growth, a kill, a shrink, a preemption; and alone.
+
+What each job trained, step by step over all its lives, is taken from its audits. The library alone, on one worker,
+trains the same mini-batches, and must come to the same loss.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from pace import patient
+from saved_job import JOBS, Life, durable
+
+from edl.core.audit.account import account
+from edl.core.audit.lineage import WorkerAudit, lineage
+from edl.core.data.permutation import samples_at
+from edl.protocol.audit import BatchGiven, DataOpened
+from edl.trainer.data.audit import read
+
+SELDOM = ("--checkpoint-every", "1000000steps", "--max-np", "3")
+
+
+def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """The results of the workers that were there at the end, and that of the library alone."""
+    until = folder / "until"
+    ways = ["--way", "story", "--epochs", "8", "--until", str(until), *arguments]
+    saved: dict[str, Any] = {"checkpoint": folder / "ck", "flags": SELDOM, "audit": True}
+    environ = {"EDL_MAX_RESTARTS": "2"}
+    first = Life(edl, folder / "first", script, *ways, environ=environ, **saved)
+    first.wait_size(2)
+    first.wait_step(4)
+    first.scale(3)
+    first.wait_size(3)
+    os.kill(first.pid(1), signal.SIGKILL)
+    edl.wait(lambda: first.events("worker_lost"), "its loss is known", timeout_s=60)
+    first.scale(2)
+    first.wait_size(2)
+    first.wait_step(first.step() + 2)
+    first.launcher.send_signal(signal.SIGTERM)
+    first.finish(75)
+    [_] = durable(folder / "ck")
+    then = Life(edl, folder / "then", script, *ways, "--step-time", "0", **saved)
+    assert "goes on from step" in then.finish(timeout_s=120)
+    audits = [read(first.audit), read(then.audit)]
+    found = account([one for audit in audits for one in audit])
+    assert found.clean, found
+    assert all(epoch.over and epoch.trained == epoch.total for epoch in found.epochs), found
+    steps = [step for audit in audits for step in global_batches(audit)]
+    replayed = folder / "steps.json"
+    replayed.write_text(json.dumps(steps))
+    alone = folder / "alone"
+    command = [*edl.warm.command(JOBS / script), "--out", str(alone), "--replay", str(replayed), *ways]
+    process = edl.start_command([*command, "--step-time", "0"])
+    out, err = process.communicate(timeout=patient(120))
+    assert process.returncode == 0, out + err
+    [replay] = alone.glob("result-*.json")
+    return then.results(), json.loads(replay.read_text())
+
+
+def global_batches(audits: Sequence[WorkerAudit]) -> Iterator[list[int]]:
+    """The samples of each step of a life, of all workers; not of one that had none."""
+    spec = next(line.spec for one in audits for line in one.lines if isinstance(line, DataOpened))  # one order in all
+    for span in lineage(audits):
+        members = [one for one in audits if one.worker in span.members]
+        given = [{line.step: line for line in one.lines if isinstance(line, BatchGiven)} for one in members]
+        for step in range(span.after_step + 1, span.until_step + 1):
+            pieces = [piece for lines in given if step in lines for piece in lines[step].ranges]
+            ids = [int(one) for piece in pieces for one in samples_at(spec, piece)]
+            if ids:
+                yield ids
