@@ -37,7 +37,7 @@ trainer = Trainer(
         "out/transformers_digits",
         num_train_epochs=5,
         per_device_train_batch_size=32,
-        learning_rate=3e-3,
+        learning_rate=1e-2,
         eval_strategy="epoch",
         save_strategy="epoch",
         save_total_limit=1,

@@ -50,6 +50,7 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         self._data_seed = data_seed
         self._batches: ElasticBatches | None = None
         self._registered = 0
+        self._scales = False
 
     # --------------------------------------------------------------------------------------------------- preparing
 
@@ -83,7 +84,8 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     def prepare(self, *args: Any, **kwargs: Any) -> Any:
         """Accelerate's, with the training made elastic."""
         prepared = super().prepare(*args, **kwargs)
-        if self.scaler is not None and self._registered == 0:
+        if self.scaler is not None and not self._scales:
+            self._scales = True
             self._register(self.scaler)
         return prepared
 

@@ -92,7 +92,7 @@ class ElasticLoader(DataLoader[Any]):
         if wanted != steps:
             raise UsageError(
                 f"ElasticDataLoader.load_state_dict(): it was saved after step {wanted}, and this job goes on from "
-                f"step {steps}: save the job by `edl run --checkpoint DIR`, and it goes on at the exact sample by itself"
+                f"step {steps}: save the job by `edl run --checkpoint DIR`, and it goes on at the exact sample"
             )
 
     def __iter__(self) -> Any:

@@ -137,3 +137,10 @@ def test_the_names_of_horovods_elastic_scripts_are_there() -> None:
     ours, theirs = found["torch"]["optimizers"]
     assert ours == theirs
     assert found["tensorflow"]["optimizers"][0][0] == found["tensorflow"]["optimizers"][1][0]
+
+
+def test_pytorchs_face_needs_no_library_that_stands_on_it() -> None:
+    above = ("lightning", "transformers", "accelerate", "edl.lightning", "edl.transformers", "edl.accelerate")
+    look = f"import sys, edl.torch; print([name for name in {above} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, check=False, cwd=ROOT)
+    assert (done.returncode, done.stdout.strip()) == (0, "[]"), done.stderr

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from elastic_job import Job
+from pace import patient
 from test_paths import check
 from whole_story import tell
 
@@ -22,6 +23,23 @@ def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> 
     assert epochs == list(range(job.epochs or 0)) and validations == len(epochs)
     assert {result["global_step"] for result in results} == {result["steps"] for result in results}
     assert all(result["saved"] for result in results)
+
+
+@pytest.mark.soak
+def test_a_module_steps_two_optimizers(edl: Any, tmp_path: Any) -> None:
+    script = [SCRIPT, "--way", "manual", "--manual"]
+    job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
+    check(edl, job)
+    assert {result["global_step"] for result in job.results()} == {2 * result["steps"] for result in job.results()}
+
+
+def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any) -> None:
+    script = [SCRIPT, "--way", "stops", "--patience", "2", "--step-time", "0"]
+    job = Job(edl, tmp_path / "out", 2, script=script)
+    out, err = job.launcher.communicate(timeout=patient(120))
+    assert job.launcher.returncode == 0, out + err
+    first, second = job.results()
+    assert first["state"] == second["state"] and first["state"][0] == [0, 1, 2]
 
 
 def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any) -> None:

@@ -38,8 +38,11 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dic
     first.wait_size(3)
     os.kill(first.pid(1), signal.SIGKILL)
     edl.wait(lambda: first.events("worker_lost"), "its loss is known", timeout_s=60)
-    first.scale(2)
+    first.wait_size(3)
+    os.kill(first.pid(0), signal.SIGTERM)  # edl's, whatever the library does with it
     first.wait_size(2)
+    [left] = first.events("worker_left")
+    assert left, first.events()
     first.wait_step(first.step() + 2)
     first.launcher.send_signal(signal.SIGTERM)
     first.finish(75)

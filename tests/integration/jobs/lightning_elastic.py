@@ -21,6 +21,7 @@ import edl.torch as elastic
 path.parser.add_argument("--accumulate", type=int, default=1)
 path.parser.add_argument("--patience", type=int, default=0, help="of EarlyStopping on a loss that never falls")
 path.parser.add_argument("--replay", type=Path, help="of these mini-batches, by Lightning alone")
+path.parser.add_argument("--manual", action="store_true", help="two optimizers, which the module steps")
 path.parser.add_argument("--plain", action="store_true", help="a model without statistics of its own")
 options = path.parser.parse_args()
 torch.set_num_threads(1)
@@ -37,6 +38,17 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 6), middle, torch.nn.Tanh(), torch.nn.Linear(6, 1))
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        loss = self.loss_of(batch)
+        if options.manual:
+            optimizers = self.optimizers()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            self.manual_backward(loss)
+            for optimizer in optimizers:
+                optimizer.step()
+        return loss
+
+    def loss_of(self, batch: Any) -> torch.Tensor:
         _, rows, wanted = batch
         if len(rows) < 2 and not options.plain:  # batch norm computes no statistics of one
             return sum(parameter.sum() for parameter in self.parameters()) * 0.0
@@ -50,6 +62,9 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         self.log("never_falls", 1.0)
 
     def configure_optimizers(self) -> Any:
+        if options.manual:
+            self.automatic_optimization = False
+            return [torch.optim.Adam(self.layers[number].parameters(), lr=0.01) for number in (0, 3)]
         optimizer = torch.optim.AdamW(self.parameters(), lr=0.01)
         steps = torch.optim.lr_scheduler.StepLR(optimizer, step_size=50, gamma=0.9)
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": steps, "interval": "step"}}
@@ -100,8 +115,9 @@ trainer = pl.Trainer(
     accelerator="cpu",
     max_epochs=1 if options.replay else options.epochs or 100_000,
     accumulate_grad_batches=options.accumulate,
-    gradient_clip_val=None if options.plain else 0.5,
-    callbacks=[seen, *stopping, saving, LearningRateMonitor("step")],
+    gradient_clip_val=None if options.plain or options.manual else 0.5,
+    precision="32-true" if options.plain else "bf16-mixed",
+    callbacks=[seen, *stopping, saving, *([] if options.manual else [LearningRateMonitor("step")])],
     logger=CSVLogger(str(options.out / "logs")),
     log_every_n_steps=5,
     enable_progress_bar=False,
