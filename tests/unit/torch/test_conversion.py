@@ -20,7 +20,7 @@ from torch.utils.data import (
 from torch.utils.data.distributed import DistributedSampler
 
 from edl.errors import UsageError
-from edl.torch.conversion import CollatedParts, Order, converted, order_of
+from edl.torch.conversion import CollatedParts, Order, StepParts, converted, order_of
 from edl.torch.loader import ElasticLoader
 from edl.torch.process import trainer as seat
 
@@ -91,3 +91,24 @@ def test_a_loader_tells_its_place_and_goes_on_from_no_other(monkeypatch: pytest.
     loader.load_state_dict({"steps": 40})
     with pytest.raises(UsageError, match="saved after step 42, and this job goes on from step 40: save the job by"):
         loader.load_state_dict({"steps": 42})
+
+
+def test_each_part_knows_its_share_and_which_is_the_last_of_its_step() -> None:
+    steps: Any = [[("a", 4), ("b", 4)], [("c", 3)], [("d", 4), ("e", 1)]]
+    parts = StepParts(steps, 4)
+    told = [(batch, parts.share, parts.first, parts.last) for batch in parts]
+    assert told == [
+        ("a", 0.5, True, False),
+        ("b", 0.5, False, True),
+        ("c", 1.0, True, True),
+        ("d", 0.8, True, False),
+        ("e", 0.2, False, True),
+    ]
+
+
+def test_a_loader_of_edls_own_gives_whole_steps() -> None:
+    loader: Any = object.__new__(ElasticLoader)
+    parts = converted(loader, 1, 0)
+    assert (parts.loader, parts.share, parts.first, parts.last) == (loader, 1.0, True, True)
+    with pytest.raises(UsageError, match="added up over 2 batches"):
+        converted(loader, 2, 0)
