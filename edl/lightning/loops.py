@@ -68,7 +68,7 @@ class LightningSteps(LoopSteps):
     def end_step(self, *, counted: bool) -> Ended:
         """How it has ended, on all workers alike."""
         rehearsed = self.seat.rehearsing()
-        self.counters.end(counted=counted)
+        self.counters.end(counted=counted, batches=self.trainer.accumulate_grad_batches)
         ended = super().end_step(counted=counted)
         if rehearsed:
             self.trainer.fit_loop.epoch_loop._results.reset()
@@ -189,7 +189,7 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
         """What follows a batch: the end of its step, and validation, where one is due."""
         if self._outcome is Outcome.NOT_TRAINED:
             self.batch_progress.is_last_batch = True
-        elif self._outcome is not Outcome.PART and not self._end_step(data_fetcher):
+        elif self._outcome is Outcome.PART or not self._end_step(data_fetcher):
             return
         super().on_advance_end(data_fetcher)
 

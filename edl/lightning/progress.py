@@ -30,6 +30,7 @@ class Counters:
             *_leaves(epochs.manual_optimization.optim_step_progress),
             *_leaves(epochs.val_loop.batch_progress),
         ]
+        self._batches = [epochs.batch_progress.total, epochs.batch_progress.current]
         self._epochs = epochs
         self._begun: list[Any] | None = None
 
@@ -37,11 +38,19 @@ class Counters:
         """A step begins: until `end` these are the counters."""
         self._begun = self._now()
 
-    def end(self, *, counted: bool) -> None:
-        """It is over. Not counted, it leaves no trace."""
+    def end(self, *, counted: bool, batches: int = 1) -> None:
+        """It is over. Not counted, it leaves no trace. Counted, it counts so many batches: a worker whose share of it
+        was short has made fewer, and all must validate at the same ones.
+        """
         begun, self._begun = self._begun, None
-        if begun is not None and not counted:
+        if begun is None:
+            return
+        if not counted:
             self.put(begun)
+            return
+        for progress in self._batches:
+            before: dict[str, int] = begun[self._holders.index(progress)]
+            vars(progress).update({name: number + batches for name, number in before.items()})
 
     def read(self) -> list[Any]:
         """As of the newest step that counts."""

@@ -214,6 +214,9 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         fit.max_batches = math.inf  # how many there are of an epoch changes with the number of workers
         if trainer.val_check_interval == 1.0:
             trainer.val_check_batch = math.inf  # at the end of each epoch, whenever that is
+        elif isinstance(trainer.val_check_batch, int):  # at the end of a step
+            parts_of_step = trainer.accumulate_grad_batches
+            trainer.val_check_batch = math.ceil(trainer.val_check_batch / parts_of_step) * parts_of_step
         self._elastic = LightningSteps(trainer, seat, parts, limit)
         make_elastic(self._elastic)
         self._elastic.registered = seat.register(loop=self._elastic.traveller, **_modules_of(trainer.callbacks))

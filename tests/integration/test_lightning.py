@@ -33,6 +33,29 @@ def test_a_module_steps_two_optimizers(edl: Any, tmp_path: Any) -> None:
     assert {result["global_step"] for result in job.results()} == {2 * result["steps"] for result in job.results()}
 
 
+@pytest.mark.parametrize(
+    ("given", "epochs", "steps", "validations"),
+    [
+        (["max_steps=20"], [0, 1], 20, 1),
+        pytest.param(["limit_train_batches=4", "accumulate_grad_batches=2"], [0, 1, 2], 6, 3, marks=pytest.mark.soak),
+        pytest.param(["val_check_interval=0.5"], [0, 1, 2], 39, 6, marks=pytest.mark.soak),
+        pytest.param(["check_val_every_n_epoch=2"], [0, 1, 2], 39, 1, marks=pytest.mark.soak),
+    ],
+    ids=["max_steps", "limit", "twice", "seldom"],
+)
+def test_what_a_trainer_is_told_holds(
+    edl: Any, tmp_path: Any, given: list[str], epochs: list[int], steps: int, validations: int
+) -> None:
+    more = [word for one in given for word in ("--set", one)]
+    script = [SCRIPT, "--way", "told", *more]
+    job = Job(edl, tmp_path / "out", 2, epochs=3, script=script)
+    out, err = job.launcher.communicate(timeout=patient(120))
+    assert job.launcher.returncode == 0, out + err
+    first, second = job.results()
+    assert first["state"] == second["state"]
+    assert (first["state"][0], first["global_step"], first["state"][1]) == (epochs, steps, validations)
+
+
 def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "stops", "--patience", "2", "--step-time", "0"]
     job = Job(edl, tmp_path / "out", 2, script=script)

@@ -21,6 +21,7 @@ import edl.torch as elastic
 path.parser.add_argument("--accumulate", type=int, default=1)
 path.parser.add_argument("--patience", type=int, default=0, help="of EarlyStopping on a loss that never falls")
 path.parser.add_argument("--replay", type=Path, help="of these mini-batches, by Lightning alone")
+path.parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, more of the Trainer")
 path.parser.add_argument("--manual", action="store_true", help="two optimizers, which the module steps")
 path.parser.add_argument("--plain", action="store_true", help="a model without statistics of its own")
 options = path.parser.parse_args()
@@ -108,13 +109,13 @@ def tensors(*holders: Any) -> Iterator[Any]:
 
 
 seen = Seen()
+told = {name: json.loads(value) for name, _, value in (one.partition("=") for one in options.set)}
 stopping = [EarlyStopping("never_falls", patience=options.patience)] if options.patience else []
 saving = ModelCheckpoint(monitor="val_loss", save_top_k=2, dirpath=str(options.out / "saved"))
 trainer = pl.Trainer(
     strategy="auto" if options.replay else "edl",
     accelerator="cpu",
     max_epochs=1 if options.replay else options.epochs or 100_000,
-    accumulate_grad_batches=options.accumulate,
     gradient_clip_val=None if options.plain or options.manual else 0.5,
     precision="32-true" if options.plain else "bf16-mixed",
     callbacks=[seen, *stopping, saving, *([] if options.manual else [LearningRateMonitor("step")])],
@@ -122,6 +123,7 @@ trainer = pl.Trainer(
     log_every_n_steps=5,
     enable_progress_bar=False,
     enable_model_summary=False,
+    **{"accumulate_grad_batches": options.accumulate, **told},
 )
 net = Net()
 samples = TensorDataset(numbers, inputs, targets)

@@ -45,3 +45,13 @@ def test_a_step_that_counts_stays_and_can_be_given_to_another(loop: Any) -> None
     assert other.epoch_loop.global_step == 1
     assert other.epoch_loop.batch_progress == loop.epoch_loop.batch_progress
     assert other.epoch_loop._batches_that_stepped == 1
+
+
+def test_a_worker_that_made_fewer_batches_of_a_step_counts_as_many(loop: Any) -> None:
+    counters = Counters(loop)
+    make_batch(loop)
+    counters.begin()
+    make_batch(loop)
+    counters.end(counted=True, batches=4)
+    assert counters.batches == 5 and loop.epoch_loop.batch_progress.total.completed == 5
+    assert loop.epoch_loop.global_step == 2
