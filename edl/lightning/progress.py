@@ -30,7 +30,8 @@ class Counters:
             *_leaves(epochs.manual_optimization.optim_step_progress),
             *_leaves(epochs.val_loop.batch_progress),
         ]
-        self._batches = [epochs.batch_progress.total, epochs.batch_progress.current]
+        of_batches = (epochs.batch_progress.total, epochs.batch_progress.current)  # equal ones may be others
+        self._batches = [place for place, one in enumerate(self._holders) if any(one is two for two in of_batches)]
         self._epochs = epochs
         self._begun: list[Any] | None = None
 
@@ -48,9 +49,9 @@ class Counters:
         if not counted:
             self.put(begun)
             return
-        for progress in self._batches:
-            before: dict[str, int] = begun[self._holders.index(progress)]
-            vars(progress).update({name: number + batches for name, number in before.items()})
+        for place in self._batches:
+            before: dict[str, int] = begun[place]
+            vars(self._holders[place]).update({name: number + batches for name, number in before.items()})
 
     def read(self) -> list[Any]:
         """As of the newest step that counts."""

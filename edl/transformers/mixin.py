@@ -144,7 +144,7 @@ class EdlTrainerMixin:
         """All of a step but its end."""
         batches = [batch for batch, _ in parts]
         whole = sum(samples for _, samples in parts)
-        items: Any = self._get_num_items_in_batch(batches, self.args.device)  # type: ignore[attr-defined]
+        items: Any = self._get_num_items_in_batch(batches, self.args.device)
         self.current_gradient_accumulation_steps = 1
         self.accelerator: Any
         self.optimizer: Any

@@ -134,7 +134,7 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
     torch = pytest.importorskip("torch")
     voids: list[BaseException] = []
     seat = SimpleNamespace(rank=lambda: 0, size=lambda: 2, voided=False, void_beside=voids.append)
-    words = RingWords(SimpleNamespace(ring=BrokenRing()), seat)  # type: ignore[arg-type]
+    words = RingWords(SimpleNamespace(ring=BrokenRing()), seat)
     assert words.decision(True, of_all=True) and not words.decision(False, of_all=False)
     assert words.reduced(torch.tensor(3.0), "mean").item() == 3.0
     assert words.told({"path": "a"}, 0) == {"path": "a"}
@@ -146,6 +146,6 @@ def test_a_worker_goes_on_with_what_it_has_where_a_peer_is_gone_and_the_next_ste
 
 
 def test_a_reduction_that_there_is_not_is_refused() -> None:
-    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(size=lambda: 2))  # type: ignore[arg-type]
+    words = RingWords(SimpleNamespace(ring=None), SimpleNamespace(size=lambda: 2))
     with pytest.raises(UsageError, match="edl has 'mean' and 'sum'"):
         words.reduced(1.0, "max")
