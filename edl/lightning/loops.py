@@ -25,7 +25,7 @@ from lightning.pytorch.loops.training_epoch_loop import _TrainingEpochLoop
 from edl.lightning.progress import Counters
 from edl.lightning.traveller import Traveller
 from edl.torch.conversion import StepParts
-from edl.torch.loop_steps import Ended, LoopSteps, StepSeat
+from edl.torch.loop_steps import LoopSteps, StepEnd, StepSeat
 
 
 class Uncounted(Exception):
@@ -36,7 +36,7 @@ class SavedAtEnd(Exception):
     """An earlier life was saved at the end of an epoch: what follows that comes before the batch that was fetched."""
 
 
-class Outcome(Enum):
+class FateOfBatch(Enum):
     """What became of a batch in Lightning's loop."""
 
     PART = auto()  # gradients are added up; the step goes on
@@ -65,7 +65,7 @@ class LightningSteps(LoopSteps):
         if self.parts.last and not self.counts:
             raise Uncounted
 
-    def end_step(self, *, counted: bool) -> Ended:
+    def end_step(self, *, counted: bool) -> StepEnd:
         """How it has ended, on all workers alike."""
         rehearsed = self.seat.rehearsing()
         self.counters.end(counted=counted, batches=self.trainer.accumulate_grad_batches)
@@ -170,40 +170,40 @@ class ElasticEpochLoop(_TrainingEpochLoop):  # type: ignore[misc]
     """The batches of an epoch."""
 
     elastic: LightningSteps
-    _outcome = Outcome.COUNTED
+    _outcome = FateOfBatch.COUNTED
 
     def advance(self, data_fetcher: Any) -> None:
         """Makes one batch."""
         hook = self.trainer.lightning_module._current_fx_name
         try:
             super().advance(data_fetcher)
-            self._outcome = Outcome.COUNTED if self.elastic.parts.last else Outcome.PART
+            self._outcome = FateOfBatch.COUNTED if self.elastic.parts.last else FateOfBatch.PART
         except Uncounted:
             self.trainer.lightning_module._current_fx_name = hook
             self.trainer._logger_connector.on_batch_end()
-            self._outcome = Outcome.UNCOUNTED
+            self._outcome = FateOfBatch.UNCOUNTED
         except SavedAtEnd:
-            self._outcome = Outcome.NOT_TRAINED
+            self._outcome = FateOfBatch.NOT_TRAINED
 
     def on_advance_end(self, data_fetcher: Any) -> None:
         """What follows a batch: the end of its step, and validation, where one is due."""
-        if self._outcome is Outcome.NOT_TRAINED:
+        if self._outcome is FateOfBatch.NOT_TRAINED:
             self.batch_progress.is_last_batch = True
-        elif self._outcome is Outcome.PART or not self._end_step(data_fetcher):
+        elif self._outcome is FateOfBatch.PART or not self._end_step(data_fetcher):
             return
         super().on_advance_end(data_fetcher)
 
     def _end_step(self, fetcher: ElasticFetcher) -> bool:
         """Whether what follows a batch is to be done."""
         elastic = self.elastic
-        ended = elastic.end_step(counted=self._outcome is Outcome.COUNTED)
-        if ended is Ended.AGAIN:
+        ended = elastic.end_step(counted=self._outcome is FateOfBatch.COUNTED)
+        if ended is StepEnd.AGAIN:
             return False
         over = elastic.is_over(fetcher)
         self.batch_progress.is_last_batch = over
         if over:
             self.update_lr_schedulers("epoch", update_plateau_schedulers=False)
-        return over or ended is Ended.COUNTED
+        return over or ended is StepEnd.COUNTED
 
     def _accumulated_batches_reached(self) -> bool:
         return self.elastic.parts.last

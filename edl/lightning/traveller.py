@@ -16,14 +16,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.trainer import call
 
 from edl.lightning.progress import Counters
-from edl.torch.loop_steps import Ended, LoopState
+from edl.torch.loop_steps import LoopState, StepEnd
 from edl.torch.traveller import as_plain, from_plain
 
 
 class Traveller(LoopState):
     """Of one `Trainer.fit`."""
 
-    def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], Ended]) -> None:
+    def __init__(self, trainer: Any, counters: Counters, ending: Callable[[], StepEnd]) -> None:
         """`ending`: as what the step under way will end, unless it counts."""
         self._trainer = trainer
         self._counters = counters
@@ -34,7 +34,7 @@ class Traveller(LoopState):
         """What another worker, or an earlier life, has sent."""
         trainer = self._trainer
         self._counters.put(list(found["counters"]))
-        self.ended, self.open_pass, self.limit = Ended(found["ended"]), found["open_pass"], found["limit"]
+        self.ended, self.open_pass, self.limit = StepEnd(found["ended"]), found["open_pass"], found["limit"]
         trainer.should_stop, trainer.val_check_batch = found["should_stop"], found["val_check_batch"]
         for config, state in zip(trainer.lr_scheduler_configs, found["schedulers"], strict=True):
             config.scheduler.load_state_dict(state)

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from edl.torch.traveller import Travels
 
 
-class Ended(StrEnum):
+class StepEnd(StrEnum):
     """How a step has ended."""
 
     COUNTED = "counted"
@@ -50,7 +50,7 @@ class StepSeat(Protocol):
 class LoopState(Travels):
     """What of a loop travels, with how its newest step has ended."""
 
-    ended = Ended.AGAIN
+    ended = StepEnd.AGAIN
     open_pass: int | None = None  # of the newest step that counts, until the loop's next epoch begins
 
     @abstractmethod
@@ -88,7 +88,7 @@ class LoopSteps:
 
     def begin_step(self) -> None:
         """Its first batch was fetched."""
-        self.state.ended = Ended.AGAIN
+        self.state.ended = StepEnd.AGAIN
         self.in_step = True
         self.seat.before_reduce()
 
@@ -97,16 +97,16 @@ class LoopSteps:
         """The step under way does, as far as its update is made."""
         return not (self.seat.voided or self.seat.weightless or self.seat.rehearsing())
 
-    def ending(self) -> Ended:
+    def ending(self) -> StepEnd:
         """How the newest step has ended; of one under way, how it will, unless it counts."""
         if not self.in_step:
             return self.state.ended
         empty = self.seat.weightless and not self.seat.voided and not self.seat.rehearsing()
-        return Ended.EMPTY if empty else Ended.AGAIN
+        return StepEnd.EMPTY if empty else StepEnd.AGAIN
 
-    def end_step(self, *, counted: bool) -> Ended:
+    def end_step(self, *, counted: bool) -> StepEnd:
         """How it has ended, on all workers alike: what a newcomer is told, and who was behind."""
-        self.state.ended = Ended.COUNTED if counted else self.ending()
+        self.state.ended = StepEnd.COUNTED if counted else self.ending()
         if counted:
             self.state.open_pass = self.seat.epoch()
         self.in_step = False

@@ -14,9 +14,9 @@ import msgspec
 from transformers.trainer_callback import ExportableState
 
 from edl.torch.conversion import StepParts
-from edl.torch.loop_steps import Ended, LoopState, LoopSteps, StepSeat
+from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd, StepSeat
 from edl.torch.traveller import as_plain, from_plain
-from edl.transformers.plan import Plan
+from edl.transformers.plan import UpdatePlan
 
 OWN = frozenset({"is_local_process_zero", "is_world_process_zero", "stateful_callbacks", "train_batch_size"})
 
@@ -26,7 +26,7 @@ Parts = list[tuple[Any, int]]
 class TrainerTravels(LoopState):
     """What the Trainer knows besides the model."""
 
-    def __init__(self, trainer: Any, plan: Plan, ending: Callable[[], Ended]) -> None:
+    def __init__(self, trainer: Any, plan: UpdatePlan, ending: Callable[[], StepEnd]) -> None:
         self.plan = plan
         self.epoch = 0  # the Trainer's number of it
         self.epochs_done = 0
@@ -55,9 +55,9 @@ class TrainerTravels(LoopState):
     def take(self, found: Mapping[str, Any]) -> None:
         """What another worker, or an earlier life, has sent."""
         trainer = self._trainer
-        self.ended, self.open_pass = Ended(found["ended"]), found["open_pass"]
+        self.ended, self.open_pass = StepEnd(found["ended"]), found["open_pass"]
         self.epoch, self.epochs_done = found["epoch"], found["epochs_done"]
-        plan, self.plan = self.plan, msgspec.convert(found["plan"], Plan)
+        plan, self.plan = self.plan, msgspec.convert(found["plan"], UpdatePlan)
         for name, value in from_plain(found["state"]).items():
             setattr(trainer.state, name, value)
         vars(trainer.control).update(found["control"])
@@ -80,7 +80,7 @@ class TrainerTravels(LoopState):
 class TrainerSteps(LoopSteps):
     """Of one `Trainer.train()`."""
 
-    def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, plan: Plan) -> None:
+    def __init__(self, trainer: Any, seat: StepSeat, parts: StepParts, plan: UpdatePlan) -> None:
         self.travels = TrainerTravels(trainer, plan, self.ending)
         super().__init__(seat, self.travels)
         self._loader = parts.loader

@@ -20,13 +20,13 @@ from transformers import Trainer, TrainingArguments
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.torch.conversion import StepParts, converted
-from edl.torch.loop_steps import Ended
+from edl.torch.loop_steps import StepEnd
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
 from edl.torch.ring_words import RingWords
 from edl.transformers import arguments, plan
 from edl.transformers.loop import Parts, TrainerSteps
-from edl.transformers.plan import Plan
+from edl.transformers.plan import UpdatePlan
 
 
 class EdlTrainerMixin:
@@ -93,7 +93,7 @@ class EdlTrainerMixin:
         if not isinstance(train_dataloader, StepParts):
             raise UsageError("get_train_dataloader() is overridden: let it return edl.torch.ElasticDataLoader(...)")
         by_epochs = self.args.max_steps <= 0
-        planned = Plan(max_steps, seat.size(), float(self.args.num_train_epochs), by_epochs)
+        planned = UpdatePlan(max_steps, seat.size(), float(self.args.num_train_epochs), by_epochs)
         self._steps = TrainerSteps(self, seat, train_dataloader, planned)
         return prepared
 
@@ -201,16 +201,16 @@ class EdlTrainerMixin:
         self.model.zero_grad()
         ended = steps.end_step(counted=counted)
         self._take_rank()
-        if ended is Ended.AGAIN:
+        if ended is StepEnd.AGAIN:
             return False
         travels, pass_over = steps.travels, steps.pass_is_over()
         self._over = pass_over
         over = travels.plan.is_over(travels.epoch, self.state.global_step, pass_over=pass_over)
         self.state.max_steps = travels.plan.most_updates(self.state.global_step, over=over)
         self.state.epoch = travels.epoch + 1 if pass_over else self._fraction(travels)
-        return ended is Ended.COUNTED or pass_over
+        return ended is StepEnd.COUNTED or pass_over
 
-    def _advance(self, planned: Plan) -> None:
+    def _advance(self, planned: UpdatePlan) -> None:
         planned.advance(seat.size())
         schedule: Any = self.lr_scheduler
         if not self.accelerator.optimizer_step_was_skipped and hasattr(schedule, "get_last_lr"):

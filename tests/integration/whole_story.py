@@ -41,8 +41,8 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dic
     first.wait_size(3)
     os.kill(first.pid(0), signal.SIGTERM)  # edl's, whatever the library does with it
     first.wait_size(2)
-    [left] = first.events("worker_left")
-    assert left, first.events()
+    edl.wait(lambda: first.events("worker_left"), "it was told to leave, and is no loss", timeout_s=60)
+    assert len(first.events("worker_lost")) == 1, first.events()
     first.wait_step(first.step() + 2)
     first.launcher.send_signal(signal.SIGTERM)
     first.finish(75)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from edl.errors import RingBroken, UsageError
-from edl.torch.loop_steps import Ended, LoopState, LoopSteps
+from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
 from edl.torch.ring_words import RingWords
 from edl.torch.traveller import as_plain, from_plain
 
@@ -38,13 +38,13 @@ class FakeSeat:
 
 class FakeState(LoopState):
     def __init__(self) -> None:
-        self.ending: Callable[[], Ended] = lambda: self.ended
+        self.ending: Callable[[], StepEnd] = lambda: self.ended
 
     def now(self) -> dict[str, Any]:
         return {"ended": str(self.ending()), "open_pass": self.open_pass}
 
     def take(self, found: Mapping[str, Any]) -> None:
-        self.ended, self.open_pass = Ended(found["ended"]), found["open_pass"]
+        self.ended, self.open_pass = StepEnd(found["ended"]), found["open_pass"]
 
 
 def steps_of(seat: FakeSeat) -> LoopSteps:
@@ -58,20 +58,20 @@ def steps_of(seat: FakeSeat) -> LoopSteps:
 @pytest.mark.parametrize(
     ("now", "ended"),
     [
-        ({}, Ended.COUNTED),
-        ({"voided": True}, Ended.AGAIN),
-        ({"weightless": True}, Ended.EMPTY),
-        ({"weightless": True, "voided": True}, Ended.AGAIN),
+        ({}, StepEnd.COUNTED),
+        ({"voided": True}, StepEnd.AGAIN),
+        ({"weightless": True}, StepEnd.EMPTY),
+        ({"weightless": True, "voided": True}, StepEnd.AGAIN),
     ],
 )
-def test_a_step_counts_unless_it_is_void_or_of_nobody(now: dict[str, bool], ended: Ended) -> None:
+def test_a_step_counts_unless_it_is_void_or_of_nobody(now: dict[str, bool], ended: StepEnd) -> None:
     steps = steps_of(FakeSeat(**now))
     steps.begin_step()
     assert steps.end_step(counted=steps.counts) is ended
 
 
-@pytest.mark.parametrize("ended", list(Ended))
-def test_a_newcomer_goes_on_as_the_others_do(ended: Ended) -> None:
+@pytest.mark.parametrize("ended", list(StepEnd))
+def test_a_newcomer_goes_on_as_the_others_do(ended: StepEnd) -> None:
     seat = FakeSeat(new=True)
     steps = steps_of(seat)
     steps.begin_step()

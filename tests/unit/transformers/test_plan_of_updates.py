@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from edl.transformers.plan import Plan
+from edl.transformers.plan import UpdatePlan
 
 
-def by_epochs(epochs: float = 2.0) -> Plan:
-    return Plan(updates=20, workers=2, epochs=epochs, by_epochs=True)
+def by_epochs(epochs: float = 2.0) -> UpdatePlan:
+    return UpdatePlan(updates=20, workers=2, epochs=epochs, by_epochs=True)
 
 
 def test_the_schedule_is_at_its_end_when_the_data_is_at_any_number_of_workers() -> None:
@@ -18,7 +18,7 @@ def test_the_schedule_is_at_its_end_when_the_data_is_at_any_number_of_workers() 
 
 
 def test_a_number_of_updates_that_the_script_has_said_is_one_at_any_size() -> None:
-    plan = Plan(updates=5, workers=2, epochs=3.0, by_epochs=False)
+    plan = UpdatePlan(updates=5, workers=2, epochs=3.0, by_epochs=False)
     plan.advance(7)
     assert plan.position == 1
     assert not plan.is_over(9, 4, pass_over=True)
