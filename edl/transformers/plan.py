@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 
-class Plan(msgspec.Struct):
+class UpdatePlan(msgspec.Struct):
     """Of one training; travels."""
 
     updates: int  # as counted for the workers at the beginning
