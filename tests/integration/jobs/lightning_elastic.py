@@ -32,7 +32,7 @@ inputs, targets = torch.from_numpy(task.INPUTS), torch.from_numpy(task.TARGETS)
 numbers = torch.arange(task.SAMPLES)
 
 
-class Net(pl.LightningModule):
+class Net(pl.LightningModule):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         middle = torch.nn.Identity() if options.plain else torch.nn.BatchNorm1d(6)
@@ -71,7 +71,7 @@ class Net(pl.LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": steps, "interval": "step"}}
 
 
-class Seen(Callback):
+class Seen(Callback):  # type: ignore[misc]
     """What callbacks of a script would go by."""
 
     def __init__(self) -> None:

@@ -40,7 +40,7 @@ class Texts(torch.utils.data.Dataset[Any]):
         return {"input_ids": texts[number], "labels": labels}
 
 
-class Seen(TrainerCallback):
+class Seen(TrainerCallback):  # type: ignore[misc]
     """What each worker was told, beyond its rehearsal."""
 
     def __init__(self) -> None:
@@ -62,7 +62,7 @@ class Seen(TrainerCallback):
             control.should_training_stop = True
 
 
-class Replaying(Trainer):
+class Replaying(Trainer):  # type: ignore[misc]
     """By batches that are given."""
 
     def get_train_dataloader(self) -> Any:
