@@ -13,6 +13,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SCRIPT = "accelerate_elastic.py"
 
 
+@pytest.mark.soak
 def test_a_loop_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "loop", "--accumulate", "2"]
     job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")

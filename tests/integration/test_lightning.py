@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 SCRIPT = "lightning_elastic.py"
 
 
+@pytest.mark.soak
 def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "trainer", "--accumulate", "2"]
     job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
@@ -33,13 +34,14 @@ def test_a_module_steps_two_optimizers(edl: Any, tmp_path: Any) -> None:
     assert {result["global_step"] for result in job.results()} == {2 * result["steps"] for result in job.results()}
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize(
     ("given", "epochs", "steps", "validations"),
     [
         (["max_steps=20"], [0, 1], 20, 1),
-        pytest.param(["limit_train_batches=4", "accumulate_grad_batches=2"], [0, 1, 2], 6, 3, marks=pytest.mark.soak),
-        pytest.param(["val_check_interval=0.5"], [0, 1, 2], 39, 6, marks=pytest.mark.soak),
-        pytest.param(["check_val_every_n_epoch=2"], [0, 1, 2], 39, 1, marks=pytest.mark.soak),
+        (["limit_train_batches=4", "accumulate_grad_batches=2"], [0, 1, 2], 6, 3),
+        (["val_check_interval=0.5"], [0, 1, 2], 39, 6),
+        (["check_val_every_n_epoch=2"], [0, 1, 2], 39, 1),
     ],
     ids=["max_steps", "limit", "twice", "seldom"],
 )
@@ -56,6 +58,7 @@ def test_what_a_trainer_is_told_holds(
     assert (first["state"][0], first["global_step"], first["state"][1]) == (epochs, steps, validations)
 
 
+@pytest.mark.soak
 def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "stops", "--patience", "2", "--step-time", "0"]
     job = Job(edl, tmp_path / "out", 2, script=script)

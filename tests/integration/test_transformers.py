@@ -14,6 +14,7 @@ SCRIPT = "transformers_elastic.py"
 OFFLINE = {"HF_HUB_OFFLINE": "1"}
 
 
+@pytest.mark.soak
 def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> None:
     script = [SCRIPT, "--way", "trainer", "--accumulate", "2"]
     edl.environ |= OFFLINE

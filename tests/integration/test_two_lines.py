@@ -36,6 +36,7 @@ def test_two_lines_come_and_the_page_shows_them(name: str) -> None:
     assert lines in [block.splitlines() for block in shown]
 
 
+@pytest.mark.soak
 @pytest.mark.parametrize("name", NAMES)
 def test_it_learns_on_two_workers(edl: Any, name: str) -> None:
     edl.cwd = ROOT
