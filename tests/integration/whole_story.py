@@ -31,7 +31,8 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dic
     ways = ["--way", "story", "--epochs", "8", "--until", str(until), *arguments]
     saved: dict[str, Any] = {"checkpoint": folder / "ck", "flags": SELDOM, "audit": True}
     environ = {"EDL_MAX_RESTARTS": "2"}
-    first = Life(edl, folder / "first", script, *ways, environ=environ, **saved)
+    slowly = ["--step-time", "0.3"]  # a replacement boots meanwhile
+    first = Life(edl, folder / "first", script, *ways, *slowly, environ=environ, **saved)
     first.wait_size(2)
     first.wait_step(4)
     first.scale(3)
