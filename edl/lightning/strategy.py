@@ -166,6 +166,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def _check(self, trainer: Any) -> None:
         if self._elastic is not None:
             raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
+        if trainer.ckpt_path is not None:
+            raise UsageError(
+                "Trainer.fit(ckpt_path=...): a job goes on at the exact sample by `edl run --checkpoint`; for weights "
+                "alone, LightningModule.load_from_checkpoint()"
+            )
         refused = {
             "overfit_batches": (trainer.overfit_batches > 0, "train on a torch.utils.data.Subset"),
             "reload_dataloaders_every_n_epochs": (
