@@ -37,7 +37,7 @@ class LitDigits(pl.LightningModule):
 table = np.loadtxt("data/digits/digits.csv.gz", delimiter=",", dtype=np.float32)
 digits = TensorDataset(torch.from_numpy(table[:, :64] / 16), torch.from_numpy(table[:, 64].astype(np.int64)))
 train_set, val_set = torch.utils.data.random_split(digits, [0.8, 0.2], torch.Generator().manual_seed(0))
-trainer = pl.Trainer(strategy="edl", max_epochs=10, callbacks=[EarlyStopping("val_loss")], log_every_n_steps=10)
+trainer = pl.Trainer(strategy="edl", max_epochs=10, default_root_dir="out", callbacks=[EarlyStopping("val_loss")])
 trainer.fit(LitDigits(), DataLoader(train_set, batch_size=32, shuffle=True), DataLoader(val_set, batch_size=32))
 if trainer.is_global_zero:
     print(f"accuracy {trainer.callback_metrics['val_accuracy']:.3f}")
