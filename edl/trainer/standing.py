@@ -13,7 +13,7 @@ from edl.trainer.evaluation import Results
 from edl.trainer.extras import STANDING, Extras
 
 
-class StepEnd(NamedTuple):
+class LastStep(NamedTuple):
     """Of one step."""
 
     step: int
@@ -27,7 +27,7 @@ class ScriptStanding:
     def __init__(self, extras: Extras) -> None:
         self._extras = extras
         self._registered = False
-        self._ends: tuple[StepEnd, ...] = ()  # of the newest two that may have been an epoch's last
+        self._ends: tuple[LastStep, ...] = ()  # of the newest two that may have been an epoch's last
         self._fit: dict[str, Any] = {}  # of Keras
 
     def register(self) -> None:
@@ -36,14 +36,14 @@ class ScriptStanding:
             self._registered = True
             self._extras._add({STANDING: self.heard})
 
-    def note_end(self, end: StepEnd) -> None:
+    def note_end(self, end: LastStep) -> None:
         """The mini-batch that is about to end; it may be void."""
         self._ends = (*self._ends[-1:], end)
 
     def tell(self, step: int, results: Results) -> None:
         """This worker's state of `step` may become another's, or a checkpoint."""
         if self._registered:
-            end = next((end for end in reversed(self._ends) if end.step == step), StepEnd(step, None, False))
+            end = next((end for end in reversed(self._ends) if end.step == step), LastStep(step, None, False))
             told = {"step": step, "epoch": end.epoch, "ends_pass": end.ends_pass, "results": list(results)}
             self._extras._put(STANDING, {**told, "fit": self._fit})
 

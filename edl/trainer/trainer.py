@@ -57,7 +57,7 @@ from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
 from edl.trainer.shell import WorkerShell
-from edl.trainer.standing import ScriptStanding, StepEnd
+from edl.trainer.standing import LastStep, ScriptStanding
 from edl.transport.count import Count
 
 logger = logging.getLogger("edl")
@@ -750,7 +750,7 @@ class Trainer:
         step = self._machine.step + 1
         lease = self._leases.at(step)
         if lease is not None:
-            self._standing.note_end(StepEnd(step, lease.epoch, self._leases.ends_pass(step)))
+            self._standing.note_end(LastStep(step, lease.epoch, self._leases.ends_pass(step)))
 
     def _begin_late(self) -> None:
         """Nothing has told when the first mini-batch began, as its data are the script's own, or come from a pipeline's

@@ -134,11 +134,14 @@ def stable_of(machine: JobMachine, record: Record) -> Stable | None:
     """By the members of the ring that are left; a lost one's step counts no more than theirs.
 
     None while it is not known, as a new leader has not heard of all, and late reports may come first; or as some train
-    in a ring already that is not on record: by its leases, and the ledger is of those before.
+    in a ring already that is not on record: by its leases, and the ledger is of those before. Nor before the first ring
+    while the ledger that this life has inherited is not on record.
     """
     ledger, generation = machine.ledger, record.generation
+    if not generation and ledger is not None:
+        return Stable(0, ledger.trained_by(ledger.step)) if machine.record is record else None
     if not generation:
-        return Stable(0, 0 if ledger is None else ledger.trained_by(ledger.step))
+        return Stable(0, 0)
     members = {member.identity.id for member in record.members}
     left = [worker for worker in record.roster if worker in members]
     step = machine.seen.stable_step(left)

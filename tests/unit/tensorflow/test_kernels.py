@@ -65,7 +65,7 @@ def test_a_gradient_is_weighed_when_it_is_there_and_not_in_the_order_of_the_laye
         return lambda value: tf.numpy_function(note, [value], tf.float32, stateful=False)
 
     def late(value):
-        until = time.monotonic() + patient(10)
+        until = time.monotonic() + 1  # where all threads of TensorFlow are taken, the second comes after this one
         while "second" not in seen and time.monotonic() < until:
             time.sleep(0.01)
         return value
