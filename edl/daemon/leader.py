@@ -319,9 +319,8 @@ class Leader:
         machine, durable = self._machine, self._chronicle.record
         if machine is None or durable is None:
             return None
-        status = status_of(
-            machine, self._reign.term, self._about.worker, self._refusals.snapshot(), durable, self._clock.wall()
-        )
+        wall = machine.wall_at(self._clock.now())
+        status = status_of(machine, self._reign.term, self._about.worker, self._refusals.snapshot(), durable, wall)
         if self._governor is not None:  # it has measured since it was written down
             meter = self._governor.meter
             workers = with_paces(status.workers, self._governor.paces)

@@ -460,6 +460,12 @@ class JobMachine:
         """Why the next generation waits for workers to come."""
         return self._switching.shortage
 
+    def wall_at(self, now: float) -> float:
+        """Seconds since 1970, by the time that passes: what was counted and served by it never shrinks, though the wall
+        clock may be set back.
+        """
+        return now + self._working.to_wall_s
+
     @property
     def reigns_for_s(self) -> float:
         """Since it took over, when it heard something last."""

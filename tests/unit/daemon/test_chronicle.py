@@ -184,6 +184,34 @@ async def lead(store: Frail, reign: Reign) -> tuple[Leader, asyncio.Task[None]]:
     return leader, asyncio.ensure_future(leader.run())
 
 
+class SetBack(SystemClock):
+    """A machine whose wall clock is set."""
+
+    back_s = 0.0
+
+    def wall(self) -> float:
+        return super().wall() - self.back_s
+
+
+async def test_what_a_leader_has_served_does_not_shrink_though_the_wall_clock_is_set_back() -> None:
+    store, clock = Frail(MemoryServer()), SetBack()
+    candidate, reign = await elected(store)
+    leader = Leader(Reigning(JOB, "w0", "127.0.0.1", 5.0), store, reign, clock, Refusals())
+    task = asyncio.ensure_future(leader.run())
+    await store.create(tree.worker(JOB, "w0"), b"", ephemeral=True)
+    await leader.answer(Call("w0", reign.term, say.Register(Identity("w0", "h", "127.0.0.1", 1, 2), 1, 1, 0)))
+    served = 0.0
+    while not served:
+        await asyncio.sleep(0.01)
+        served = sum(now.tally.bad_s.values()) if (now := leader.status()) is not None else 0.0
+    clock.back_s = 3600.0
+    now = leader.status()
+    assert now is not None and sum(now.tally.bad_s.values()) >= served
+    await candidate.resign()
+    task.cancel()
+    await asyncio.gather(task, return_exceptions=True)
+
+
 @pytest.mark.parametrize("fate", [UNSENT, UNANSWERED, LATE])
 async def test_a_void_mini_batch_is_told_of_once_by_all_leaders_together(fate: str) -> None:
     store = Frail(MemoryServer())
