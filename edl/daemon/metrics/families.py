@@ -137,11 +137,6 @@ def _size(status: Status, job: dict[str, str]) -> list[Family]:
         _gauge("edl_job_generation", "Number of the present ring.", (job, status.generation)),
         _gauge("edl_job_term", "Number of the present leader's reign.", (job, status.term)),
         _gauge("edl_job_start_time_seconds", "When the job began, in seconds since 1970.", (job, status.started)),
-        _counter(
-            "edl_job_refused_messages",
-            "Messages that daemons of this job have refused.",
-            *(({**job, "reason": reason}, count) for reason, count in sorted(status.refused.items())),
-        ),
     ]
 
 
