@@ -218,19 +218,28 @@ class Daemon:
             await server.stop()
 
     async def _offer_metrics(self, office: Office) -> MetricsOffer | None:
-        """Where they were asked for. The trainer says where they can be read. Raises ConfigError."""
+        """Where they were asked for. The trainer says where they can be read.
+
+        Raises ConfigError, but not in the place of a daemon that died: its trainer is not to end for that.
+        """
         settings = self._settings
         if settings.metrics_port is None:
             return None
         from edl.daemon.metrics.serving import MetricsOffer
 
         offer = MetricsOffer(self._job, self._worker, self._clock, None if settings.job is None else settings.job_home)
-        link = await offer.start(
-            settings.metrics_address,
-            settings.metrics_port,
-            lambda: (self._observer.observe(self._clock.now()), self._refusals.snapshot()),
-            office.status,
-        )
+        try:
+            link = await offer.start(
+                settings.metrics_address,
+                settings.metrics_port,
+                lambda: (self._observer.observe(self._clock.now()), self._refusals.snapshot()),
+                office.status,
+            )
+        except ConfigError as error:
+            if not self._anew:
+                raise
+            logger.warning("this worker has no metrics any more: %s", error)
+            return None
         self._send(say.Said(f"metrics of worker {self._worker}: {link}"))
         return offer
 

@@ -6,6 +6,7 @@ Owns: the server's begin and end, and the file by which Prometheus finds it. Doe
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import os
@@ -67,14 +68,20 @@ class MetricsOffer:
         if self._server is not None:
             await self._server.stop()
         if self._file is not None:
-            self._file.unlink(missing_ok=True)
+            with contextlib.suppress(OSError):
+                self._file.unlink(missing_ok=True)
 
     def _write(self, target: str) -> None:
-        """As Prometheus' file_sd reads it."""
+        """As Prometheus' file_sd reads it. A worker does not end for it."""
         if self._file is None:
             return
-        self._file.parent.mkdir(mode=0o700, exist_ok=True)
         draft = self._file.with_suffix(f".{os.getpid()}")
-        draft.write_text(json.dumps([{"targets": [target], "labels": {"edl_job": self._job}}]))
-        draft.chmod(0o600)
-        draft.replace(self._file)
+        try:
+            self._file.parent.mkdir(mode=0o700, exist_ok=True)
+            draft.write_text(json.dumps([{"targets": [target], "labels": {"edl_job": self._job}}]), encoding="utf-8")
+            draft.chmod(0o600)
+            draft.replace(self._file)
+        except OSError as error:
+            logger.warning("%s: Prometheus does not find these metrics by it: %s", self._file, error.strerror)
+            with contextlib.suppress(OSError):
+                draft.unlink(missing_ok=True)

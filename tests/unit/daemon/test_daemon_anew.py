@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
+from types import SimpleNamespace
 
 import pytest
 
@@ -47,6 +49,15 @@ async def test_the_first_one_says_at_once_what_is_wrong(tried, tmp_path):
     with pytest.raises(ConfigError, match="no worker answers"):
         await daemon(tmp_path, anew=False)._connect(Coordinator("zk:2181"))
     assert len(tried) == 1
+
+
+@pytest.mark.parametrize("anew", [True, False])
+async def test_metrics_that_cannot_be_served_end_no_trainer_that_is_healthy(tmp_path, anew):
+    settings = Settings(job="j", metrics_port=0, metrics_address="192.0.2.1", home=tmp_path)
+    Page.create(tmp_path / "page")
+    one, office = Daemon(settings, tmp_path, os.getpid(), anew=anew), SimpleNamespace(status=lambda: None)
+    with nullcontext() if anew else pytest.raises(ConfigError, match=r"cannot listen at 192\.0\.2\.1"):
+        assert await one._offer_metrics(office) is None  # type: ignore[arg-type]
 
 
 async def test_it_gives_up_a_while_after_the_trainers_end(tried, tmp_path, monkeypatch):
