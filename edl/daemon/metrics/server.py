@@ -3,7 +3,8 @@
 Owns: who is answered, how many at a time and for how long. Does not own: what is said (`edl.daemon.metrics.families`).
 
 It runs in the daemon's own loop and is bounded in all it takes, so that no reader holds up the job: a request has 8 kB
-and 5 seconds, 16 are answered at a time, the others hear that they come too many. Text is made in a thread.
+and 5 seconds to be made and to take its answer, 16 are answered at a time, the others hear that they come too many.
+Text is made in a thread, and each form of it once a second at most.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import re
 from collections.abc import Callable
 from http import HTTPStatus
 from typing import Final
@@ -23,6 +25,8 @@ logger = logging.getLogger("edl")
 AT_ONCE: Final = 16
 REQUEST_S: Final = 5.0
 REQUEST_BYTES: Final = 8192
+KEPT_S: Final = 1.0  # for so long an answer is given again
+FORMS: Final = 4  # that are made meanwhile, by what readers accept
 NEIGHBOURS: Final = 100  # ports from the one that was asked for: as many workers of a host can be read
 NAMES: Final = frozenset({"localhost", LOOPBACK, "[::1]"})  # of a host that is asked for on loopback
 
@@ -36,6 +40,8 @@ class MetricsServer:
 
         self._encoded = exposition.encoded
         self._read = read
+        self._making = asyncio.Lock()
+        self._made: dict[str, tuple[float, bytes, str]] = {}  # when, page, content type; by what was accepted
         self._busy: set[asyncio.Task[None]] = set()
         self._address = ""
         self._server: asyncio.Server | None = None
@@ -67,16 +73,17 @@ class MetricsServer:
         task = asyncio.current_task()
         assert task is not None
         self._busy.add(task)
+        writer.transport.set_write_buffer_limits(high=0)  # so that drained is sent
+        sent = False
         try:
             with contextlib.suppress(TimeoutError, ConnectionError, asyncio.IncompleteReadError):
                 async with asyncio.timeout(REQUEST_S):
                     writer.write(await self._answer(reader))
                     await writer.drain()
+                    sent = True
         finally:
             self._busy.discard(task)
-            writer.close()
-            with contextlib.suppress(ConnectionError):
-                await writer.wait_closed()
+            writer.close() if sent else writer.transport.abort()  # one that does not read would be waited for for ever
 
     async def _answer(self, reader: asyncio.StreamReader) -> bytes:
         if len(self._busy) > AT_ONCE:
@@ -89,14 +96,30 @@ class MetricsServer:
         headers = {name.strip().lower(): value.strip() for name, _, value in (field.partition(":") for field in fields)}
         method, _, rest = line.partition(" ")
         path = rest.partition(" ")[0].partition("?")[0]
-        if self._address == LOOPBACK and headers.get("host", "").rpartition(":")[0] not in NAMES:
+        if self._address == LOOPBACK and _name(headers.get("host", "")) not in NAMES:
             return _response(HTTPStatus.FORBIDDEN, b"ask for localhost: a page of another name reads nothing here\n")
         if method not in {"GET", "HEAD"}:
             return _response(HTTPStatus.METHOD_NOT_ALLOWED, b"only GET\n")
         if path != "/metrics":
             return _response(HTTPStatus.NOT_FOUND, b"/metrics is all there is\n")
-        body, kind = await asyncio.to_thread(self._encoded, self._read(), headers.get("accept", ""))
-        return _response(HTTPStatus.OK, body, kind, shown=method == "GET")
+        return await self._page(headers.get("accept", ""), shown=method == "GET")
+
+    async def _page(self, accepted: str, *, shown: bool) -> bytes:
+        """In the form that is asked for, made once however many ask."""
+        async with self._making:
+            now = asyncio.get_running_loop().time()
+            self._made = {form: made for form, made in self._made.items() if now - made[0] < KEPT_S}
+            if accepted not in self._made:
+                if len(self._made) >= FORMS:
+                    return _response(HTTPStatus.TOO_MANY_REQUESTS, b"in too many forms; try again in a second\n")
+                self._made[accepted] = (now, *await asyncio.to_thread(self._encoded, self._read(), accepted))
+            _, body, kind = self._made[accepted]
+            return _response(HTTPStatus.OK, body, kind, shown=shown)
+
+
+def _name(host: str) -> str:
+    """Without its port, which browsers leave out where it is 80."""
+    return re.sub(r":\d*$", "", host)
 
 
 def _response(status: HTTPStatus, body: bytes, kind: str = "text/plain; charset=utf-8", *, shown: bool = True) -> bytes:

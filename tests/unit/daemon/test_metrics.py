@@ -7,8 +7,10 @@ import contextlib
 import json
 import re
 import shutil
+import socket
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
@@ -182,6 +184,9 @@ async def started() -> tuple[MetricsServer, int]:
     [
         ("GET /metrics HTTP/1.1\r\nHost: localhost:9\r\n\r\n", 200),
         ("HEAD /metrics HTTP/1.1\r\nHost: 127.0.0.1:9\r\n\r\n", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: localhost\r\n\r\n", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: [::1]\r\n\r\n", 200),
+        ("GET /metrics HTTP/1.1\r\nHost: evil.example\r\n\r\n", 403),
         ("GET /metrics HTTP/1.1\r\nHost: evil.example:9\r\n\r\n", 403),
         ("GET /metrics HTTP/1.1\r\n\r\n", 403),
         ("POST /metrics HTTP/1.1\r\nHost: localhost:9\r\n\r\n", 405),
@@ -211,6 +216,53 @@ async def test_too_many_readers_hear_so_and_one_that_says_nothing_is_left(monkey
         writer.close()
         await writer.wait_closed()
     await found.stop()
+
+
+@pytest.mark.parametrize("request_s", [0.2, 60.0])
+async def test_one_that_does_not_read_its_answer_is_left_and_holds_up_no_end(
+    request_s: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By its time, or by the end of the daemon."""
+    monkeypatch.setattr(server, "REQUEST_S", request_s)
+    found, port = await started()
+    found._encoded = lambda *_: (b"x" * 20_000_000, "text/plain")  # more than the kernel takes for a reader
+    with socket.create_connection(("127.0.0.1", port)) as silent:
+        silent.sendall(b"GET /metrics HTTP/1.1\r\nHost: localhost:1\r\n\r\n")
+        await until(lambda: found._made != {})
+        served = [task for task in asyncio.all_tasks() if "_serve" in repr(task)]
+        if request_s < 1:
+            await asyncio.wait_for(asyncio.gather(*served, return_exceptions=True), 10)
+        await asyncio.wait_for(found.stop(), 10)
+        assert served and all(task.done() for task in served)
+
+
+async def until(true: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not true():  # noqa: ASYNC110
+            await asyncio.sleep(0.01)
+
+
+async def test_however_often_it_is_asked_for_it_is_made_once_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[int] = []
+    found = MetricsServer(lambda: [Family("edl_x", Type.GAUGE, "X.", (({"job": "j"}, float(made.append(1) or 1)),))])
+    port = await found.start("127.0.0.1", 0)
+    request = "GET /metrics HTTP/1.1\r\nHost: localhost\r\nAccept: {}\r\n\r\n"
+    monkeypatch.setattr(server, "KEPT_S", 1000.0)
+    answers = [await ask(port, request.format("*/*")) for _ in range(5)]
+    assert len(set(answers)) == len(made) == 1 and b"edl_x" in answers[0]
+    forms = [await ask(port, request.format(f"x/{n}")) for n in range(server.FORMS)]
+    assert [answer[9:12] for answer in forms] == [b"200"] * (server.FORMS - 1) + [b"429"]
+    monkeypatch.setattr(server, "KEPT_S", 0.0)
+    assert (await ask(port, request.format("x/9")))[9:12] == b"200"
+    await found.stop()
+
+
+async def test_a_record_that_cannot_be_written_ends_no_worker(tmp_path: Path) -> None:
+    (tmp_path / "metrics").write_text("no folder")
+    offer = serving.MetricsOffer("j", "w0", ManualClock(), tmp_path)
+    link = await offer.start("127.0.0.1", 0, lambda: (SEEN, {}), status)
+    assert link.startswith("http://127.0.0.1:")
+    await offer.stop()
 
 
 async def test_the_next_free_port_is_taken_and_prometheus_finds_it(tmp_path: Path) -> None:
