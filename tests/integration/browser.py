@@ -80,5 +80,5 @@ class Browser:
 def _program(name: str) -> str:
     found = shutil.which(name)
     if found is None:
-        pytest.fail(f"{name} is missing: source scripts/parts and call bring_browser, as scripts/test does")
+        pytest.fail(f"{name} is missing: source scripts/parts and call bring_what_looks, as scripts/test does")
     return found

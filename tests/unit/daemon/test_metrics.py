@@ -138,7 +138,7 @@ def test_as_many_lines_as_there_are_members_and_no_more() -> None:
 def promtool(*arguments: str, given: bytes = b"") -> None:
     program = shutil.which("promtool") or str(Path(__file__).parents[3] / ".setup" / "promtool")
     if not Path(program).exists():
-        pytest.fail("promtool is missing: source scripts/parts and call bring_promtool, as scripts/test does")
+        pytest.fail("promtool is missing: source scripts/parts and call bring_what_looks, as scripts/test does")
     done = subprocess.run([program, *arguments], input=given, capture_output=True, check=False, cwd=SHIPPED)
     assert done.returncode == 0, done.stdout.decode() + done.stderr.decode()
 
