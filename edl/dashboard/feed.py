@@ -82,19 +82,28 @@ class Feed:
     async def run(self) -> None:
         """Until cancelled, or the job is over for good."""
         while True:
+            if await self._go_on():
+                self._wake()
+                return
+            await asyncio.sleep(AGAIN_S)
+
+    async def _go_on(self) -> bool:
+        """As far as the job's present life goes. True: it is over for good."""
+        with contextlib.suppress(EdlError, OSError):  # it is away, between two lives, or its record is being replaced
             where = self._locate()
             self._read(where)
+            gone = where.record is not None and not where.record.alive  # its launcher, and this life with it
             if where.coordinator is None:
-                if where.record is not None and not where.record.alive:
-                    self._wake()
-                    return
-                await asyncio.sleep(AGAIN_S)
-                continue
-            with contextlib.suppress(EdlError):  # it is away, or between two lives
+                return gone
+            known = self.looks
+            try:
                 await self._follow(where)
-                if where.folder is None:
-                    return
-            await asyncio.sleep(AGAIN_S)
+                return gone or where.record is None
+            except EdlError:
+                if gone and self.looks == known:  # nor is there anyone to ask
+                    return True
+                raise
+        return False
 
     async def read_all(self) -> None:
         """What is on record, and what the job tells if it lives, once. Raises EdlError where that is nothing."""
