@@ -20,7 +20,7 @@ def report(arguments: argparse.Namespace) -> int:
         raise ConfigError(f"--html {target}: there is no folder {target.parent}")
     text = asyncio.run(_page(where))
     try:
-        target.write_text(text)
+        target.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigError(f"--html {target}: cannot be written: {error.strerror}") from None
     show.say(f"job {where.job}: {target}, {len(text) // 1000} kB")

@@ -30,7 +30,7 @@ def report(feed: Feed) -> str:
 
 
 def _shipped(name: str) -> str:
-    return (SHIPPED / name).read_text()
+    return (SHIPPED / name).read_text(encoding="utf-8")
 
 
 def _digests(texts: list[str]) -> str:
