@@ -1,8 +1,9 @@
 """Who may look at a page, and who may press its buttons. Pure.
 
-A link with a token opens it, and leaves a cookie, so that the token is in no address after that. All else is refused:
-without the token, by another name of this host (a page that rebinds its name to ours), and a press of a button that
-does not come from the page itself.
+A link with a token opens it, and leaves a cookie, so that the token is in no address after that. The cookie belongs to
+the page's own place, as browsers send one of "/" to whatever else listens on this host, at any port. All else is
+refused: without the token, by another name of this host (a page that rebinds its name to ours), and a press of a button
+that does not come from the page itself.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Final
 
 import msgspec
 
+HTTP_PORT: Final = 80
 HEADERS: Final = {
     "Content-Security-Policy": (
         "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data:; connect-src 'self'; "
@@ -50,13 +52,22 @@ class Access(msgspec.Struct, frozen=True):
         return f"edl-{self.port}"
 
     @property
+    def place(self) -> str:
+        """Below which the page lies: known to who had the token."""
+        return f"/{self._derived(b'place')[:32]}"
+
+    @property
     def check(self) -> str:
         """What the page's own forms carry: known to who could read the page."""
-        return hmac.new(self.token.encode(), b"forms", hashlib.sha256).hexdigest()
+        return self._derived(b"forms")
+
+    def _derived(self, use: bytes) -> str:
+        return hmac.new(self.token.encode(), use, hashlib.sha256).hexdigest()
 
     def names_us(self, host: str) -> bool:
-        """The Host that was asked for."""
-        return host in {f"{name}:{self.port}" for name in (self.address, "127.0.0.1", "localhost")}
+        """The Host that was asked for. Browsers leave out the port of HTTP itself."""
+        names = {self.address, "127.0.0.1", "localhost"}
+        return host in {f"{name}:{self.port}" for name in names} or (self.port == HTTP_PORT and host in names)
 
     def opens(self, given: str | None) -> bool:
         """The token of a link or a cookie."""

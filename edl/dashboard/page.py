@@ -98,7 +98,7 @@ def _controls(controls: Controls | None) -> str:
     )
     said = f'<output id="said">{escape(controls.said)}</output>'
     hidden = f'<input type="hidden" name="check" value="{escape(controls.check)}">'
-    return f'<form class="wide" id="controls" method="post" action="/act">{hidden}{buttons}{said}</form>'
+    return f'<form class="wide" id="controls" method="post" action="act">{hidden}{buttons}{said}</form>'
 
 
 def workers(found: Iterable[WorkerRow], more: int) -> str:

@@ -23,6 +23,7 @@ from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from edl.dashboard import page, snapshot
 from edl.dashboard.access import HEADERS, Access
@@ -38,15 +39,19 @@ FILES: Final = {
     "uPlot.min.css": "text/css; charset=utf-8",
 }
 HEAD: Final = (
-    '<link rel="icon" href="data:,"><link rel="stylesheet" href="/uPlot.min.css">'
-    '<link rel="stylesheet" href="/page.css">'
-    '<script src="/uPlot.iife.min.js" defer></script><script src="/page.js" defer></script>'
+    '<link rel="icon" href="data:,"><link rel="stylesheet" href="uPlot.min.css">'
+    '<link rel="stylesheet" href="page.css">'
+    '<script src="uPlot.iife.min.js" defer></script><script src="page.js" defer></script>'
 )
 STREAMS: Final = 32  # browsers that are told as things happen
 CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
+MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond which they hear nothing
+ASK_S: Final = 10.0  # for a connection to ask for something
 FORM_BYTES: Final = 4096
 DRAWN_EACH: Final = 3  # of so many looks, charts are drawn anew once
 BEAT_S: Final = 5.0  # a word at least so often: a browser notices a dead connection, and we a browser that is gone
+WRONG_NAME: Final = "this page answers to the address in its link only"
+NOT_OPENED: Final = "open the link that `edl dashboard` has printed: it has the token of this page"
 Act = Callable[[str], Awaitable[str]]
 
 
@@ -59,11 +64,14 @@ class PageServer:
         self._act = act
         self._said = ""
         self._streams = 0
+        self._charts: tuple[tuple[int, int], page.Charts] | None = None  # of which look and event
+        place = access.place
         routes = [
-            Route("/", self._page),
-            Route("/events", self._events),
-            Route("/act", self._press, methods=["POST"]),
-            *(Route(f"/{name}", self._file) for name in FILES),
+            Route("/", self._open),
+            Route(f"{place}/", self._page),
+            Route(f"{place}/events", self._events),
+            Route(f"{place}/act", self._press, methods=["POST"]),
+            *(Route(f"{place}/{name}", self._file) for name in FILES),
         ]
         self.app = Starlette(routes=routes)
 
@@ -71,29 +79,35 @@ class PageServer:
 
     def _refusal(self, request: Request) -> Response | None:
         if not self._access.names_us(request.headers.get("host", "")):
-            return _plain("this page answers to the address in its link only", 403)
+            return _plain(WRONG_NAME, 403)
         if not self._access.opens(request.cookies.get(self._access.cookie)):
-            return _plain("open the link that `edl dashboard` has printed: it has the token of this page", 403)
+            return _plain(NOT_OPENED, 403)
         return None
 
-    async def _page(self, request: Request) -> Response:
+    async def _open(self, request: Request) -> Response:
+        """The link: it trades its token for a cookie, and leads to the page."""
         token = request.query_params.get("token")
-        if token is not None and self._access.names_us(request.headers.get("host", "")) and self._access.opens(token):
-            answer = RedirectResponse("/", 303, headers=HEADERS)
-            answer.set_cookie(self._access.cookie, token, httponly=True, samesite="lax", path="/")
-            return answer
+        if not self._access.names_us(request.headers.get("host", "")):
+            return _plain(WRONG_NAME, 403)
+        if token is None or not self._access.opens(token):
+            return _plain(NOT_OPENED, 403)
+        answer = RedirectResponse(f"{self._access.place}/", 303, headers=HEADERS)
+        answer.set_cookie(self._access.cookie, token, httponly=True, samesite="lax", path=self._access.place)
+        return answer
+
+    async def _page(self, request: Request) -> Response:
         if refusal := self._refusal(request):
             return refusal
         if self._feed.status is None:
             return _plain("the job is not heard of yet; reload in a moment", 503)
         controls = None if self._act is None else page.Controls(self._access.check, self._said)
-        shown = snapshot.view(self._feed), snapshot.newest(self._feed), snapshot.charts(self._feed)
+        shown = snapshot.view(self._feed), snapshot.newest(self._feed), self._drawn()
         return HTMLResponse(page.page(*shown, HEAD, controls), headers=HEADERS)
 
     async def _file(self, request: Request) -> Response:
         if refusal := self._refusal(request):
             return refusal
-        name = request.url.path.removeprefix("/")
+        name = request.url.path.rpartition("/")[2]
         return Response((SHIPPED / name).read_bytes(), media_type=FILES[name], headers=HEADERS)
 
     async def _events(self, request: Request) -> Response:
@@ -135,8 +149,15 @@ class PageServer:
             "data": page.bar(view.data, "samples"),
             "time": page.time_bar(view.time),
         }
-        charts = msgspec.to_builtins(snapshot.charts(self._feed)) if drawn or view.over else None
+        charts = msgspec.to_builtins(self._drawn()) if drawn or view.over else None
         return _message("look", {"parts": parts, "charts": charts, "over": view.over})
+
+    def _drawn(self) -> page.Charts:
+        """Once for all who look."""
+        now = self._feed.looks, self._feed.count
+        if self._charts is None or self._charts[0] != now:
+            self._charts = now, snapshot.charts(self._feed)
+        return self._charts[1]
 
     # ---------------------------------------------------------------------------------------------------- the buttons
 
@@ -154,7 +175,7 @@ class PageServer:
         if not self._access.may_press(request.headers, form.get("check", [""])[0]):
             return _plain("this press of a button does not come from the page", 403)
         self._said = await self._act(form.get("do", [""])[0])
-        return RedirectResponse("/", 303, headers=HEADERS)
+        return RedirectResponse(f"{self._access.place}/", 303, headers=HEADERS)
 
     # ------------------------------------------------------------------------------------------------------ its life
 
@@ -166,6 +187,8 @@ class PageServer:
             access_log=False,
             lifespan="off",
             server_header=False,
+            http=_Bounded,
+            ws="none",
             limit_concurrency=CONNECTIONS,
             timeout_keep_alive=5,
             timeout_graceful_shutdown=1,
@@ -179,6 +202,31 @@ class PageServer:
             server.should_exit = True
             with contextlib.suppress(asyncio.CancelledError):
                 await serving
+
+
+class _Bounded(H11Protocol):
+    """One connection. uvicorn's own limits begin with the first answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._expect(None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        self._expect(answered)
+
+    def _expect(self, before: RequestResponseCycle | None) -> None:
+        """Another request than that, soon: until its head is there in full it does not count."""
+
+        def look() -> None:
+            if self.cycle is before and not self.transport.is_closing():
+                self.transport.abort()
+
+        self.loop.call_later(ASK_S, look)
 
 
 class _Quiet(uvicorn.Server):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -14,6 +15,11 @@ from pathlib import Path
 import pytest
 from browser import Browser
 from elastic_job import Job
+from seen_job import BEGAN, event, feed, status
+
+from edl.dashboard.access import Access
+from edl.dashboard.server import PageServer, listen
+from edl.launch.figures import Point
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -103,6 +109,43 @@ def lose_one(edl, job: Job, phone: Browser, wide: Browser) -> None:
     job.wait_size(2)
     edl.wait(lambda: "worker_lost" in [kind for _, kind, _ in story(wide)], "the loss on the page")
     phone.driver.execute_cdp_cmd("Network.emulateNetworkConditions", {**cut, "offline": False})
+
+
+TITLES = """return [...document.querySelectorAll('#rates, #figures section')].map(
+    (one) => [one.querySelector('h2').textContent, one.querySelectorAll('.u-label')[1]?.textContent])"""
+
+
+async def test_charts_keep_their_titles_when_a_job_reports_something_new(edl) -> None:
+    still = status(stable=None)  # it adds no point by itself
+    ear = listen("127.0.0.1", 0)
+    access = Access.fresh(ear.getsockname()[1], "127.0.0.1")
+    shown = feed([event(1)], still, points=0)
+    shown.history.take(Point(BEGAN + n, 10 * n, 0, 2, {"loss": 0.5}) for n in range(5))
+    task = asyncio.create_task(PageServer(shown, access).serve(ear))
+
+    def look() -> None:
+        with Browser(1280) as browser:
+            browser.driver.get(access.link)
+            before = [["Throughput", "steps/s"], ["loss", "loss"]]
+            edl.wait(lambda: browser.run(TITLES) == before, "the charts as they are", 60)
+            more = (Point(BEGAN + n, 10 * n, 64 * n, 2, {"accuracy": 0.1, "loss": 0.5}) for n in range(5, 9))
+            shown.history.take(more)
+            after = [["Throughput", "samples/s"], ["loss", "loss"], ["accuracy", "accuracy"]]
+
+            def drawn() -> bool:
+                loop.call_soon_threadsafe(shown._see, still)  # another look at the job
+                return bool(browser.run(TITLES) == after)
+
+            edl.wait(drawn, "the new one beside them", 60)
+            assert browser.complaints() == []
+
+    loop = asyncio.get_running_loop()
+    try:
+        await asyncio.to_thread(look)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        ear.close()
 
 
 def test_what_happens_to_a_job_is_on_its_page_as_it_happens(edl, tmp_path: Path) -> None:

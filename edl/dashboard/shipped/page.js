@@ -50,21 +50,23 @@
     ctx.restore();
   }
 
-  function draw(host, columns, make) {
-    if (!host || columns[0].length < 2) return;
-    const known = plots.get(host.id);
-    if (known) { known.setData(columns); return; }
+  function draw(host, columns, label, make) {
+    if (columns[0].length < 2) return;
+    const known = plots.get(host);
+    if (known && known.series[1].label === label) { known.setData(columns); return; }
+    if (known) known.destroy();
     host.replaceChildren();
-    plots.set(host.id, new uPlot(make(), columns, host));
+    plots.set(host, new uPlot(make(), columns, host));
   }
 
-  function figureHost(name, index) {
-    let host = by(`figure-${index}`);
+  // By its name: the place of a figure among them changes when another one is reported.
+  function figureHost(name) {
+    let host = [...by("figures").querySelectorAll(".chart")].find((one) => one.dataset.name === name);
     if (!host) {
       const section = document.createElement("section"), title = document.createElement("h2");
       title.textContent = name;
       host = document.createElement("div");
-      host.id = `figure-${index}`;
+      host.dataset.name = name;
       host.className = "chart";
       section.append(title, host);
       by("figures").append(section);
@@ -75,17 +77,16 @@
   function drawAll() {
     const { size, series } = charts;
     const sizes = by("chart-size"), rates = by("chart-rate");
-    draw(sizes, [size.at, size.size], () => ({
+    draw(sizes, [size.at, size.size], "workers", () => ({
       ...options(sizes, "workers", "--accent", { paths: uPlot.paths.stepped({ align: 1 }), fill: css("--wash"), headroom: 1.3 }),
       hooks: { draw: [marks] },
     }));
-    const samples = series.samples_s.some((value) => value);
-    draw(rates, [series.at, samples ? series.samples_s : series.steps_s],
-      () => options(rates, samples ? "samples/s" : "steps/s", "--good", {}));
-    Object.entries(series.figures).forEach(([name, values], index) => {
-      const host = figureHost(name, index);
-      draw(host, [series.at, values], () => ({ ...options(host, name, "--mark", { spanGaps: true }), scales: {} }));
-    });
+    const samples = series.samples_s.some((value) => value), unit = samples ? "samples/s" : "steps/s";
+    draw(rates, [series.at, samples ? series.samples_s : series.steps_s], unit, () => options(rates, unit, "--good", {}));
+    for (const [name, values] of Object.entries(series.figures)) {
+      const host = figureHost(name);
+      draw(host, [series.at, values], name, () => ({ ...options(host, name, "--mark", { spanGaps: true }), scales: {} }));
+    }
   }
 
   function drawAnew() {
@@ -97,8 +98,8 @@
   drawAll();
   matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAnew);
   new ResizeObserver(() => {
-    for (const [id, plot] of plots) {
-      const width = by(id).clientWidth;
+    for (const [host, plot] of plots) {
+      const width = host.clientWidth;
       if (width && width !== plot.width) plot.setSize({ width, height: 190 });
     }
   }).observe(document.querySelector("main"));
@@ -136,7 +137,7 @@
   }
 
   function connect() {
-    source = new EventSource(`/events?after=${newest}`);
+    source = new EventSource(`events?after=${newest}`);
     source.addEventListener("open", () => live(true));
     source.addEventListener("happened", happened);
     source.addEventListener("look", looked);

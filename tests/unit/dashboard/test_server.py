@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import re
 import time
 from collections.abc import AsyncIterator
 from urllib.parse import quote
@@ -12,9 +13,10 @@ from urllib.parse import quote
 import pytest
 from seen_job import EVIL, event, feed, scaled, status
 
+from edl.dashboard import server, snapshot
 from edl.dashboard.access import Access
 from edl.dashboard.feed import Feed
-from edl.dashboard.server import FILES, STREAMS, PageServer, listen
+from edl.dashboard.server import CONNECTIONS, FILES, MOST_CONNECTIONS, STREAMS, PageServer, listen
 from edl.errors import ConfigError
 
 pytestmark = pytest.mark.integration
@@ -39,6 +41,7 @@ class Page:
         return {"Cookie": f"{self.access.cookie}={self.access.token}"}
 
     async def open(self, path: str = "/", method: str = "GET", body: str = "", **headers: str) -> asyncio.StreamReader:
+        path = path if path.startswith("/?") else self.access.place + path
         reader, self.writer = await asyncio.open_connection("127.0.0.1", self.access.port)
         fields = {"Host": f"127.0.0.1:{self.access.port}", "Connection": "close", "Content-Length": str(len(body))}
         fields |= {name.replace("_", "-"): value for name, value in headers.items()}
@@ -47,7 +50,7 @@ class Page:
         return reader
 
     async def ask(self, path: str = "/", method: str = "GET", body: str = "", **headers: str) -> tuple[int, str, str]:
-        """Code, head and body."""
+        """Code, head and body. `path`: of the page, or of its link."""
         reader = await self.open(path, method, body, **headers)
         head, _, rest = (await asyncio.wait_for(reader.read(), 10)).decode().partition("\r\n\r\n")
         self.writer.close()
@@ -69,9 +72,11 @@ async def served(shown: Feed, *, buttons: bool = False) -> AsyncIterator[Page]:
 async def test_the_link_opens_the_page_and_its_token_goes_into_a_cookie() -> None:
     async with served(feed([event(1)])) as page:
         code, head, _ = await page.ask(f"/?token={page.access.token}")
-        assert (code, "location: /\r\n" in head + "\r\n") == (303, True)
+        assert (code, f"location: {page.access.place}/\r\n" in head + "\r\n") == (303, True)
         assert "httponly" in head and "samesite=lax" in head and page.access.token.lower() in head
+        assert f"path={page.access.place};" in head and "domain" not in head  # no other server of this host is sent it
         code, head, body = await page.ask(**page.cookie)
+        assert not [url for url in re.findall(r'(?:href|src|action)="([^"]*)"', body) if url.startswith("/")]
         assert code == 200 and "epoch_ended" in body and page.access.token not in body
         assert "default-src 'none'" in head and "unsafe" not in head and "no-store" in head
 
@@ -109,7 +114,8 @@ async def test_buttons_are_there_where_asked_for_and_pressed_from_the_page_only(
         assert (await page.ask(f"/act?{form}", **page.cookie))[0] == 405
         assert (await page.ask("/act", "POST", "x" * 5000, **page.cookie, **origin))[0] == 413
         assert page.pressed == []
-        assert (await page.ask("/act", "POST", form, **ours, **page.cookie, **origin))[0] == 303
+        code, head, _ = await page.ask("/act", "POST", form, **ours, **page.cookie, **origin)
+        assert code == 303 and f"location: {page.access.place}/" in head
         assert page.pressed == ["grow"]
         body = (await page.ask(**page.cookie))[2]
         assert "<script>alert" not in body and "grow: &lt;script&gt;" in body
@@ -171,6 +177,60 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
         for _, writer in crowd:
             with contextlib.suppress(OSError):
                 await writer.wait_closed()
+
+
+async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(server, "ASK_S", 0.5)
+    async with served(feed([event(1)])) as page:
+        begun = f"GET {page.access.place}/ HTTP/1.1\r\nHost: 127.0.0.1:{page.access.port}\r\n"
+        whole = f"{begun}Cookie: {page.cookie['Cookie']}\r\n\r\n"
+        silent = [await asyncio.open_connection("127.0.0.1", page.access.port) for _ in range(CONNECTIONS)]
+        silent[0][1].write(begun.encode())
+        assert (await page.ask(**page.cookie))[0] == 503
+        for reader, writer in silent:
+            with contextlib.suppress(ConnectionResetError):
+                assert await asyncio.wait_for(reader.read(), 10) == b""
+            writer.close()
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.access.port)
+        writer.write((whole + begun).encode())  # and no more of its second request
+        with contextlib.suppress(ConnectionResetError):
+            await asyncio.wait_for(reader.read(), 4)
+        writer.close()
+        stream = await page.open("/events", **page.cookie)
+        await asyncio.wait_for(stream.readuntil(b"event: look"), 10)
+        await asyncio.sleep(1.0)
+        page.feed._add([event(2)])
+        await asyncio.wait_for(stream.readuntil(b"id: 2"), 10)  # one that is being answered stays
+        page.writer.close()
+
+
+async def test_beyond_the_bound_of_connections_none_is_held() -> None:
+    async with served(feed([event(1)])) as page:
+        crowd = [await asyncio.open_connection("127.0.0.1", page.access.port) for _ in range(MOST_CONNECTIONS)]
+        reader, writer = await asyncio.open_connection("127.0.0.1", page.access.port)
+        with contextlib.suppress(ConnectionResetError):
+            assert await asyncio.wait_for(reader.read(), 5) == b""
+        for _, one in [*crowd, (reader, writer)]:
+            one.close()
+
+
+async def test_charts_are_made_once_for_all_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = []
+    charts = snapshot.charts
+    monkeypatch.setattr(snapshot, "charts", lambda feed: made.append(1) or charts(feed))
+    async with served(feed([event(1)])) as page:
+        assert [(await page.ask(**page.cookie))[0] for _ in range(3)] == [200] * 3
+        assert len(made) == 1
+        page.feed._add([event(2)])
+        await page.ask(**page.cookie)
+        assert len(made) == 2
+
+
+@pytest.mark.parametrize(("port", "host", "ours"), [(80, "localhost", True), (81, "localhost", False)])
+def test_browsers_leave_out_the_port_of_http(port: int, host: str, *, ours: bool) -> None:
+    access = Access("t", port)
+    assert access.names_us(host) is ours and access.names_us(f"{host}:{port}") and not access.names_us("evil.example")
+    assert access.may_press({"origin": f"http://{host}"}, access.check) is ours
 
 
 async def test_a_day_of_events_of_64_workers_loads_at_once_and_is_small() -> None:
