@@ -158,7 +158,8 @@ def test_what_happens_to_a_job_is_on_its_page_as_it_happens(edl, tmp_path: Path)
             charts(edl, browser)
         assert "token" not in wide.driver.current_url
         wide.driver.find_element("css selector", "button[value=grow]").click()
-        assert wide.driver.find_element("css selector", "#said").text == "3 workers are asked for"
+        said = "return document.querySelector('#said')?.textContent"
+        edl.wait(lambda: wide.run(said) == "3 workers are asked for", "what came of the button", 30)
         job.wait_size(3)
         edl.wait(lambda: "scaled" in [kind for _, kind, _ in story(wide)], "the change on the page")
         before = len(story(wide))

@@ -18,13 +18,13 @@ from edl.protocol.job import Status
 Told = list[object]
 
 
-class Client:
+class TellingJob:
     """Of a job that tells what is in `told`: events, and what it raises."""
 
     def __init__(self, told: Told) -> None:
         self.told = told
 
-    async def __aenter__(self) -> Client:
+    async def __aenter__(self) -> TellingJob:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -47,7 +47,7 @@ def place(*told: object, alive: bool | None, asked: bool = True) -> SimpleNamesp
     """`alive`: its launcher on this machine; None: it was started elsewhere."""
     record = None if alive is None else SimpleNamespace(alive=alive, events_before=0)
     coordinator = "zk:2181" if asked else None
-    return SimpleNamespace(folder=None, record=record, coordinator=coordinator, client=lambda: Client(list(told)))
+    return SimpleNamespace(folder=None, record=record, coordinator=coordinator, client=lambda: TellingJob(list(told)))
 
 
 @pytest.fixture(autouse=True)
