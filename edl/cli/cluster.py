@@ -9,6 +9,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Mapping
 
 import msgspec
 
@@ -35,6 +36,7 @@ def start(arguments: argparse.Namespace) -> int:
     if (arguments.engine or "local") != "local":
         raise ConfigError(f"--engine {arguments.engine}: there is only the engine local")
     nodes = starting.nodes_of(arguments.nodes)
+    _check_coordinator(settings, os.environ)
     own = settings.coordinator is None
     config = ClusterConfig(
         nodes=nodes,
@@ -132,6 +134,15 @@ def show_accounts(arguments: argparse.Namespace) -> int:
 async def _accounts(home: ClusterHome) -> accounts.Accounts:
     async with opened(home) as client:
         return accounts.accounts_of(await client.queue.jobs(), time.time())
+
+
+def _check_coordinator(settings: Settings, environ: Mapping[str, str]) -> None:
+    """A cluster opens its nodes to its own secret, and speaks no TLS. Raises ConfigError."""
+    given = sorted(name for name, value in environ.items() if name.startswith("EDL_COORDINATOR_") and value)
+    if settings.coordinator is not None and given:
+        raise ConfigError(
+            f"{given[0]}: a cluster takes no credentials and no TLS for --coordinator {settings.coordinator}: unset it"
+        )
 
 
 def _quotas(given: list[str]) -> dict[str, int]:

@@ -10,6 +10,7 @@ import random
 import re
 import sys
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -19,14 +20,21 @@ from edl.cli.cluster import home_of
 from edl.cli.commands import heed_interrupts, seconds
 from edl.cluster.queue.entries import NAME, JobEntry, Submission
 from edl.cluster.queue.phases import TERMINAL, JobPhase
-from edl.config import Settings
+from edl.config import TABLE, Settings
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.launch.names import invent
 from edl.scheduler.client import opened
 from edl.scheduler.places import ClusterHome
 
 SHOWN_OVER = 10  # jobs that are over, in a list for people
-KEPT_OUT = ("EDL_HOME", "EDL_JOB", "EDL_COORDINATOR", "EDL_SECRET_FILE", "EDL_WORKER_ID", "EDL_LAUNCH", "EDL_SLOT")
+# Settings that are the cluster's to give to each life of a job, whatever this shell has, or the worker that this is.
+OF_THE_LIFE = frozenset(
+    ("job", "secret_file", "np", "min_workers", "max_workers", "resume_from", "life", "batch_size", "stand_in",
+     "driver_slot")
+)  # fmt: skip
+KEPT_OUT = frozenset(("EDL_HOME", "EDL_WORKER_ID", "EDL_LAUNCH", "EDL_SLOT")) | {
+    name for setting in TABLE if setting.field in OF_THE_LIFE for name in setting.variables
+}
 OF_SUBMIT = ("EDL_NAME", "EDL_USER", "EDL_PRIORITY", "EDL_DEADLINE", "EDL_BATCH_RANGE", "EDL_JSON", "EDL_SPREAD")
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
 
@@ -43,12 +51,27 @@ def submit(arguments: argparse.Namespace) -> int:
 
 
 async def _submit(home: ClusterHome, asked: Submission) -> None:
-    environ = {name: value for name, value in os.environ.items() if name not in {*KEPT_OUT, *OF_SUBMIT}}
+    environ = handed_on(os.environ)
     async with opened(home) as client:
         devices = sum(len(node.devices) for node in client.config.nodes)
         if asked.min_np > devices:
             raise ConfigError(f"--min-np {asked.min_np}: the cluster has {devices} devices: it would never begin")
-        await client.queue.submit(asked, environ)
+        await client.submit(asked, environ)
+
+
+def handed_on(environ: Mapping[str, str]) -> dict[str, str]:
+    """What a job gets of its owner's variables. Raises ConfigError."""
+    left_out = KEPT_OUT | set(OF_SUBMIT)
+    handed = {}
+    for name, value in environ.items():
+        if name in left_out or name.startswith("EDL_COORDINATOR"):
+            continue
+        try:
+            (name + value).encode()
+        except UnicodeEncodeError:
+            raise ConfigError(f"the variable {ascii(name)[1:-1]} is not UTF-8: unset it") from None
+        handed[name] = value
+    return handed
 
 
 def _asked(arguments: argparse.Namespace, settings: Settings) -> Submission:

@@ -11,6 +11,7 @@ import logging
 import os
 import socket
 from collections.abc import Mapping
+from subprocess import SubprocessError
 
 from edl.clock import SystemClock
 from edl.cluster.queue.agent import (
@@ -118,12 +119,14 @@ class AgentProcess:
         except StoreUnavailable:
             job, environ = None, {}
         if job is None:
-            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused="Resource temporarily away")), now)
+            evidence = EndEvidence(refused="the coordinator did not answer", unserved=True)
+            return self._machine.handle(WorkerGone(order.id, evidence), now)
         given = worker_environ(environ, job.asked, order, self._home)
         try:
             pid = await self._engine.start(Start(order, job.asked, given))
-        except (OSError, EdlError) as error:
-            return self._machine.handle(WorkerGone(order.id, EndEvidence(refused=str(error))), now)
+        except (OSError, SubprocessError, EdlError) as error:  # the agent's own: of the command its warden tells
+            evidence = EndEvidence(refused=str(error), unserved=True)
+            return self._machine.handle(WorkerGone(order.id, evidence), now)
         if pid is None:  # claimed before, and forgotten: it is gone
             return self._machine.handle(WorkerGone(order.id, EndEvidence()), now)
         logger.info("%s is started: pid %d, device %d", order.id, pid, order.device)

@@ -7,20 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 
 import msgspec
 
-from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent
+from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
-from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut
+from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.scheduler.places import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import SCHEDULER, QueueStore
 
 SESSION_S = 10.0
 LOOK_S = 0.2
+PATIENCE_S = 3 * SESSION_S  # for a server to come back
 
 
 class ClusterStatus(msgspec.Struct, frozen=True):
@@ -58,6 +59,35 @@ class ClusterClient:
         if found is None:
             raise NoSuchJob(f"the cluster has no job {name}: `edl queue` lists those that it has")
         return found
+
+    async def submit(self, asked: Submission, environ: Mapping[str, str]) -> None:
+        """Once, though an answer is lost or the coordinator is away a while. Raises UsageError, StoreUnavailable."""
+        until, lost = time.monotonic() + PATIENCE_S, False
+        while True:
+            try:
+                found = await self.queue.job(asked.name) if lost else None
+                if found is not None and found.asked == asked:
+                    return
+                if found is None:
+                    await self._check_new(asked.name)
+                await self.queue.submit(asked, environ)
+            except StoreUnavailable:
+                if time.monotonic() > until:
+                    raise StoreUnavailable(
+                        f"the coordinator does not answer: `edl queue` shows whether job {asked.name} was submitted"
+                    ) from None
+                lost = True
+                await asyncio.sleep(LOOK_S)
+            else:
+                return
+
+    async def _check_new(self, name: str) -> None:
+        """What a job of that name has left would become this one's. Raises UsageError."""
+        left = self.home.remains_of(name)
+        if left is not None and await self.queue.job(name) is None:
+            raise UsageError(
+                f"{left} is left of a job {name} that was forgotten since: give this one another name by --name"
+            )
 
     async def leader(self) -> tuple[str, int]:
         """Its name and term; empty where none leads now."""
@@ -109,7 +139,7 @@ class ClusterClient:
 
 async def patiently(call: Callable[[], object]) -> JobEntry:
     """For as long as a server takes to come back."""
-    until = time.monotonic() + 3 * SESSION_S
+    until = time.monotonic() + PATIENCE_S
     while True:
         try:
             found = await call()  # type: ignore[misc]

@@ -1,8 +1,9 @@
 """Workers as processes of this machine, each with a warden beside it that outlives the agent.
 
-A worker has a folder of its own below the node's; to make it is to claim its id. All of its processes carry its id as
-the mark of a launch, so that none is overlooked: a worker is gone when its warden is, and no process with its mark is
-left. What lingers after the script's end is given `LINGER_S`, then killed.
+A worker has a folder of its own below the node's; to make it is to claim its id. All of its processes carry its
+folder's path as the mark of a launch, so that none is overlooked, and none of another cluster's is taken for one: a
+worker is gone when its warden is, and no process with its mark is left. What lingers after the script's end is given
+`LINGER_S`, then killed.
 
 Owns: these files and processes. Does not own: what is started when.
 """
@@ -12,6 +13,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import logging
+import math
 import os
 import signal
 import sys
@@ -24,6 +27,8 @@ from edl.host.processes import process_start_time, spawn_daemon, watch_exit
 from edl.launch.processes import MARK, is_running, marked, signal_marked
 from edl.scheduler.engine import Ended, Start
 from edl.scheduler.places import put
+
+logger = logging.getLogger("edl")
 
 WARDEN = Path(__file__).with_name("warden.py")
 LINGER_S = 15.0  # for daemons of edl, which outlive their trainers a little
@@ -57,20 +62,23 @@ class LocalEngine:
         logs = self._logs / order.job / "logs"
         logs.mkdir(mode=0o700, parents=True, exist_ok=True)
         await asyncio.to_thread(_prune, logs)
-        environ = {**start.environ, MARK: order.id}
+        environ = {**start.environ, MARK: mark_of(folder)}
         told = {"command": start.asked.command, "folder": start.asked.folder, "environ": environ}
         put(folder / "start.json", json.dumps(told).encode())
         command = [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(logs / f"{order.id}.log")]
-        ours = {MARK: order.id, "PATH": os.environ.get("PATH", os.defpath)}
+        ours = {MARK: mark_of(folder), "PATH": os.environ.get("PATH", os.defpath)}
         ours |= {name: environ[name] for name in ("EDL_HOME",) if name in environ}
         pid = await asyncio.to_thread(spawn_daemon, command, ours, folder / "warden.log")
-        put(folder / "warden", f"{pid} {process_start_time(pid) or 0}".encode())
+        try:
+            put(folder / "warden", f"{pid} {process_start_time(pid) or 0}".encode())
+        except OSError as error:  # it runs all the same, and is found by its mark
+            logger.warning("the pid of %s cannot be written down: %s", order.id, error)
         self._watch(order.id, pid)
         return pid
 
     def end(self, worker: str, *, kill: bool) -> None:
         if kill:
-            signal_marked(worker, signal.SIGKILL)
+            signal_marked(mark_of(self._workers / worker), signal.SIGKILL)
             return
         pid, started = _warden(self._workers / worker)
         if pid and is_running(pid, started):
@@ -92,7 +100,7 @@ class LocalEngine:
     def _found(self, folder: Path) -> WorkerFound:
         """Also one that was claimed, and whose warden's pid was not written down before its agent died."""
         pid, started = _warden(folder)
-        alive = bool(pid and is_running(pid, started)) or bool(marked(folder.name))
+        alive = bool(pid and is_running(pid, started)) or bool(marked(mark_of(folder)))
         device = int((folder / "device").read_text() or 0) if (folder / "device").exists() else 0
         if alive:
             self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
@@ -110,14 +118,26 @@ class LocalEngine:
                 await gone.wait()
             finally:
                 watch.cancel()
-        clock = asyncio.get_running_loop().time
-        until = clock() + (LINGER_S if pid else 1e9)
-        while await asyncio.to_thread(marked, worker):
+        clock, folder = asyncio.get_running_loop().time, self._workers / worker
+        mark, until = mark_of(folder), math.inf
+        while await asyncio.to_thread(marked, mark):
+            if until == math.inf and (pid or _has_ended(folder)):
+                until = clock() + LINGER_S
             if clock() > until:
-                await asyncio.to_thread(signal_marked, worker, signal.SIGKILL)
+                await asyncio.to_thread(signal_marked, mark, signal.SIGKILL)
             await asyncio.sleep(POLL_S)
         del self._watches[worker]
-        self._ended(worker, evidence(self._workers / worker))
+        self._ended(worker, evidence(folder))
+
+
+def mark_of(folder: Path) -> str:
+    """Of all processes of the worker that has this folder: worker ids alone may be those of another cluster, too."""
+    return str(folder)
+
+
+def _has_ended(folder: Path) -> bool:
+    """Asked where its warden is not known to run: that it did run is written down, or how its worker ended."""
+    return _warden(folder) != (0, 0) or (folder / "exit.json").exists()
 
 
 def evidence(folder: Path) -> EndEvidence:
@@ -144,6 +164,9 @@ def _warden(folder: Path) -> tuple[int, int]:
 
 def _prune(logs: Path) -> None:
     """The newest stay."""
-    files = sorted(logs.glob("*.log*"), key=lambda path: path.stat().st_mtime, reverse=True)
-    for path in files[KEPT_LOGS:]:
+    found: list[tuple[float, Path]] = []
+    for path in logs.glob("*.log*"):
+        with contextlib.suppress(FileNotFoundError):  # a warden has renamed it meanwhile
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, reverse=True)[KEPT_LOGS:]:
         path.unlink(missing_ok=True)

@@ -79,7 +79,9 @@ class JobsObserver:
         try:
             found = await in_a_thread(lambda: to_go_on_from(where, job.name, "auto"))
             life = await in_a_thread(lambda: begin(where, job.name, found))
-        except (CheckpointError, UsageError) as error:
+        except CheckpointError as error:  # one that comes from another error is of the storage, and may pass
+            return LifeRefused(job.name, job.life, str(error), again=error.__cause__ is not None)
+        except UsageError as error:
             return LifeRefused(job.name, job.life, str(error), again=False)
         except OSError as error:
             return LifeRefused(job.name, job.life, str(error), again=True)

@@ -72,6 +72,13 @@ class ClusterHome:
     def checkpoints(self, job: str) -> Path:
         return self.folder / "jobs" / job / "checkpoints"
 
+    def remains_of(self, job: str) -> Path | None:
+        """A folder that a job of that name has made: its logs and checkpoints, or a worker's, which claims its id."""
+        if (folder := self.folder / "jobs" / job).exists():
+            return folder
+        workers = self.folder.glob(f"nodes/*/workers/{job}-*")
+        return next((one for one in workers if one.name[len(job) + 1 :].isdecimal()), None)
+
     # ------------------------------------------------------------------------------------------------ configuration
 
     def write(self, config: ClusterConfig) -> None:
@@ -117,7 +124,7 @@ class ClusterHome:
         except FileNotFoundError:
             return None
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)  # others who only ask are no holders
         except BlockingIOError:
             text = os.pread(file, 20, 0)
             return int(text) if text.isdigit() else 0

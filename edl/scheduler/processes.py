@@ -239,7 +239,7 @@ def main(kind: str, name: str, home: ClusterHome) -> int:
     logger.addHandler(log)
     logger.setLevel(logging.INFO)
     with home.lived(full) as ours:
-        if not ours:
+        if not ours or home.ending.exists():  # spawned just before the cluster was told to end
             return 0
         works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
             KEEPER: keep,

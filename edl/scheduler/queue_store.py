@@ -29,6 +29,7 @@ from edl.cluster.queue.entries import (
     Submission,
     WorkerOrder,
     orders_of,
+    within,
 )
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.retries import RetryRules
@@ -59,6 +60,7 @@ class QueueStore:
         self.store = store
         self._versions: dict[str, int] = {}  # of the nodes that this process writes
         self._orders: dict[str, bytes] = {}  # as they stand there, by path
+        self._ordered: set[str] = set()  # nodes whose orders this process has seen to be those of the entries
 
     async def prepare(self) -> None:
         for folder in FOLDERS:
@@ -75,15 +77,16 @@ class QueueStore:
         at, words = asked.submitted, f"{asked.np} workers, {asked.min_np} to {asked.max_np}"
         story = (QueueEvent(at, "job_queued", asked.name, words),)
         entry = JobEntry(asked, since=at, since_phase=at, tries_left=RetryRules().tries, story=story)
-        encoded = msgspec.json.encode(dict(environ))
-        if len(encoded) > AT_ONCE_BYTES:
-            raise UsageError(f"the environment has {len(encoded)} bytes: unset some variables, {AT_ONCE_BYTES} at most")
+        job, variables = msgspec.json.encode(entry), msgspec.json.encode(dict(environ))
+        if len(variables) > AT_ONCE_BYTES:
+            raise UsageError(
+                f"the environment has {len(variables)} bytes: unset some variables, {AT_ONCE_BYTES} at most"
+            )
+        if len(job) > AT_ONCE_BYTES:  # its entry grows: with its workers, its story
+            raise UsageError(f"the command has {len(job)} bytes: put it into a file, {AT_ONCE_BYTES} at most")
         try:
             await self.store.commit(
-                [
-                    Create(f"{JOBS}/{asked.name}", msgspec.json.encode(entry)),
-                    Create(f"{ENVIRONS}/{asked.name}", encoded),
-                ]
+                [Create(f"{JOBS}/{asked.name}", job), Create(f"{ENVIRONS}/{asked.name}", variables)]
             )
         except NodeExists:
             raise UsageError(f"there is a job {asked.name} already: give this one another name by --name") from None
@@ -104,14 +107,21 @@ class QueueStore:
         with contextlib.suppress(NoNode):
             await self.store.delete(DRAIN)
 
-    async def keep_nodes(self, names: Collection[str]) -> None:
-        """Forget all others. Raises ConfigError where one still has workers on record: nobody could end them."""
-        held = {worker.node: worker.id for job in await self.jobs() for worker in job.workers}
+    async def keep_nodes(self, nodes: Mapping[str, Collection[int]]) -> None:
+        """Forget all others. Raises ConfigError where a worker on record holds a device that none of these has: nobody
+        could end it, and its device could be given on under another node's name (I17).
+        """
+        for worker in [worker for job in await self.jobs() for worker in job.workers]:
+            if worker.node not in nodes:
+                raise ConfigError(f"node {worker.node} still has worker {worker.id}: name it in --nodes too")
+            if worker.device not in nodes[worker.node]:
+                raise ConfigError(
+                    f"worker {worker.id} still has device {worker.device} of node {worker.node}: "
+                    "give --nodes as they were before, or end it by `edl cluster stop --now`"
+                )
         for node in await self.store.children(REPORTS):
-            if node in names:
+            if node in nodes:
                 continue
-            if node in held:
-                raise ConfigError(f"node {node} still has worker {held[node]}: name it in --nodes too")
             for path in (f"{REPORTS}/{node}", f"{ORDERS}/{node}"):
                 with contextlib.suppress(NoNode):
                     await self.store.delete(path)
@@ -172,7 +182,7 @@ class QueueStore:
     # ----------------------------------------------------------------------------------------------- what agents write
 
     async def tell(self, report: NodeReport) -> None:
-        path, value = f"{REPORTS}/{report.node}", msgspec.json.encode(report)
+        path, value = f"{REPORTS}/{report.node}", msgspec.json.encode(within(report, AT_ONCE_BYTES))
         try:
             await self.store.write(path, value)
         except NoNode:
@@ -205,12 +215,14 @@ class QueueStore:
                     self._versions[op.path] = result
                 if isinstance(op, Create | Write) and op.path.startswith(ORDERS):
                     self._orders[op.path] = op.value
+        self._ordered |= set(nodes)
 
     def _batches(self, resolved: Resolved, jobs: Mapping[str, JobEntry], nodes: Sequence[str]) -> list[list[Op]]:
         """Who holds fewer devices first, so that none is another's before it was given up; orders last."""
         entries = sorted(resolved.changed.values(), key=lambda job: len(job.workers))
         ops: list[tuple[str, bytes]] = [(f"{JOBS}/{job.name}", msgspec.json.encode(job)) for job in entries]
-        for node in sorted(nodes) if resolved.changed else ():
+        doubtful = set(nodes) - self._ordered  # who led before may have died between the entries and the orders
+        for node in sorted(nodes if resolved.changed else doubtful):
             path, value = f"{ORDERS}/{node}", msgspec.json.encode(orders_of(node, jobs))
             if self._orders.get(path) != value:
                 ops.append((path, value))
@@ -241,7 +253,16 @@ class QueueStore:
 
     async def forget(self, job: str, fence: str) -> None:
         """One that is over, for ever."""
-        await self.store.commit([Delete(f"{JOBS}/{job}")], fence=fence)
+        there = await self.store.read(f"{ENVIRONS}/{job}") is not None
+        environ = [Delete(f"{ENVIRONS}/{job}")] if there else []
+        await self.store.commit([Delete(f"{JOBS}/{job}"), *environ], fence=fence)
         self._versions.pop(f"{JOBS}/{job}", None)
+
+    async def forget_environ(self, job: str, fence: str) -> None:
+        """No worker of it will be started any more: its owner's variables may hold passwords."""
         with contextlib.suppress(NoNode):
-            await self.store.delete(f"{ENVIRONS}/{job}")
+            await self.store.commit([Delete(f"{ENVIRONS}/{job}")], fence=fence)
+
+    async def environs(self) -> tuple[str, ...]:
+        """Jobs whose variables are kept."""
+        return await self.store.children(ENVIRONS)

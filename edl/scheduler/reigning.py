@@ -23,7 +23,9 @@ from edl.cluster.queue.inputs import (
     ChangeBatch,
     DrainAsked,
     DrainOver,
+    JobLook,
     JobLooked,
+    LifeRefused,
     LookOnce,
     NodeReported,
     NodeWent,
@@ -88,11 +90,12 @@ class QueueReign:
     async def _load(self) -> None:
         await self._queue.prepare()
         jobs = await self._queue.jobs()
-        over = sorted((job for job in jobs if job.over and not job.workers), key=lambda job: job.ended or 0.0)
-        for job in over[: max(0, len(over) - KEPT_OVER)]:
-            await self._queue.forget(job.name, self._reign.fence)
-            jobs.remove(job)
         self._machine = self._build(jobs)
+        environs = set(await self._queue.environs())
+        for job in jobs:
+            if job.over and not job.workers and job.name in environs:
+                await self._queue.forget_environ(job.name, self._reign.fence)
+        await self._forget_old()
         for path in (JOBS, WISHES, AGENTS, DRAIN):
             self._watch(path)
             self._dirty.add(path)
@@ -101,6 +104,15 @@ class QueueReign:
             self._inbox.append(NodeReported(report))
             self._follow(report.node)
         logger.info("term %d begins with %d jobs", self._reign.term, len(jobs))
+
+    async def _forget_old(self) -> None:
+        """Of the jobs that are over only the newest are kept."""
+        machine = self._machine
+        assert machine is not None
+        over = [job for job in machine.jobs.values() if job.over and not job.workers]
+        for job in sorted(over, key=lambda job: job.ended or 0.0)[: max(0, len(over) - KEPT_OVER)]:
+            await self._queue.forget(job.name, self._reign.fence)
+            machine.forget(job.name)
 
     def _watch(self, path: str) -> None:
         def woken() -> None:
@@ -187,6 +199,10 @@ class QueueReign:
         self._due = resolved.look_again
         jobs: Mapping[str, JobEntry] = machine.jobs
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
+        if ended := [job.name for job in resolved.changed.values() if job.over and not job.workers]:
+            for name in ended:
+                await self._queue.forget_environ(name, self._reign.fence)
+            await self._forget_old()
         for event in resolved.told:
             logger.info("%s %s: %s", event.kind, event.job, event.words)
         if cluster := [event for event in resolved.told if not event.job]:
@@ -237,8 +253,23 @@ class QueueReign:
                 logger.info("%r is tried again: %s", act, error)
             except EdlError as error:
                 logger.warning("%r comes to nothing: %s", act, error)
+                self._answer_for(act, error)
+                return
+            except Exception as error:
+                logger.exception("a fault of edl's: %r comes to nothing", act)
+                self._answer_for(act, error)
                 return
             await asyncio.sleep(AGAIN_S)
+
+    def _answer_for(self, act: Act, error: Exception) -> None:
+        """A job whose act was dropped without a word would keep its devices and wait for ever."""
+        match act:
+            case BeginLife(name, life):
+                self._say(LifeRefused(name, life, f"{type(error).__name__}: {error}", again=True))
+            case LookOnce(name, life):
+                self._say(JobLooked(name, life, JobLook(), final=True))
+            case SendAway() | ChangeBatch():
+                pass  # whom it does not reach is killed in time; a batch is asked for again
 
     async def _do(self, act: Act) -> None:
         assert self._machine is not None

@@ -21,6 +21,7 @@ from edl.coordination.server import free_port
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
+from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
 
@@ -94,7 +95,7 @@ async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> No
         with _while_coming_up():
             async with opened(home) as client:
                 if not went_on:
-                    await client.queue.keep_nodes([node.name for node in config.nodes])
+                    await client.queue.keep_nodes({node.name: node.devices for node in config.nodes})
                     await client.queue.go_on()
                     went_on = True
                 if await _is_there(client, config, say):
@@ -124,25 +125,42 @@ async def _is_there(client: ClusterClient, config: ClusterConfig, say: Say) -> b
 async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
     """Jobs are saved and go, or are killed; then all processes end. Returns how many jobs wait to go on."""
     waiting = 0
-    if not home.living() and (left := strays(home)):
-        if not kill:
-            raise EdlError(
-                f"the cluster does not run, and {len(left)} of its workers do ({', '.join(left[:8])}): "
-                "`edl cluster start` finds them again, `edl cluster stop --now` kills them"
-            )
-        for worker in left:
-            signal_marked(worker, signal.SIGKILL)
+    if not home.living() and not kill and (left := strays(home)):
+        names = ", ".join(one.name for one in left[:8])
+        raise EdlError(
+            f"the cluster does not run, and {len(left)} of its workers do ({names}): "
+            "`edl cluster start` finds them again, `edl cluster stop --now` kills them"
+        )
     if home.living():
-        async with opened(home) as client:
-            waiting = await _drain(client, kill=kill, say=say)
+        try:
+            async with opened(home) as client:
+                waiting = await _drain(client, kill=kill, say=say)
+        except EdlError as error:
+            if not kill:
+                raise
+            say(f"ended without its queue: {error}")
     await end_processes(home)
+    if kill:
+        await _kill_strays(home)
     return waiting
 
 
-def strays(home: ClusterHome) -> list[str]:
-    """Workers that run, as far as agents have written down."""
+def strays(home: ClusterHome) -> list[Path]:
+    """The folders of workers that run, as far as agents have written down."""
     folders = (home.folder / "nodes").glob("*/workers/*")
-    return sorted(one.name for one in folders if not (one / "forgotten").exists() and marked(one.name))
+    return sorted(one for one in folders if not (one / "forgotten").exists() and marked(mark_of(one)))
+
+
+async def _kill_strays(home: ClusterHome) -> None:
+    """What the agents have not killed. Raises EdlError."""
+    clock = asyncio.get_running_loop().time
+    until = clock() + STOP_S
+    while left := strays(home):
+        if clock() > until:
+            raise EdlError(f"workers do not end, though they are killed: {', '.join(one.name for one in left[:8])}")
+        for one in left:
+            signal_marked(mark_of(one), signal.SIGKILL)
+        await asyncio.sleep(LOOK_S)
 
 
 async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:

@@ -19,7 +19,7 @@ from edl.cluster.queue.causes import EndEvidence, classify
 from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
 from edl.launch.processes import marked
 from edl.scheduler.engine import Start
-from edl.scheduler.local_engine import LocalEngine
+from edl.scheduler.local_engine import LocalEngine, mark_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
@@ -42,6 +42,9 @@ class Played:
         order = WorkerOrder(worker, "j", 3, WorkerWish.RUN)
         asked = Submission("j", command, str(self.folder), "u", 0.0)
         return await self.engine.start(Start(order, asked, {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}))
+
+    def processes(self, worker: str) -> list[int]:
+        return marked(mark_of(self.folder / "node" / "workers" / worker))
 
     async def end(self) -> tuple[str, EndEvidence]:
         return await asyncio.wait_for(self.ends.get(), 30)
@@ -92,7 +95,7 @@ async def test_who_is_killed_is_gone_with_all_that_it_has_started(played: Played
     played.engine.end("j-1", kill=True)
     worker, evidence = await played.end()
     assert (worker, evidence.code) == ("j-1", None)  # its warden was killed, too
-    assert marked("j-1") == []
+    assert played.processes("j-1") == []
 
 
 async def test_another_engine_finds_what_the_first_has_started(played: Played) -> None:
@@ -120,7 +123,37 @@ async def test_a_worker_is_not_gone_while_a_process_of_its_own_lives(
     await played.start("j-1", "sh", "-c", "setsid sleep 100 & exit 0")
     worker, evidence = await played.end()
     assert (worker, evidence.code) == ("j-1", 0)
-    assert marked("j-1") == []
+    assert played.processes("j-1") == []
+
+
+async def test_what_lingers_is_killed_by_the_next_engine_too(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    await played.start("j-1", "sh", "-c", "setsid sleep 100 & echo ready; exit 3")
+    folder = played.folder / "node" / "workers" / "j-1"
+    async with asyncio.timeout(30):
+        while not (folder / "exit.json").exists():  # noqa: ASYNC110 - a file does not tell
+            await asyncio.sleep(0.02)
+    await played.engine.close()
+    assert played.processes("j-1")
+    (folder / "warden").unlink()  # its agent had died before it wrote that down
+    monkeypatch.setattr("edl.scheduler.local_engine.LINGER_S", 0.5)
+    again = Played(played.folder)
+    assert [one.gone for one in await again.engine.find()] == [None]
+    worker, evidence = await again.end()
+    assert (worker, evidence.code) == ("j-1", 3)
+    assert again.processes("j-1") == []
+    await again.engine.close()
+
+
+async def test_workers_of_another_cluster_are_its_own(played: Played) -> None:
+    other = Played(played.folder / "other")
+    for one in (played, other):
+        one.folder.mkdir(exist_ok=True)
+        await one.start("j-1", "sh", "-c", "echo ready; sleep 100")
+        await one.printed("j-1")
+    other.engine.end("j-1", kill=True)
+    assert (await other.end())[0] == "j-1"
+    assert (len(played.processes("j-1")) > 1, other.processes("j-1")) == (True, [])
+    await other.engine.close()
 
 
 async def test_what_a_worker_is_given_is_not_left_lying_about(played: Played) -> None:
@@ -151,7 +184,7 @@ async def injected(played: Played, worker: str, failure: Failure) -> None:
     """From outside, where it does not fail by itself."""
     if failure.killed_by:
         await played.printed(worker)
-        for pid in [pid for pid in marked(worker) if is_script(pid)]:
+        for pid in [pid for pid in played.processes(worker) if is_script(pid)]:
             os.kill(pid, failure.killed_by)
 
 

@@ -19,6 +19,7 @@ from warm_python import WarmPython
 from edl.cli import main
 from edl.core.audit.account import account
 from edl.launch.processes import marked
+from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterHome
 from edl.trainer.data.audit import read
 
@@ -65,6 +66,10 @@ class LiveCluster:
 
         found: dict[str, Any] = wait(there, f"{name} is {states} {wanted}")
         return found
+
+    def processes(self, worker: str) -> list[int]:
+        folders = self.places.folder.glob(f"nodes/*/workers/{worker}")
+        return [pid for folder in folders for pid in marked(mark_of(folder))]
 
     def kill(self, name: str, number: int = signal.SIGKILL) -> int:
         pid = wait(lambda: self.places.pid(name), f"{name} lives")
@@ -185,7 +190,7 @@ def test_who_cannot_shrink_is_saved_sent_away_and_goes_on_where_it_was(cluster: 
 def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
     audit = cluster.submit("mended", "-np", "2", "--min-np", "1", "--max-np", "2", epochs=8, step_s=0.05)
     cluster.until("mended", "running", step=2)
-    for pid in marked("mended-2"):
+    for pid in cluster.processes("mended-2"):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     wait(lambda: any(one["id"] == "mended-3" for one in cluster.job("mended")["workers"]), "another comes")
@@ -196,10 +201,10 @@ def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
 
 def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None:
     cluster("submit", "--name", "long", "sleep", "1000")
-    wait(lambda: marked("long-1"), "it runs")
+    wait(lambda: cluster.processes("long-1"), "it runs")
     assert cluster("cancel", "long") == "job long is to be cancelled\n"
     assert "cancelled" in cluster("wait", "long", code=1)
-    wait(lambda: not marked("long-1"), "no process is left")
+    wait(lambda: not cluster.processes("long-1"), "no process is left")
     assert cluster("cancel", "long") == "job long is over already: cancelled\n"
 
 
@@ -207,8 +212,9 @@ def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None
 def test_a_cluster_that_is_stopped_goes_on_with_its_queue(cluster: LiveCluster) -> None:
     audit = cluster.submit("kept", epochs=5, step_s=0.05)
     cluster.until("kept", "running", step=2)
+    assert cluster.processes("kept-1")
     assert "1 jobs wait for the next" in cluster("cluster", "stop")
-    assert not marked("kept-1")
+    assert not cluster.processes("kept-1")
     assert cluster.places.living() == {}
     assert "does not run" in cluster("queue", code=1)
     cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "fifo", "--session-timeout", "3")

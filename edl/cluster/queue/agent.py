@@ -13,6 +13,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+import msgspec
+
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import WorkerOrder, WorkerSeen, WorkerWish
 
@@ -130,7 +132,7 @@ class AgentMachine:
         kept = self._workers[id_]
         if kept.gone is None:
             told = evidence.told or kept.told is not WorkerWish.RUN
-            gone = EndEvidence(evidence.code, evidence.tail, evidence.starved, evidence.refused, told)
+            gone = msgspec.structs.replace(evidence, told=told)
             self._workers[id_] = replace(kept, gone=gone, at=now)
 
     def _act(self, now: float) -> list[AgentCommand]:

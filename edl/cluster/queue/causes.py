@@ -38,6 +38,7 @@ class EndEvidence(msgspec.Struct, frozen=True):
     starved: bool = False  # the machine has killed a process for want of memory meanwhile
     refused: str = ""  # why it could not be started at all
     told: bool = False  # it was told to end
+    unserved: bool = False  # the machine could not do its part in starting it, whatever the command
 
 
 class EndCause(msgspec.Struct, frozen=True):
@@ -125,7 +126,7 @@ def classify(known: EndEvidence) -> EndCause | None:
     if known.told or known.code in {0, PREEMPTED}:
         return None
     if known.refused:
-        return _not_started(known.refused)
+        return _not_started(known)
     if known.code is None:
         return EndCause("lost", I, retry=True, words="it vanished, and nobody has seen it end")
     raised = raised_last(known.tail)
@@ -160,8 +161,9 @@ def _raised(line: str) -> EndCause:
     return EndCause("script-error", W, retry=False, words="its script raised an exception", root=line)
 
 
-def _not_started(refused: str) -> EndCause:
-    if re.search(r"Resource temporarily|Cannot allocate|Too many open|No space left", refused):
+def _not_started(known: EndEvidence) -> EndCause:
+    refused = known.refused
+    if known.unserved or re.search(r"Resource temporarily|Cannot allocate|Too many open|No space left", refused):
         return EndCause("host-limits", I, True, "the machine could not start it", refused[:ROOT_LENGTH])
     return EndCause("no-command", W, retry=False, words="its command cannot be started", root=refused[:ROOT_LENGTH])
 

@@ -182,6 +182,22 @@ class NodeReport(msgspec.Struct, frozen=True):
     pid: int = 0
 
 
+def within(report: NodeReport, most: int) -> NodeReport:
+    """With as much of what its workers printed last as fits into so many bytes."""
+    length = max((len(one.evidence.tail) for one in report.workers if one.evidence), default=0)
+    while length and len(msgspec.json.encode(report)) > most:
+        length //= 2
+        report = msgspec.structs.replace(report, workers=tuple(_cut(one, length) for one in report.workers))
+    return report
+
+
+def _cut(seen: WorkerSeen, length: int) -> WorkerSeen:
+    if seen.evidence is None or len(seen.evidence.tail) <= length:
+        return seen
+    tail = seen.evidence.tail[len(seen.evidence.tail) - length :]
+    return msgspec.structs.replace(seen, evidence=msgspec.structs.replace(seen.evidence, tail=tail))
+
+
 def orders_of(node: str, jobs: Mapping[str, JobEntry]) -> tuple[WorkerOrder, ...]:
     """What an agent is told: its workers of all jobs, as soon as it is known what their life begins with."""
     return tuple(

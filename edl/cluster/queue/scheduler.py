@@ -70,7 +70,16 @@ class SchedulerMachine:
         seating.seat(state, now)
         for name in sorted(state.live):
             lives.look_after(state, state.jobs[name], now)
+        for name in [name for name, job in state.changed.items() if job.over and not job.workers]:
+            state.seen.pop(name, None)
+            self._speeds.forget(name)
         return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), self._next(now))
+
+    def forget(self, name: str) -> None:
+        """A job that is over, and is kept no more."""
+        assert name not in self._state.live
+        del self._state.jobs[name]
+        self._state.desired.pop(name, None)
 
     def validate(self) -> None:
         """I17, and that terminal states are kept: cheap, for tests and simulations."""

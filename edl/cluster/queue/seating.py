@@ -26,6 +26,7 @@ from edl.cluster.queue.state import QueueState
 from edl.cluster.queue.yielding import yielded
 from edl.cluster.views import ClusterView, JobView, Node, Placement
 
+BATCH_AGAIN_S = 30.0  # until a batch that a job does not show is asked for again
 NONE_LEFT = "its devices are for others"
 
 
@@ -140,10 +141,14 @@ def _batch(state: QueueState, job: JobEntry, batch: int, now: float) -> None:
     assert job.asked.batch_range is not None
     least, most = job.asked.batch_range
     batch = max(least, min(batch, most))
-    if batch != (job.batch or state.seen_of(job).look.batch):
+    seen = state.seen_of(job)
+    if batch != (job.batch or seen.look.batch):
         state.put(job, now, batch=batch)
         state.tell(now, "batch", job.name, f"{batch} samples a step", batch=batch)
-        state.acts.append(ChangeBatch(job.name, batch))
+    elif seen.look.batch in {0, batch} or now - seen.batch_at < BATCH_AGAIN_S:
+        return  # else the word was lost: with a scheduler, with a leader, or with the life that it was said to
+    seen.batch_at = now
+    state.acts.append(ChangeBatch(job.name, batch))
 
 
 # ------------------------------------------------------------------------------------------------ worker by worker

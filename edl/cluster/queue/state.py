@@ -5,6 +5,7 @@ Owns: that each change is counted, goes by the table, and is made durable. Does 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -41,6 +42,7 @@ class SeenJob:
     step_s: float = 0.0  # the newest that is known, also of the life before
     left: float | None = None  # likewise
     gone: set[str] = field(default_factory=set)  # workers that are
+    batch_at: float = -math.inf  # a batch was asked for
 
 
 class QueueState:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerEntry
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerEntry, WorkerSeen, within
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.phases import JobPhase
 from edl.coordination.memory import MemoryServer
@@ -114,10 +115,10 @@ async def test_a_node_is_forgotten_once_nothing_of_it_is_on_record() -> None:
     job = JobEntry(asked("a"), workers=(worker,))
     await queue.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
     with pytest.raises(ConfigError, match="node old still has worker a-1"):
-        await queue.keep_nodes(["new"])
+        await queue.keep_nodes({"new": (0,)})
     free = msgspec.structs.replace(job, workers=())
     await queue.keep(Resolved({"a": free}), {"a": free}, (), FENCE)
-    await queue.keep_nodes(["new"])
+    await queue.keep_nodes({"new": (0,)})
     assert [report.node for report in await queue.reports()] == ["new"]
 
 
@@ -131,3 +132,61 @@ async def test_an_agent_is_there_as_long_as_its_session() -> None:
     assert await (await queue_of(server)).agents() == ()
     await queue.appear("n", "x")
     assert await queue.agents() == ("n",)
+
+
+async def test_a_device_that_a_worker_holds_is_not_given_on_under_another_nodes_name() -> None:
+    queue = await led(MemoryServer())
+    job = JobEntry(asked("a"), workers=(WorkerEntry("a-1", 1, "n", 5, 1, 0.0, 0.0),))
+    await queue.keep(Resolved({"a": job}), {"a": job}, (), FENCE)
+    with pytest.raises(ConfigError, match="a-1 still has device 5 of node n: give --nodes as they were"):
+        await queue.keep_nodes({"n": range(4), "n-2": range(4, 8)})
+    await queue.keep_nodes({"n": range(8)})
+
+
+async def test_a_command_that_an_entry_has_no_room_for_is_refused() -> None:
+    queue = await queue_of(MemoryServer())
+    long = msgspec.structs.replace(asked("a"), command=("train", "y" * queue_store.AT_ONCE_BYTES))
+    with pytest.raises(UsageError, match=r"the command has .* bytes: put it into a file"):
+        await queue.submit(long, {})
+    assert await queue.names() == ()
+
+
+async def test_a_report_of_many_workers_that_printed_much_is_cut_to_what_the_coordinator_takes() -> None:
+    queue = await queue_of(MemoryServer())
+    workers = tuple(WorkerSeen(f"a-{n}", True, EndEvidence(code=1, tail="\x01" * 8000 + "end")) for n in range(64))
+    await queue.tell(NodeReport("n", (0,), workers))
+    found = await queue.report("n")
+    assert found is not None
+    assert len(msgspec.json.encode(found)) <= queue_store.AT_ONCE_BYTES
+    assert all(one.evidence is not None and one.evidence.tail.endswith("\x01end") for one in found.workers)
+    small = NodeReport("n", (0,), workers[:2])
+    assert within(small, queue_store.AT_ONCE_BYTES) == small
+
+
+async def test_orders_that_who_led_before_did_not_write_are_written() -> None:
+    server = MemoryServer()
+    before = await led(server)
+    job = JobEntry(asked("a"), workers=(WorkerEntry("a-1", 1, "n", 0, 1, 0.0, 0.0),), ready=True)
+    await before.keep(Resolved({"a": job}), {"a": job}, (), FENCE)  # and died before the orders
+    queue = await queue_of(server)
+    [job] = await queue.jobs()
+    await queue.keep(Resolved(), {"a": job}, ("n",), FENCE)
+    orders = await queue.orders("n")
+    assert orders is not None
+    assert [order.id for order in orders] == ["a-1"]
+
+
+async def test_a_job_is_forgotten_with_its_owners_variables_at_once() -> None:
+    queue = await led(MemoryServer())
+    await queue.submit(asked("a"), {"X": "1"})
+    await queue.submit(asked("b"), {"X": "1"})
+    await queue.forget_environ("b", FENCE)
+    assert await queue.environs() == ("a",)
+    await queue.store.delete(FENCE)
+    with pytest.raises(Fenced):
+        await queue.forget("a", FENCE)
+    assert (await queue.names(), await queue.environs()) == (("a", "b"), ("a",))
+    await queue.store.create(FENCE)
+    await queue.forget("a", FENCE)
+    await queue.forget("b", FENCE)
+    assert (await queue.names(), await queue.environs()) == ((), ())

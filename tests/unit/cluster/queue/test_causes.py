@@ -35,6 +35,7 @@ TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
             Domain.INFRASTRUCTURE,
             True,
         ),
+        (EndEvidence(refused="Input/output error", unserved=True), "host-limits", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=1, tail=TRACE + "edl.errors.DataError: cut off"), "corrupt-data", Domain.DATA, False),
         (EndEvidence(code=1, tail=TRACE + "edl.errors.RingBroken: x"), "peer", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=1, tail=TRACE + "KeyError: 'x'\nmore words"), "script-error", Domain.WORKLOAD, False),

@@ -23,6 +23,7 @@ from edl.cluster.queue.inputs import (
 )
 from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
 from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.seating import BATCH_AGAIN_S
 from edl.cluster.queue.speeds import UnknownSpeeds
 from edl.errors import InvalidTransition
 
@@ -347,8 +348,27 @@ def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
     play.look("a", batch=64)
     play(CancelAsked("nobody"))
     play.submit("b")
-    assert ChangeBatch("a", 256) in play.acts
+    assert play.acts.count(ChangeBatch("a", 256)) == 1
     assert play.job("a").batch == 256
+    play.look("a", batch=64)
+    play(CancelAsked("b"), after=BATCH_AGAIN_S)  # the word was lost: the job does not show it
+    assert play.acts.count(ChangeBatch("a", 256)) == 2
+    play.look("a", batch=256)
+    play(after=BATCH_AGAIN_S)
+    assert play.acts.count(ChangeBatch("a", 256)) == 2
+
+
+def test_of_a_job_that_is_over_nothing_is_remembered_but_its_entry() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play.end("a")
+    play(JobLooked("a", 1, JobLook("finished", step=9), final=True))
+    assert play.job("a").over
+    assert "a" not in play.machine._state.seen
+    play.machine.forget("a")
+    assert "a" not in play.machine.jobs
+    play.submit("b")
+    assert play.job("b").phase is JobPhase.STARTING
 
 
 @pytest.mark.parametrize("policy", sorted(POLICIES))

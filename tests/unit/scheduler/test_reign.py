@@ -1,0 +1,63 @@
+"""A reign: what follows from an act that comes to nothing."""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import pytest
+
+from edl.cluster.queue.entries import JobEntry, Submission
+from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeRefused, LookOnce
+from edl.coordination.election import Reign
+from edl.coordination.memory import MemoryServer
+from edl.errors import CheckpointError, PeerError
+from edl.scheduler import observer as observer_module
+from edl.scheduler.observer import JobsObserver
+from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.reigning import QueueReign
+
+
+class Machine:
+    """Of one job."""
+
+    def __init__(self) -> None:
+        self.jobs = {"a": JobEntry(Submission("a", ("train",), "/", "ann", 1.0), life=2)}
+
+
+class FailingObserver:
+    """Of no use."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    async def look(self, _: str) -> JobLook:
+        raise self.error
+
+    async def begin_life(self, _: JobEntry) -> None:
+        raise self.error
+
+
+@pytest.mark.parametrize("error", [RuntimeError("no"), PeerError("no")])
+async def test_an_act_that_comes_to_nothing_is_answered_for(error: Exception) -> None:
+    observer = cast("JobsObserver", FailingObserver(error))
+    queue = QueueStore(MemoryServer().connect())
+    reign = QueueReign(queue, cast("Reign", None), observer, cast("Any", None))
+    reign._machine = cast("Any", Machine())
+    await reign._act(BeginLife("a", 2))
+    await reign._act(LookOnce("a", 2))
+    reason = f"{type(error).__name__}: no"
+    assert reign._inbox == [LifeRefused("a", 2, reason, again=True), JobLooked("a", 2, JobLook(), final=True)]
+
+
+@pytest.mark.parametrize("passes", [True, False])
+async def test_a_storage_that_fails_may_do_better_and_a_checkpoint_that_is_wrong_may_not(
+    monkeypatch: pytest.MonkeyPatch, *, passes: bool
+) -> None:
+    def fails(*_: object) -> None:
+        raise CheckpointError("no") from (OSError(5, "Input/output error") if passes else None)
+
+    monkeypatch.setattr(observer_module, "to_go_on_from", fails)
+    job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0, checkpoint="/c"), life=2)
+    store = MemoryServer().connect()
+    observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store)
+    assert await observer.begin_life(job) == LifeRefused("a", 2, "no", again=passes)
