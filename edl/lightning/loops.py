@@ -62,7 +62,7 @@ class LightningSteps(LoopSteps):
 
     def check_counts(self) -> None:
         """After the update, or what stands in its place. Raises Uncounted."""
-        if self.parts.last and not self.counts:
+        if self.parts.last and not self.settle():
             raise Uncounted
 
     def end_step(self, *, counted: bool) -> StepEnd:

@@ -43,6 +43,9 @@ class StepSeat(Protocol):
     def before_reduce(self) -> None:
         """Its samples are known, on all workers."""
 
+    def settle_step(self) -> None:
+        """It counts: what fails beside it from here on does not void it."""
+
     def notify_batch_end(self, samples: int | None = None) -> bool:
         """It is over; here the ring may change."""
 
@@ -96,6 +99,12 @@ class LoopSteps:
     def counts(self) -> bool:
         """The step under way does, as far as its update is made."""
         return not (self.seat.voided or self.seat.weightless or self.seat.rehearsing())
+
+    def settle(self) -> bool:
+        """Whether the step under way counts, after its update. If so, it does from here on."""
+        if counts := self.counts:
+            self.seat.settle_step()
+        return counts
 
     def ending(self) -> StepEnd:
         """How the newest step has ended; of one under way, how it will, unless it counts."""

@@ -3,7 +3,8 @@
 Owns: these collectives, and what becomes of one that fails. Does not own: the ring (`edl.torch.tensor_ring`).
 
 A worker may die while others validate. Then a collective fails, and each goes on with what it has: the mini-batch that
-comes next is void, and by its end all that are left have one state again, callbacks' included.
+comes next is void, and by its end all that are left have one state again, callbacks' included. One whose update is made
+already counts.
 """
 
 from __future__ import annotations

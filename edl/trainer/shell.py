@@ -112,6 +112,7 @@ class WorkerShell:
         self._weighed = 0  # number of the weight that holds
         self._applied: float | None = None  # the weight of this worker in the newest update
         self._moments: list[float] = []  # of the change of rings under way
+        self._settled: int | None = None  # the step after which the newest came that counts, whatever fails beside it
         self._patient_until = time.monotonic() + PATIENCE_S
 
     @property
@@ -163,6 +164,18 @@ class WorkerShell:
             self._kept.keep_registered()
         self.hear(Void(str(error) or repr(error)))
 
+    def void_beside(self, error: BaseException) -> None:
+        """A collective beside the mini-batches has failed. One that is settled stays what it is: the ring is broken, so
+        the gradients of the next one fail, and void that.
+        """
+        if self._settled != self.machine.step:
+            self.void(error, keep=False)
+
+    def settle_step(self) -> None:
+        """Its update is made, or on no worker; a void one stays void."""
+        if self.machine.void is None:
+            self._settled = self.machine.step
+
     def end_batch(self, *, attention: bool) -> None:
         """A mini-batch that counts. Comes back where the script may train on."""
         self._moments = []
@@ -173,6 +186,7 @@ class WorkerShell:
         """One that was void, unless a peer has applied it; or a rehearsal. Comes back in the next ring."""
         self._moments = [time.monotonic()]
         self.copier.note_void()
+        self._settled = None  # it may come again
         self.hear(BatchEnded())
 
     def while_waiting(self) -> None:

@@ -557,9 +557,14 @@ class Trainer:
 
     def void_beside(self, error: BaseException) -> None:
         """A collective beside the mini-batches failed, in an evaluation say: the coming one, or the one that has not
-        come to its gradients, is void. What the script does to registered values before those stays done.
+        come to its update, is void. What the script does to registered values before that stays done. Once the update
+        is made, as a callback saves say, the mini-batch counts (I8).
         """
-        self._shell.void(error, keep=False)
+        self._shell.void_beside(error)
+
+    def settle_step(self) -> None:
+        """A library's loop counts this mini-batch, though there may be no update in it, on any worker."""
+        self._shell.settle_step()
 
     def hold(self) -> Held:
         """The script's pipeline reads ahead; the caller keeps the item that is being trained."""
@@ -612,8 +617,9 @@ class Trainer:
             self._shell.keep_registered()
 
     def before_update(self) -> None:
-        """Beside this mini-batch a state may be under way, from here or to here."""
+        """Beside this mini-batch a state may be under way, from here or to here. Then the update is made: it counts."""
         self._shell.before_update()
+        self._shell.settle_step()
 
     @property
     def shards(self) -> ShardGenerator | None:

@@ -20,6 +20,7 @@ class FakeSeat:
     def __init__(self, **now: bool) -> None:
         self.voided, self.weightless, self.new = now.get("voided", False), now.get("weightless", False), now.get("new")
         self.pass_number = 0
+        self.settled = False
         self.at_switch: Callable[[], object] = lambda: None
 
     def rehearsing(self) -> bool:
@@ -30,6 +31,9 @@ class FakeSeat:
 
     def before_reduce(self) -> None:
         pass
+
+    def settle_step(self) -> None:
+        self.settled = True
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
         self.at_switch()
@@ -65,9 +69,11 @@ def steps_of(seat: FakeSeat) -> LoopSteps:
     ],
 )
 def test_a_step_counts_unless_it_is_void_or_of_nobody(now: dict[str, bool], ended: StepEnd) -> None:
-    steps = steps_of(FakeSeat(**now))
+    seat = FakeSeat(**now)
+    steps = steps_of(seat)
     steps.begin_step()
-    assert steps.end_step(counted=steps.counts) is ended
+    assert steps.end_step(counted=steps.settle()) is ended
+    assert seat.settled is (ended is StepEnd.COUNTED)
 
 
 @pytest.mark.parametrize("ended", list(StepEnd))

@@ -1,0 +1,74 @@
+"""A collective that fails beside the mini-batches voids no update that is made (I8)."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from edl.errors import RingBroken
+from edl.trainer.arrays import Arrays
+from edl.trainer.trainer import Trainer
+
+DEATH = RingBroken("a peer is gone")
+
+
+@pytest.fixture
+def trainer() -> Trainer:
+    framework: Any = SimpleNamespace(ring=None, sort=Arrays())
+    one = Trainer(framework)
+    one._machine.count.step = 7
+    return one
+
+
+def test_before_the_update_the_mini_batch_is_void(trainer: Trainer) -> None:
+    trainer.void_beside(DEATH)
+    assert trainer.voided
+
+
+def test_after_the_update_it_counts(trainer: Trainer) -> None:
+    trainer.before_update()
+    trainer.void_beside(DEATH)
+    assert not trainer.voided
+
+
+def test_one_without_an_update_counts_once_the_loop_has_said_so(trainer: Trainer) -> None:
+    trainer.settle_step()
+    trainer.void_beside(DEATH)
+    assert not trainer.voided
+
+
+def test_the_next_one_is_void(trainer: Trainer) -> None:
+    trainer.before_update()
+    trainer._machine.count.step += 1
+    trainer.void_beside(DEATH)
+    assert trainer.voided
+
+
+def test_gradients_that_are_not_averaged_void_it_still(trainer: Trainer) -> None:
+    trainer.settle_step()  # of the first of two optimizers
+    trainer._shell.void(DEATH, keep=False)
+    assert trainer.voided
+
+
+def test_a_void_mini_batch_is_not_settled_when_it_comes_again(trainer: Trainer) -> None:
+    machine = trainer._machine
+    trainer.void_beside(DEATH)
+    trainer.before_update()  # which is left out
+    machine.void = None  # the next ring stands, and its samples are here again
+    trainer.void_beside(DEATH)
+    assert trainer.voided
+
+
+def test_nor_is_one_whose_first_optimizer_had_made_its_update(
+    trainer: Trainer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer.before_update()
+    trainer._shell.void(DEATH, keep=False)  # at the gradients of the second one
+    monkeypatch.setattr(trainer._shell, "hear", lambda _: None)  # of no daemon
+    trainer._shell.end_uncommitted_batch()
+    monkeypatch.undo()
+    trainer._machine.void = None
+    trainer.void_beside(DEATH)
+    assert trainer.voided
