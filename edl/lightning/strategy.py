@@ -21,6 +21,8 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies.strategy import Strategy
@@ -177,10 +179,20 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
                 trainer.reload_dataloaders_every_n_epochs > 0,
                 "a job trains on one source: leave it away",
             ),
+            "val_check_interval": (
+                trainer._val_check_time_interval is not None,
+                "by the clock, workers validate at different batches: give a number of batches",
+            ),
         }
         for name, (given, remedy) in refused.items():
             if given:
                 raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
+        if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
+            raise UsageError(
+                f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
+                "with strategy='edl': workers tell each other the time at each batch, and may have different numbers "
+                "of them in a step; leave one away"
+            )
 
     def setup_optimizers(self, trainer: Any) -> None:
         """Those of the script, which average gradients from now on."""
@@ -245,10 +257,20 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             return super().backward(loss, optimizer, *args, **kwargs)  # type: ignore[no-any-return]
 
     def optimizer_step(self, optimizer: Any, closure: Callable[[], Any], model: Any = None, **kwargs: Any) -> Any:
-        """One update. Nobody needs the loss of all workers here but an optimizer that looks at it."""
+        """One update. Nobody needs the loss of all workers here but an optimizer that looks at it.
+
+        Gradients are averaged before anybody looks at them or clips them, also where `training_step` has returned None
+        here, and backward has not done it.
+        """
         if isinstance(optimizer, torch.optim.LBFGS) or not type(optimizer).__module__.startswith("torch.optim"):
             return super().optimizer_step(optimizer, closure, model, **kwargs)
-        found = super().optimizer_step(optimizer, lambda: [closure()], model, **kwargs)
+
+        def averaged() -> list[Any]:
+            loss = closure()
+            optimizer.synchronize()
+            return [loss]  # never None, for which fp16's plugin would leave the update out on this worker alone
+
+        found = super().optimizer_step(optimizer, averaged, model, **kwargs)
         return found[0] if isinstance(found, list) else found
 
     def on_validation_start(self) -> None:
@@ -263,6 +285,16 @@ def _limit(trainer: Any) -> float:
         return math.inf
     found: float = limits[0]
     return found
+
+
+def _asks_the_clock(callbacks: list[Any]) -> str:
+    """The callback that does so at each batch, as a script says it; else nothing."""
+    for one in callbacks:
+        if isinstance(one, ModelCheckpoint) and one._train_time_interval is not None:
+            return "ModelCheckpoint(train_time_interval=...)"
+        if isinstance(one, Timer) and one._duration is not None and one._interval == Interval.step:
+            return "max_time, or Timer(interval='step'),"
+    return ""
 
 
 def _modules_of(callbacks: list[Any]) -> dict[str, torch.nn.Module]:

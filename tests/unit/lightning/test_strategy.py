@@ -1,0 +1,89 @@
+"""What the strategy refuses, as it asks the clock of each worker; and when gradients are averaged."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from typing import Any
+
+import lightning.pytorch as pl
+import pytest
+import torch
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+
+from edl.errors import UsageError
+from edl.lightning.strategy import EdlStrategy
+
+
+def strategy() -> Any:
+    made = EdlStrategy.__new__(EdlStrategy)  # of no job
+    made._elastic, made._lightning_module = None, None
+    return made
+
+
+def made_with(**settings: Any) -> pl.Trainer:
+    trainer = pl.Trainer(accelerator="cpu", logger=False, enable_progress_bar=False, **settings)
+    trainer.ckpt_path = None
+    return trainer
+
+
+def test_validation_by_the_clock_is_refused() -> None:
+    trainer = made_with(val_check_interval=timedelta(minutes=5))
+    with pytest.raises(UsageError, match="give a number of batches") as caught:
+        strategy()._check(trainer)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("settings", "named"),
+    [
+        ({"max_time": "00:01:00:00"}, "max_time"),
+        ({"callbacks": [Timer("00:01:00:00")]}, "max_time"),
+        ({"callbacks": [ModelCheckpoint(train_time_interval=timedelta(minutes=5))]}, "train_time_interval"),
+    ],
+)
+def test_the_time_at_each_batch_does_not_go_with_parts_of_a_step(settings: dict[str, Any], named: str) -> None:
+    with pytest.raises(UsageError, match=named) as caught:
+        strategy()._check(made_with(accumulate_grad_batches=2, **settings))
+    assert "\n" not in str(caught.value)
+    strategy()._check(made_with(**settings))
+
+
+def test_the_time_at_each_epoch_goes_with_them() -> None:
+    strategy()._check(made_with(accumulate_grad_batches=2, callbacks=[Timer("00:01:00:00", interval="epoch")]))
+
+
+class AveragedSGD(torch.optim.SGD):
+    """As edl has made it."""
+
+    happened: list[str]
+
+    def synchronize(self) -> None:
+        self.happened.append("averaged")
+
+
+AveragedSGD.__module__ = "torch.optim.sgd"  # where edl's class says that it is
+
+
+class PrecisionThatLooks:
+    """At gradients, between the closure and the update."""
+
+    def optimizer_step(self, optimizer: AveragedSGD, model: object, closure: Any) -> Any:
+        result = closure()
+        optimizer.happened.append("looked at")
+        self.leaves_out = result is None
+        return result
+
+
+@pytest.mark.parametrize("loss", [None, torch.tensor(1.0)])
+def test_gradients_are_averaged_before_they_are_clipped_also_on_a_worker_without_a_loss(loss: Any) -> None:
+    one, optimizer = strategy(), AveragedSGD([torch.zeros(1, requires_grad=True)])
+    optimizer.happened = []
+    one._precision_plugin = PrecisionThatLooks()
+
+    def closure() -> Any:
+        optimizer.happened.append("backward")
+        return loss
+
+    assert one.optimizer_step(optimizer, closure, pl.LightningModule()) is loss
+    assert optimizer.happened == ["backward", "averaged", "looked at"]
+    assert not one._precision_plugin.leaves_out
