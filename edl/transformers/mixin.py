@@ -12,6 +12,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
+import sys
 from typing import Any
 
 import torch
@@ -33,6 +35,7 @@ class EdlTrainerMixin:
     """For a subclass of `Trainer` of your own: `class MyElasticTrainer(EdlTrainerMixin, MyTrainer)`."""
 
     _tr_loss: Any
+    _losses: list[torch.Tensor]  # of the parts of the step under way
     _share = 1.0  # of a part, in the samples of its step
     _over = False  # the pass that was trained last
 
@@ -97,6 +100,11 @@ class EdlTrainerMixin:
         self._steps = TrainerSteps(self, seat, train_dataloader, planned)
         return prepared
 
+    def set_initial_training_values(self, args: Any, dataloader: Any) -> Any:
+        """The Trainer's; but how many epochs so many updates take, changes with the number of workers."""
+        epochs, *rest = super().set_initial_training_values(args, dataloader)  # type: ignore[misc]
+        return (sys.maxsize if args.max_steps > 0 else epochs, *rest)
+
     def get_total_train_batch_size(self, *args: Any, **kwargs: Any) -> int:
         """Samples of an update, of all workers at the moment."""
         found: int = super().get_total_train_batch_size(*args, **kwargs)  # type: ignore[misc]
@@ -148,13 +156,14 @@ class EdlTrainerMixin:
         self.current_gradient_accumulation_steps = 1
         self.accelerator: Any
         self.optimizer: Any
+        self._losses = []
         self.control = self.callback_handler.on_step_begin(self.args, self.state, self.control)
         for number, (inputs, samples) in enumerate(parts, 1):
             last = number == len(parts)
             self.accelerator.gradient_state._set_sync_gradients(last)
             self._share = samples / whole if items is None else 1.0
             with contextlib.nullcontext() if last else framework.adding_up():
-                self._add_loss(self.training_step(model, inputs, items))  # type: ignore[attr-defined]
+                self._losses.append(self.training_step(model, inputs, items))  # type: ignore[attr-defined]
             self.current_flos += float(self.floating_point_ops(inputs))  # type: ignore[attr-defined]
             self._track_num_input_tokens(inputs)  # type: ignore[attr-defined]
             if not last:
@@ -187,16 +196,18 @@ class EdlTrainerMixin:
         mean = self._words.reduced(mine, "mean")
         return (mean * share).to(torch.float32) if share else own
 
-    def _add_loss(self, loss: torch.Tensor) -> None:
-        filtered = self.args.logging_nan_inf_filter and not bool(torch.isfinite(loss))
+    def _add_losses(self) -> None:
+        """Of a step that counts, before it is counted."""
         since: int = 1 + self.state.global_step - self._globalstep_last_logged  # type: ignore[attr-defined]
-        if self._steps is not None and not seat.rehearsing():
+        for loss in self._losses:
+            filtered = self.args.logging_nan_inf_filter and not bool(torch.isfinite(loss))
             self._tr_loss += self._tr_loss / since if filtered else loss
 
     def _end_step(self, steps: TrainerSteps) -> bool:
         """Whether what follows an update is to be done."""
-        counted = steps.counts
+        counted = steps.settle()
         if counted:
+            self._add_losses()
             self._advance(steps.travels.plan)
         self.model.zero_grad()
         ended = steps.end_step(counted=counted)
@@ -213,10 +224,11 @@ class EdlTrainerMixin:
     def _advance(self, planned: UpdatePlan) -> None:
         planned.advance(seat.size())
         schedule: Any = self.lr_scheduler
-        if not self.accelerator.optimizer_step_was_skipped and hasattr(schedule, "get_last_lr"):
+        moves = hasattr(schedule, "get_last_lr") and not _goes_by_metrics(schedule)
+        if moves and not self.accelerator.optimizer_step_was_skipped:
             if planned.position != schedule.last_epoch + 1 and self._created_lr_scheduler:
                 plan.move(schedule, planned.position)
-            elif not isinstance(schedule, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            else:
                 schedule.step()
         self.state.global_step += 1
 
@@ -247,12 +259,21 @@ class EdlTrainer(EdlTrainerMixin, Trainer):  # type: ignore[misc]
     """`transformers.Trainer`, of a job whose workers come and go."""
 
 
+def _goes_by_metrics(schedule: Any) -> bool:
+    """It moves where there is an evaluation, as "reduce_lr_on_plateau" and "greedy" do."""
+    return "metrics" in inspect.signature(schedule.step).parameters
+
+
 def _check(given: Any) -> None:
     """Raises UsageError for what an elastic job cannot serve."""
     refused = {
         "deepspeed": (given.deepspeed, "edl is data-parallel only: leave it away"),
         "fsdp": (given.fsdp, "edl is data-parallel only: leave it away"),
         "auto_find_batch_size": (given.auto_find_batch_size, "the workers must have one batch size: say which"),
+        "enable_jit_checkpoint": (
+            getattr(given, "enable_jit_checkpoint", False),
+            "a job that is preempted goes on by `edl run --checkpoint`: leave it away",
+        ),
         "group_by_length": (getattr(given, "group_by_length", False), "edl chooses the samples: leave it away"),
     }
     for name, (value, remedy) in refused.items():
