@@ -10,6 +10,9 @@ trained on are not shared out, and `gather()` gives what it was given.
 from __future__ import annotations
 
 import contextlib
+import functools
+from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -51,6 +54,8 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         self._batches: ElasticBatches | None = None
         self._registered = 0
         self._scales = False
+        self._saves = False
+        self._trackers_due: Callable[[], None] | None = None
 
     # --------------------------------------------------------------------------------------------------- preparing
 
@@ -137,15 +142,54 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         if self.is_main_process:
             print(*args, **kwargs)  # noqa: T201 - what it is for
 
+    def on_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Decorated, it does nothing on others; which one is the main process is asked at each call."""
+        return _only_where(lambda: self.is_main_process, function)
+
+    def on_local_main_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same."""
+        return self.on_main_process(function)
+
+    def init_trackers(self, *args: Any, **kwargs: Any) -> None:
+        """On the main process alone. Another one that takes its place begins trackers of its own as it logs."""
+        self._trackers_due = functools.partial(super().init_trackers, *args, **kwargs)
+        self._begin_trackers()
+
+    def get_tracker(self, *args: Any, **kwargs: Any) -> Any:
+        """A blank one where this is not the main process."""
+        self._begin_trackers()
+        return super().get_tracker(*args, **kwargs)
+
+    def log(self, *args: Any, **kwargs: Any) -> None:
+        """By the main process alone."""
+        self._begin_trackers()
+        if self.is_main_process:
+            super().log(*args, **kwargs)
+
+    def _begin_trackers(self) -> None:
+        if self._trackers_due is not None and self.is_main_process:
+            due, self._trackers_due = self._trackers_due, None
+            due()
+
     def wait_for_everyone(self) -> None:
         """All workers call it, at the same place."""
-        self._words.meet()
+        if not self._saves:
+            self._words.meet()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
-        """By the main process alone. A whole job goes on by `edl run --checkpoint`, at the exact sample."""
-        saved = super().save_state(*args, **kwargs) if self.is_main_process else None
-        self.wait_for_everyone()
-        return saved
+        """By the main process alone; nobody waits for it, as a script that counts batches by itself counts others on a
+        newcomer. A whole job goes on by `edl run --checkpoint`, at the exact sample.
+        """
+        if not self.is_main_process:
+            return None
+        naming = self.project_configuration
+        if naming.automatic_checkpoint_naming:  # another worker, or an earlier life, may have saved before
+            naming.iteration = max(naming.iteration, _next_number(Path(self.project_dir) / "checkpoints"))
+        self._saves = True
+        try:
+            return super().save_state(*args, **kwargs)
+        finally:
+            self._saves = False
 
     def save_model(self, *args: Any, **kwargs: Any) -> None:
         """By the main process alone."""
@@ -156,3 +200,17 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         """By the main process alone."""
         if self.is_main_process:
             super().save(*args, **kwargs)
+
+
+def _only_where(holds: Callable[[], bool], function: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(function)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        return function(*args, **kwargs) if holds() else None
+
+    return called
+
+
+def _next_number(folder: Path) -> int:
+    """Of the checkpoints that Accelerate has numbered."""
+    names = (one.name.removeprefix("checkpoint_") for one in folder.glob("checkpoint_*"))
+    return max((int(name) + 1 for name in names if name.isdigit()), default=0)
