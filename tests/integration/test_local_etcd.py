@@ -37,6 +37,7 @@ from edl.coordination.etcd.messages import (
 )
 from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.etcd.store import connect
+from edl.coordination.etcd.watching import Watches
 from edl.coordination.local_place import free_port
 from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied, Create, Link
@@ -287,6 +288,21 @@ async def test_a_token_that_the_server_has_forgotten_is_renewed(tmp_path):
     await local.stop()
 
 
+async def test_many_calls_at_once_with_a_token_that_is_forgotten_are_all_answered(tmp_path):
+    local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE, address="127.0.0.1")
+    store = await connect(local.coordinator, 10.0)
+    await store.create("/a", b"1")
+    for _ in range(3):
+        store._session.connection._metadata = (("token", "of.another.server"),)
+        reads = []
+        for _ in range(40):
+            reads.append(asyncio.ensure_future(store.read("/a")))
+            await asyncio.sleep(0.0005)  # some begin while the token is renewed
+        assert {node.value for node in await asyncio.gather(*reads)} == {b"1"}
+    await store.close()
+    await local.stop()
+
+
 # --------------------------------------------------------------------------------------------- what stands in the way
 
 
@@ -360,6 +376,28 @@ async def test_a_wiped_server_is_joined_with_a_new_session(local, tmp_path):
     await store.close()
 
 
+async def test_a_server_that_is_wiped_before_a_new_session_began_tells_of_changes(local, tmp_path):
+    store = await connect(local.coordinator, 10.0)
+    for number in range(20):
+        await store.create(f"/x{number}")
+    seen, woken = store._session._revision, asyncio.Event()
+    store.watch("/a", woken.set)
+    store._session._over = True  # as when it ran out, and another could not begin
+    session = store.session
+    local.signal(signal.SIGKILL)
+    await local.wait_exit()
+    shutil.rmtree(tmp_path / "etcd" / "data")
+    await local.restart()
+    await until(lambda: store.link is Link.CONNECTED and store.session != session)
+    assert store._session._revision < seen
+    await until(woken.is_set)
+    woken.clear()
+    await store.create("/a")
+    async with asyncio.timeout(patient(10)):
+        await woken.wait()
+    await store.close()
+
+
 async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(local, tmp_path):
     """It has the lease of old, but not what was written since: nobody may believe that it stands."""
     store = await connect(local.coordinator, 10.0)
@@ -385,21 +423,40 @@ async def test_a_server_restored_from_a_backup_is_joined_with_a_new_session(loca
     await store.close()
 
 
-async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(local):
+async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(local, monkeypatch):
     store, other = [await connect(local.coordinator, 10.0) for _ in range(2)]
     woken, seen = asyncio.Event(), store._session._revision
     for n in range(5):
         await other.create(f"/x{n}")
     await compact(local, other._session._revision)
     store._session._revision = seen
-    store.watch("/a", woken.set)
-    async with asyncio.timeout(10):
-        await woken.wait()
+    ended, original = [], Watches._ended
+
+    def counted(self, watch, answer):
+        ended.append((answer.watch_id, bool(answer.compact_revision)))
+        original(self, watch, answer)
+
+    monkeypatch.setattr(Watches, "_ended", counted)
+    watch = store.watch("/a", woken.set)
+    ids = {watch.number * 4 + slot for slot in (1, 2, 3)}  # the node's own key, its count, its children's removals
+    each = {(number, compacted) for number in ids for compacted in (True, False)}
+    await until(lambda: set(ended) == each and watch._due is None)  # also etcd's answers to our cancels
+    assert woken.is_set()
     woken.clear()
-    await asyncio.sleep(0)
     await other.create("/a")
     async with asyncio.timeout(10):
         await woken.wait()
+    assert len(ended) == len(each)
+    woken.clear()
+    await other.create("/a/b")
+    async with asyncio.timeout(10):
+        await woken.wait()
+    await until(lambda: watch._due is None)
+    woken.clear()
+    await other.delete("/a/b")
+    async with asyncio.timeout(10):
+        await woken.wait()
+    assert store.link is Link.CONNECTED
     await store.close()
     await other.close()
 

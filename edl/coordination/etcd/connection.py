@@ -25,6 +25,8 @@ from edl.errors import StoreUnavailable
 Q = TypeVar("Q")
 A = TypeVar("A")
 
+Metadata = tuple[tuple[str, str], ...]
+
 _MAX_BYTES = 64 * 1024 * 1024
 """gRPC's own bound for an answer is 4 MiB; a list of many children, or a few large nodes at once, is more."""
 
@@ -46,7 +48,7 @@ class EtcdConnection:
         self._host, self._port = address
         self._coordinator = coordinator
         self._patience_s = patience_s
-        self._metadata: tuple[tuple[str, str], ...] = ()
+        self._metadata: Metadata = ()
         self._channel: grpc.aio.Channel | None = None
         self._authenticating = asyncio.Lock()
 
@@ -72,11 +74,11 @@ class EtcdConnection:
         """Raises what the port says; a token that is too old is renewed first."""
         used = self._metadata
         try:
-            return await self._once(method, request, timeout_s, path)
+            return await self._once(method, request, timeout_s, path, used)
         except TokenRefused:
             await self._authenticate(used)
         try:
-            return await self._once(method, request, timeout_s, path)
+            return await self._once(method, request, timeout_s, path, self._metadata)
         except TokenRefused as error:
             raise StoreUnavailable("the coordinator takes no token of its own making") from error
 
@@ -92,12 +94,12 @@ class EtcdConnection:
         if channel is not None:
             await channel.close()
 
-    async def _once(self, method: Method[Q, A], request: Q, timeout_s: float, path: str) -> A:
+    async def _once(self, method: Method[Q, A], request: Q, timeout_s: float, path: str, metadata: Metadata) -> A:
         multi = self._opened().unary_unary(
             method.path, request_serializer=encode, response_deserializer=functools.partial(decode, method.answer)
         )
         try:
-            return cast("A", await multi(request, timeout=timeout_s, metadata=self._metadata))
+            return cast("A", await multi(request, timeout=timeout_s, metadata=metadata))
         except grpc.aio.AioRpcError as error:
             raise translate_status(error.code(), error.details() or "", path) from error
         except asyncio.CancelledError as error:
@@ -105,20 +107,24 @@ class EtcdConnection:
                 raise
             raise StoreUnavailable("the connection to the coordinator was given up") from error
 
-    async def _authenticate(self, used: tuple[tuple[str, str], ...]) -> None:
-        """Once for all calls that were refused with the same token."""
+    async def _authenticate(self, used: Metadata) -> None:
+        """Once for all calls that were refused with the same token.
+
+        It stays until another is there: a call that begins meanwhile is refused and waits, too. One without any token
+        would be a stranger's.
+        """
         digest = self._coordinator.digest
         if digest is None or self._coordinator.socket:  # the socket's folder lets nobody else in
             return
         async with self._authenticating:
             if self._metadata != used:
                 return
-            self._metadata = ()
             try:
                 asked = AuthenticateRequest(digest.user, digest.password)
-                answer = await self._once(AUTHENTICATE, asked, self._patience_s, "/")
+                answer = await self._once(AUTHENTICATE, asked, self._patience_s, "/", ())
             except NoPasswords:
-                return  # whoever reaches it may write to it: docs/security.md
+                self._metadata = ()  # whoever reaches it may write to it: docs/security.md
+                return
             self._metadata = (("token", answer.token),)
 
     def _opened(self) -> grpc.aio.Channel:

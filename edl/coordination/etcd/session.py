@@ -131,7 +131,7 @@ class Session:
             if self._ending:
                 return
             served = await self._visit(address)
-            pause_s = 0.0 if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
+            pause_s = _FIRST_PAUSE_S if served else min(RECONNECT_MAX_S, max(_FIRST_PAUSE_S, 1.5 * pause_s))
 
     async def _visit(self, address: tuple[str, int]) -> bool:
         """Stay with this server for as long as it serves; whether it ever did."""
@@ -147,7 +147,7 @@ class Session:
             self.watches.attach(self._lease)
             self._move(Link.CONNECTED)
             await self._stay(connection)
-        except* (StoreUnavailable, TimeoutError) as errors:
+        except* (StoreUnavailable, OSError) as errors:
             logger.info("the coordinator at %s:%s: %s", *address, _innermost(errors))
         except* EdlError as errors:
             self._complain(_innermost(errors))
@@ -198,6 +198,7 @@ class Session:
         root = self._layout.node("/")
         begin = TxnRequest((Compare(key=root, target=1),), (put, _founded(root)), (put,))
         answer = await connection.call(TXN, begin, timeout_s=patience)
+        self._revision = 0  # what was seen belongs to the session before: the server may have been wiped since
         self.saw(answer.header)
         self._lease, self._over = lease, False
         self._trusted_until = asked_at + self._timeout_s

@@ -94,14 +94,21 @@ class Watches:
         if answer.watch_id == _SESSION:
             if answer.canceled or any(event.type == DELETED for event in answer.events):
                 self._session_gone()
+        elif answer.watch_id < 0 and answer.canceled:  # which one, etcd does not say
+            raise StoreUnavailable(f"the coordinator refuses a watch: {answer.cancel_reason}")
         elif watch is not None and answer.canceled:
-            if not answer.compact_revision:
-                raise StoreUnavailable(f"the coordinator ends a watch of {watch.path}: {answer.cancel_reason}")
-            # What happened before is forgotten there; the wake makes up for it.
-            self._ask(self._one(watch, answer.watch_id % _SLOTS, answer.compact_revision))
-            watch.wake_soon()
+            self._ended(watch, answer)
         elif watch is not None and answer.events:
             watch.wake_soon()
+
+    def _ended(self, watch: EtcdWatch, answer: WatchResponse) -> None:
+        if answer.compact_revision:
+            # What happened before is forgotten there; the wake makes up for it. Its id is taken until it is cancelled.
+            cancel = WatchRequest(cancel_request=WatchCancelRequest(answer.watch_id))
+            self._ask(cancel, self._one(watch, answer.watch_id % _SLOTS, answer.compact_revision))
+            watch.wake_soon()
+        elif answer.created or answer.cancel_reason:  # else it is the answer to our own cancel
+            raise StoreUnavailable(f"the coordinator ends a watch of {watch.path}: {answer.cancel_reason}")
 
     def _of(self, watch: EtcdWatch, start: int) -> Iterator[WatchRequest]:
         return (self._one(watch, slot, start) for slot in range(1, _SLOTS))
