@@ -37,7 +37,7 @@ from edl.coordination.etcd.messages import (
 )
 from edl.coordination.etcd.server import LocalEtcd
 from edl.coordination.etcd.store import connect
-from edl.coordination.etcd.watching import Watches
+from edl.coordination.etcd.watching import EtcdWatch, Watches
 from edl.coordination.local_place import free_port
 from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied, Create, Link
@@ -438,6 +438,7 @@ async def test_a_watch_whose_beginning_was_compacted_away_wakes_and_goes_on(loca
 
     monkeypatch.setattr(Watches, "_ended", counted)
     watch = store.watch("/a", woken.set)
+    assert isinstance(watch, EtcdWatch)
     ids = {watch.number * 4 + slot for slot in (1, 2, 3)}  # the node's own key, its count, its children's removals
     each = {(number, compacted) for number in ids for compacted in (True, False)}
     await until(lambda: set(ended) == each and watch._due is None)  # also etcd's answers to our cancels
