@@ -78,10 +78,11 @@ OVERRIDES: Final = ("_get_metrics_result_or_logs", "evaluate")  # of the model, 
 
 
 class Fits:
-    """How many calls of `fit` this process has begun: a newcomer's first one may be over in the job."""
+    """How many calls of `fit` this process has begun: a newcomer's first one may be over in the job. And its files."""
 
     def __init__(self) -> None:
         self.begun = 0
+        self.wrote = False  # files of callbacks, in any of them
 
 
 class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
@@ -124,12 +125,22 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
         self.model.train_function = self._guarded(self._unguarded)
         self._fits.begun += 1
         self._stands, self._entered = None, True
-        self._writers = Writers(self._fit.callbacks, lambda: self._trainer.rank() == 0)
+        self._writers = Writers(self._fit.callbacks, self._is_first)
+        self._heed_rank()
         if self._lasts:
             self._fit.batches._interrupted_warning = lambda: None  # said at the end of each epoch of no known length
             if self._trainer.shards is not None:
                 self._share(self._trainer.shards)
-        self._writers.heed_rank()
+        self._writers.begin(wrote=self._fits.wrote)
+        self._heed_rank()
+
+    def _is_first(self) -> bool:
+        """A newcomer is not while it rehearses, whatever its rank in the ring of one is."""
+        return self._trainer.rank() == 0 and not self._trainer.rehearsing()
+
+    def _heed_rank(self) -> None:
+        if self._writers is not None and self._writers.heed_rank():
+            self._fits.wrote = True
 
     @property
     def _lasts(self) -> bool:
@@ -274,8 +285,7 @@ class ElasticFit(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.reset_metrics()  # they are not sent to a newcomer, so what it threw away would stay in them
         elif kept is not None and kept.size:
             count(self.model, kept)
-        if self._writers is not None:
-            self._writers.heed_rank()
+        self._heed_rank()
 
     def _guarded(self, train: Callable[[Any], Any]) -> Callable[[Any], Any]:
         """A failed all-reduce stops the traced step before any update; `fit` itself need not know.

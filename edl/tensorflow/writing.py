@@ -46,13 +46,20 @@ class Writers:
         self._writes = True
         self._writers = list(filter(None, (_writer(callback, is_first) for callback in callbacks)))
 
-    def heed_rank(self) -> None:
-        """At the begin, and where ranks may have changed."""
+    def begin(self, *, wrote: bool) -> None:
+        """Of `fit`. `wrote`: this process has written in an earlier one, so files of its own may be the job's."""
+        if not (self.heed_rank() or wrote):
+            for writer in self._writers:
+                writer.remove_begun()
+
+    def heed_rank(self) -> bool:
+        """Where ranks may have changed. Does this worker write?"""
         writes = self._is_first()
         if writes != self._writes:
             self._writes = writes
             for writer in self._writers:
                 writer.write(writes)
+        return writes
 
     def end(self) -> None:
         """The callbacks are the script's again."""
@@ -95,6 +102,9 @@ class _Saver:
     def write(self, writes: bool) -> None:
         """It asks each time it saves."""
 
+    def remove_begun(self) -> None:
+        """It has begun none."""
+
     def end(self) -> None:
         self._callback.set_model(self._model)
 
@@ -112,7 +122,9 @@ class _Board:
             board._writers = {}  # it opens files when it has something to write
         else:
             board._writers = {name: tf.summary.create_noop_writer() for name in ("train", "val")}
-            _remove_own(Path(board._train_dir), Path(board._val_dir))
+
+    def remove_begun(self) -> None:
+        _remove_own(Path(self._callback._train_dir), Path(self._callback._val_dir))
 
     def end(self) -> None:
         """It closes its files itself."""
@@ -134,9 +146,12 @@ class _Logger:
     def write(self, writes: bool) -> None:
         logger = self._callback
         logger.filename = self._filename if writes else os.devnull
-        if logger.csv_file is not None:  # another worker has written before
-            logger.append = logger.append or writes
+        logger.append = logger.append or writes  # another worker has written before
+        if logger.csv_file is not None:
             logger.on_train_begin()
+
+    def remove_begun(self) -> None:
+        """It has begun none: it stands behind edl's callback."""
 
     def end(self) -> None:
         self._callback.filename = self._filename

@@ -15,7 +15,7 @@ import msgspec
 
 from edl.collectives.ring import Ring, of_all_members
 from edl.core.worker.evaluation import AssembleAgain, AssemblyWord, Compute, Finished, HandOver, Outcome, outcome
-from edl.errors import RingBroken
+from edl.errors import JobFailed, RingBroken
 
 Results = list[tuple[bytes, ...]]
 
@@ -82,17 +82,19 @@ class Evaluations:
 
     def make(self, work: Work) -> tuple[bytes, ...]:
         """All workers, after the same step: what each of them has found, by its rank at the end. Together that is each
-        unit once. Comes back with the same on all.
+        unit once. Comes back with the same on all. Raises JobFailed where the others have gone on without this worker.
         """
         if self._step != self._between.committed:
             self._step, self._results, self._asked = self._between.committed, [], 0
-        number, self._asked = self._asked, self._asked + 1
+        step, number, self._asked = self._step, self._asked, self._asked + 1
         done: list[int] = []
         while number >= len(self._results):
             try:
                 self._assemble(work, done)
             except RingBroken as error:
                 self._between.renew_ring(error)
+                if self._between.committed != step:  # nobody else will ever come to it
+                    raise JobFailed("the others have gone on beyond this evaluation") from error
         return self._results[number]
 
     def settle(self) -> None:

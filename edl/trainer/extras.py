@@ -182,8 +182,10 @@ class Extras:
         return put_back
 
     def _compared(self) -> list[Leaf]:
-        """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own."""
-        found = (compared(value, _call(name), self._sorts) for name, value in self._values.items())
+        """What must be equal on all workers, in the same order on all of them: dicts keep an order of their own. Where
+        the script stands is no part of that: a newcomer may know less of it.
+        """
+        found = (compared(value, _call(name), self._sorts) for name, value in self._values.items() if name != STANDING)
         return sorted((leaf for leaves in found for leaf in leaves), key=lambda leaf: leaf[0])
 
 

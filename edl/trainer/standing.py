@@ -1,8 +1,9 @@
 """What travels beside a model of where its script stands: a newcomer goes on from there, and so does a resumed job.
 
-Owns: what is told of the newest step (was it an epoch's last?), of the evaluations after it, and of Keras's `fit`; and
-that it is what this worker knows whenever its state may become another's. Does not own: how it travels
-(`edl.trainer.extras`), nor what a newcomer makes of it (`edl.trainer.trainer`, `edl.tensorflow.fitting`).
+Owns: what is told of the newest step (was it an epoch's last, and is the next one begun?), of the evaluations after
+it, and of Keras's `fit`; and that it is what this worker knows whenever its state may become another's. Does not own:
+how it travels (`edl.trainer.extras`), nor what a newcomer makes of it (`edl.trainer.trainer`,
+`edl.tensorflow.fitting`).
 """
 
 from __future__ import annotations
@@ -40,12 +41,14 @@ class ScriptStanding:
         """The mini-batch that is about to end; it may be void."""
         self._ends = (*self._ends[-1:], end)
 
-    def tell(self, step: int, results: Results) -> None:
-        """This worker's state of `step` may become another's, or a checkpoint."""
+    def tell(self, step: int, results: Results, *, at_end: bool) -> None:
+        """This worker's state of `step` may become another's, or a checkpoint. `at_end`: the script stands between that
+        step and the next one, which it has not begun.
+        """
         if self._registered:
             end = next((end for end in reversed(self._ends) if end.step == step), LastStep(step, None, False))
-            told = {"step": step, "epoch": end.epoch, "ends_pass": end.ends_pass, "results": list(results)}
-            self._extras._put(STANDING, {**told, "fit": self._fit})
+            told = {"step": step, "epoch": end.epoch, "ends_pass": end.ends_pass, "at_end": at_end}
+            self._extras._put(STANDING, {**told, "results": list(results), "fit": self._fit})
 
     @property
     def heard(self) -> dict[str, Any]:

@@ -95,6 +95,7 @@ class Trainer:
         self._standing = ScriptStanding(self._extras)
         self._evaluations = Evaluations(lambda: framework.ring, self)
         self._ring_broke = False  # in the mini-batch that ends
+        self._at_end = False  # the script has ended the newest step, and has not come to the end of another one
         self._computes = False  # the script's function in an evaluation is called
         self._shell.state_came = self._take_standing
         self._figures = FigureSender(lambda values: self._shell.link.send(say.Figures(values)))
@@ -362,6 +363,7 @@ class Trainer:
         if not self._machine.generation:
             work.compute((0,), lambda: True)
             return (work.found(),)
+        self._at_end = True
         return self._evaluations.make(work)
 
     def _computing(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
@@ -651,6 +653,7 @@ class Trainer:
 
     def begin_evaluation(self) -> None:
         """All members have the weights of the newest step, and rank 0's batch statistics. Raises RingBroken."""
+        self.begin_batch()  # before the first one, too
         self._shell.before_update()  # a newcomer's state may be on its way beside the coming step
         if self._machine.void is not None:
             raise RingBroken(self._machine.void)
@@ -663,7 +666,7 @@ class Trainer:
             self._shell.hear(StatesEqual())
         self._shell.void(error, keep=False)
         old, before = self._machine.size, self._machine.step
-        self._standing.tell(before, self._evaluations.results)
+        self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
         self._shell.end_uncommitted_batch()
         self._pass_over(before)
         self._prepare_step()
@@ -677,8 +680,10 @@ class Trainer:
         if not self._shell.rehearses or heard.get("step") != step:
             return
         self._evaluations.take(step, heard["results"])
-        if heard["ends_pass"] and not heard["results"] and self._shards is not None:
-            self._shards.rest_of(heard["epoch"])
+        self._at_end = heard.get("at_end", False)
+        self._standing.note_end(LastStep(step, heard["epoch"], heard["ends_pass"]))  # others may get it from here
+        if heard["ends_pass"] and self._at_end and self._shards is not None:
+            self._shards.rest_of(heard["epoch"])  # what lies between two epochs is ahead of all workers
 
     # ------------------------------------------------------------------------------------------ the end of a batch
 
@@ -743,7 +748,8 @@ class Trainer:
             noise = self._rates.count()
             if noise is not None:
                 self._figures.take({"grad_sqr": noise.sqr, "grad_var": noise.var})
-        self._standing.tell(done, [])
+        self._at_end = True
+        self._standing.tell(done, [], at_end=True)
         shell.end_batch(attention=done >= shell.link.page.attention_step)
         self._pass_over(done)
         self._tell_resized(old)
@@ -785,9 +791,13 @@ class Trainer:
         old, before, void, rank = machine.size, machine.step, machine.void, machine.rank
         if void is None:
             self._rates.rehearse()
-        self._standing.tell(before, self._evaluations.results)
+        else:
+            self._at_end = False  # of step `before`: what the script does after that one is done
+        self._standing.tell(before, self._evaluations.results, at_end=self._at_end)
         shell.end_uncommitted_batch()
         self._ring_broke = True
+        if void is not None and machine.step > before:
+            self._at_end = True
         if void is not None:  # not where the job is over, which is said in its own words
             logger.warning("step %d is void on rank %d: %s", before + 1, rank, void.partition("\n")[0])
         self._pass_over(before + 1)

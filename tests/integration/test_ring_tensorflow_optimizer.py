@@ -219,12 +219,57 @@ def test_an_epoch_of_which_nothing_is_left_has_the_metrics_of_the_others(framewo
 def test_a_job_that_goes_on_after_the_last_step_of_an_epoch_ends_that_epoch_first(framework: Any) -> None:
     """With the metrics that all had, though this worker has made no step yet."""
     job, passes = Job(framework), Passes(0, 1)
-    job.trainer.standing.tell(70, [])
+    job.trainer.standing.tell(70, [], at_end=True)
     job.trainer.standing.fit = FitStanding(1, 4, 0, {}, np.array([6.0, 2.0]).tobytes(), 70).told()
     hearing = fit_passes(job, passes, epochs=6)
     assert hearing.begun == [4, 5]
     assert float(hearing.logs[0]["loss"]) == 3.0
     assert float(hearing.logs[1]["loss"]) != 3.0
+
+
+def fit_written(job: Job, passes: Passes, *writing: Any, epochs: int) -> None:
+    job.trainer.shards = passes
+    job.model.compile(optimizer=job.optimizer, loss="mse")
+    job.model.fit(passes.dataset(), shuffle=False, verbose=0, epochs=epochs, callbacks=[job.callback, *writing])
+
+
+@pytest.mark.parametrize("over", [False, True])
+def test_a_newcomer_leaves_what_the_job_has_written(framework: Any, tmp_path: Path, over: bool) -> None:
+    """In its ring of one it has rank 0. Once it has it among the others it goes on with their files."""
+    job, passes, log = Job(framework), Passes(0, 1) if over else Passes(9, 1), tmp_path / "log.csv"
+    log.write_text("epoch,loss\n0,2.5\n")
+    job.trainer.rehearses = True
+    job.trainer.standing.fit = FitStanding(1, 1, 0).told()
+    board = keras.callbacks.TensorBoard(tmp_path / "board")
+    fit_written(job, passes, keras.callbacks.CSVLogger(log), board, epochs=2)
+    lines = log.read_text().splitlines()
+    assert lines[:2] == ["epoch,loss", "0,2.5"]
+    assert [line.split(",")[0] for line in lines[2:]] == ([] if over else ["1"])
+    assert bool(list(tmp_path.rglob("events.out.*"))) is not over
+
+
+def test_a_job_of_one_worker_writes(framework: Any, tmp_path: Path) -> None:
+    job, log = Job(framework), tmp_path / "log.csv"
+    log.write_text("of another job\n")
+    fit_written(job, Passes(1, 1), keras.callbacks.CSVLogger(log), epochs=2)
+    assert [line.split(",")[0] for line in log.read_text().splitlines()] == ["epoch", "0", "1"]
+
+
+def test_a_worker_that_loses_rank_0_leaves_the_events_that_it_has_written(
+    framework: Any, tmp_path: Path, monkeypatch: Any
+) -> None:
+    """And one that never had it leaves none."""
+    job = Job(framework)
+    monkeypatch.setattr(job.trainer, "rank", lambda: int(job.trainer.ended >= 2))
+    fit_written(job, Passes(1, 1, 1), keras.callbacks.TensorBoard(tmp_path / "first"), epochs=3)
+    assert list(tmp_path.rglob("first/train/events.out.*"))
+    again = keras.callbacks.TensorBoard(tmp_path / "first")
+    fit_written(job, Passes(1), again, epochs=1)
+    assert list(tmp_path.rglob("first/train/events.out.*")), "of its first fit"
+    other = Job(framework)
+    monkeypatch.setattr(other.trainer, "rank", lambda: 1)
+    fit_written(other, Passes(1), keras.callbacks.TensorBoard(tmp_path / "other"), epochs=1)
+    assert not list(tmp_path.rglob("other/train/events.out.*"))
 
 
 def test_validation_counts_each_batch_once(framework: Any) -> None:

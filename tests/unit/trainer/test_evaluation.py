@@ -7,12 +7,13 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
-from edl.errors import RingBroken
+from edl.errors import JobFailed, RingBroken
 from edl.protocol.ring import Place, solo
 from edl.trainer.evaluation import Evaluations
 
@@ -49,7 +50,7 @@ class Net:
         self.count = Counter[tuple[int, int]]()
         self.broken: set[int] = set()
         self.waiting: set[int] = set()
-        self.told: dict[int, tuple[bool, list[Any]]] = {}  # has it gone on, and its results
+        self.told: dict[int, tuple[bool, list[Any]]] = {}  # does it stand at the end of the step, and its results
         self.root = 0
         self.started = workers
         self.born: list[int] = []
@@ -128,6 +129,7 @@ class Worker:
         self.results: list[tuple[bytes, ...]] = []
         self.done: list[int] = []
         self.gone_on = False
+        self.at_end = True  # as the trainer tells it
         self.computed = Counter[int]()
         self.error: BaseException | None = None
 
@@ -143,7 +145,7 @@ class Worker:
         self.net.call(self.number, "statistics", 0, b"")
 
     def renew_ring(self, error: RingBroken) -> None:
-        self.net.enter(self.number, (self.gone_on, list(self.evaluations.results)))
+        self.net.enter(self.number, (self.at_end, list(self.evaluations.results)))
 
     def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:
         for count, unit in enumerate(units, 1):
@@ -171,12 +173,12 @@ class Worker:
                 self.net.changed.notify_all()
 
     def _come_in(self) -> None:
-        self.gone_on, results = self.net.enter(self.number, None)
+        self.at_end, results = self.net.enter(self.number, None)
         self.evaluations.take(STEP, results)
         self._settle()
 
     def _script(self) -> None:
-        if not self.gone_on:
+        if self.at_end:  # else a newcomer begins with the next step
             for _ in range(2):
                 self.done = []
                 self.results.append(self.evaluations.make(self))
@@ -187,12 +189,14 @@ class Worker:
                 return
             except RingBroken:
                 self.evaluations.begin_batch()
+                self.at_end = False
                 self.renew_ring(RingBroken(""))
                 self._settle()
                 self._evaluate_again()
 
     def _evaluate_again(self) -> None:
         """As a script does that goes by the number of the step: after a void mini-batch that is the same again."""
+        self.at_end = True
         again = [self.evaluations.make(self) for _ in range(2)]
         assert not self.results or again == self.results
 
@@ -262,3 +266,13 @@ def test_a_death_repeats_only_its_share() -> None:
     assert workers[0].error is None, workers[0].error
     assert workers[1].computed == Counter([1, 3])
     assert [workers[0].computed[unit] for unit in range(UNITS)] == [2] * UNITS, "once in each of the two evaluations"
+
+
+def test_an_evaluation_that_the_others_have_left_behind_is_none_of_a_ring_of_its_own() -> None:
+    """Else this worker would wait alone until the time-out of the step that the others are at."""
+    net = Net(1, {})
+    worker = Worker(net, 0, UNITS)
+    between: Any = SimpleNamespace(committed=STEP, round_s=0.0, given_up=True)
+    between.renew_ring = lambda error: setattr(between, "committed", STEP + 3)
+    with pytest.raises(JobFailed, match="the others have gone on beyond this evaluation"):
+        Evaluations(lambda: worker, between).make(worker)  # type: ignore[arg-type,return-value]

@@ -310,6 +310,12 @@ def test_modules_tensors_and_states_are_compared_in_one_order_and_plain_values_a
     assert [name for name, _ in other._compared()] == names
 
 
+def test_where_a_script_stands_is_not_compared() -> None:
+    """What a callback holds is in it, tensors too: a newcomer knows of it what it was told."""
+    extras = Extras(Nets())._add({STANDING: {"fit": {"best": Net(a=np.ones(3))}}, "ema": Schedule(rate=0.5)})
+    assert [name for name, _ in extras._compared()] == ["edl.register(ema=...).state_dict()['rate']"]
+
+
 def test_where_a_script_stands_is_put_into_nothing_that_a_callback_holds() -> None:
     """The best weights of Keras's EarlyStopping, say, which are another epoch's on the worker that is copied."""
     held = np.ones(3)
