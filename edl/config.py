@@ -54,7 +54,10 @@ def _port(text: str) -> int:
 
 def any_port(text: str) -> int:
     """0: any that is free. Raises ValueError."""
-    return 0 if text == "0" else _port(text)
+    try:
+        return 0 if text == "0" else _port(text)
+    except ValueError:
+        raise ValueError("must be a port from 1 to 65535, or 0 for any that is free") from None
 
 
 def _ip_address(text: str) -> str:

@@ -38,7 +38,7 @@ def port_of(text: str) -> int:
     try:
         return any_port(text)
     except ValueError as error:
-        raise ConfigError(f"--port {text}: {error}, or 0 for any") from None
+        raise ConfigError(f"--port {text}: {error}") from None
 
 
 async def _serve(arguments: argparse.Namespace, where: Whereabouts, ear: socket.socket) -> None:

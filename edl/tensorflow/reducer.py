@@ -12,10 +12,12 @@ things make that survive changes of the ring:
 - No variable may be touched before all gradients are reduced: a gate holds them back, so that a peer's death leaves
   either the old state or the new one, never a mixture (I5).
 - What depends on the ring (its size, this worker's share) is read when a step runs, never when it is traced.
-- A gradient goes through a branch by the share, which is no constant. So TensorFlow cannot fold a gradient that is
-  constant, together with its reduction, into a constant, as it otherwise would: Horovod's operations are not marked as
-  stateful.
+- A gradient meets the share, which is no constant. So TensorFlow cannot fold a gradient that is constant, together with
+  its reduction, into a constant, as it otherwise would: Horovod's operations are not marked as stateful.
 - Names are our own, by position: a newcomer that traced in another order must find its peers.
+
+Weighing and the gate are operations of edl's own (`edl.tensorflow.kernels`), or, where these are missing, many of
+TensorFlow's.
 """
 
 from __future__ import annotations
