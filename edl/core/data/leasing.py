@@ -7,6 +7,7 @@ be. Does not own: the ledgers of the generations (`edl.core.data.ledger_versions
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import msgspec
@@ -112,7 +113,16 @@ class Leasing:
         # The data that is wanted ends before that. A worker that has trained all of it waits for more, where no word
         # reaches it, or has ended; so the word must be there before. Else the switch waits, for more epochs or the end.
         left_s = (end - newest) * self.step_time_s() - (working.now - at)
-        return end if left_s > WORD_S else None
+        if left_s > WORD_S:
+            return end
+        # Where epochs are over in a moment, it would wait so in each of them. What is leased on speculation goes on
+        # beyond this one: the switch comes in an epoch that follows, or never, as the scripts end before.
+        return step if self._has_short_epochs(ledger) else None
+
+    def _has_short_epochs(self, ledger: Ledger) -> bool:
+        """They are asked for one by one, and none is long enough for the word of a switch."""
+        epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
+        return ledger.spec.open_ended and epoch_s < self._lead_times.notice_s + WORD_S
 
     def crossing(self, roster: tuple[str, ...], *, spare: bool = False) -> Crossing | None:
         """How a ring of `roster` can follow that which trains. None: not now.
