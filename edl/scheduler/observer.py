@@ -20,6 +20,7 @@ from edl.errors import CheckpointError, JobFailed, NoSuchJob, UsageError
 from edl.launch.lives import in_a_thread
 from edl.outside.client import JobClient
 from edl.protocol.job import Status
+from edl.protocol.job_policy import BatchRule
 from edl.scheduler.places import ClusterHome
 
 AT_ONCE = 16  # jobs that are looked at
@@ -99,6 +100,7 @@ def look_of(status: Status) -> JobLook:
         size=status.size,
         step=status.step,
         batch=status.batch,
+        grows=status.batching == BatchRule.LOCAL,
         step_s=rate.step_s if known and rate is not None else 0.0,
         left=_left(status),
     )

@@ -28,6 +28,7 @@ class Batches(msgspec.Struct, frozen=True):
     largest_pass: int = 1 << 40
     given: int = 0  # what its owner asked for, where the batch is fixed; 0: its own
     accumulates: bool = True  # a worker may make several passes for one step
+    each: int = 0  # samples of each worker, where the batch grows with the workers and nothing else changes it; else 0
 
 
 class Predicted:
@@ -83,6 +84,8 @@ class Predicted:
 
     def _wanted(self, workers: Floats, given: bool) -> Floats:
         known = self._batches
+        if known.each:
+            return np.asarray(workers[:, None] * known.each)
         if given:
             return np.full((len(workers), 1), float(known.given or known.own))
         least = np.maximum(known.smallest, known.smallest_pass * workers)
@@ -91,6 +94,8 @@ class Predicted:
 
     def _passes(self, workers: Floats, wanted: Floats) -> tuple[Floats, Floats]:
         """How many passes each worker makes for a step, and with how many samples."""
+        if self._batches.each:
+            return np.ones_like(wanted), np.full_like(wanted, float(self._batches.each))
         share = np.ceil(wanted / workers - 1e-6)
         passes = np.ceil(share / self._batches.largest_pass)
         if self._batches.accumulates:  # one worker's single pass tells nothing of the noise of a larger batch
@@ -101,14 +106,20 @@ class Predicted:
 
     def _allowed(self, batch: Floats, samples: Floats, passes: Floats, given: bool) -> NDArray[np.bool_]:
         known = self._batches
+        if known.each:
+            return np.ones_like(batch, dtype=np.bool_)
         allowed = (samples <= known.largest_pass) & (known.accumulates | (passes <= 1))
         if given:
             return np.asarray(allowed)
         return np.asarray(allowed & (samples >= known.smallest_pass) & (batch <= known.largest))
 
     def _gain(self, batch: Floats) -> Floats:
-        """Without a word of the gradients, a sample is a sample up to the job's own batch, and no more beyond."""
+        """Without a word of the gradients, a sample is a sample up to the job's own batch, and no more beyond. Where the
+        batch grows with the workers, its owner says that it is one at any size: they have to pass over the data anyway.
+        """
         scale = batch / self._batches.own
+        if self._batches.each:
+            return scale
         if self._noise is None:
             return np.minimum(scale, 1.0)
         return self._noise.gain(scale)

@@ -39,6 +39,7 @@ class JobLook(msgspec.Struct, frozen=True):
     size: int = 0  # workers that train
     step: int = 0  # of this life
     batch: int = 0
+    grows: bool = False  # its batch grows with its workers: each takes as many samples at any size
     step_s: float = 0.0  # of the present size; 0: not measured yet
     left: float | None = None  # steps that are left, where its script has said how many there are
 

@@ -51,7 +51,7 @@ class FittedSpeeds:
         if not (look.step_s > 0 and look.size and look.batch):
             return
         if job.name not in self._known:
-            self._expect(job, look.batch)
+            self._expect(job, look)
         nodes = min(max(1, len(placed(job))), look.size)
         self._analyzer.observe(job.name, look.size, nodes, max(1, -(-look.batch // look.size)), look.step_s)
 
@@ -62,9 +62,15 @@ class FittedSpeeds:
     def speed(self, job: JobEntry) -> Speed:
         return self._analyzer.speed(job.name) if job.name in self._known else Guess(job.batch)
 
-    def _expect(self, job: JobEntry, batch: int) -> None:
+    def _expect(self, job: JobEntry, look: JobLook) -> None:
         from edl.cluster.analyzer.predicted import Batches
 
-        least, most = job.asked.batch_range or (batch, batch)
-        self._analyzer.expect(job.name, Batches(own=batch, smallest=min(least, batch), largest=max(most, batch)))
+        if look.grows and job.asked.batch_range is None:
+            each = max(1, look.batch // look.size)
+            batches = Batches(own=each, smallest=each, largest=each, each=each)
+        else:
+            batch = look.batch
+            least, most = job.asked.batch_range or (batch, batch)
+            batches = Batches(own=batch, smallest=min(least, batch), largest=max(most, batch))
+        self._analyzer.expect(job.name, batches)
         self._known.add(job.name)
