@@ -10,6 +10,7 @@ import re
 import sys
 import time
 from collections.abc import Mapping
+from pathlib import Path
 
 import msgspec
 
@@ -18,12 +19,14 @@ from edl.cli.commands import heed_interrupts
 from edl.cli.simulate import parameters_of
 from edl.cluster.queue import accounts
 from edl.config import Settings
+from edl.coordination.settings import from_environment
 from edl.errors import ConfigError, EdlError
 from edl.scheduler import starting
 from edl.scheduler.client import ClusterStatus, opened
 from edl.scheduler.places import ClusterConfig, ClusterHome
 
 POLICY = "elastic-tiresias"
+TLS, FILES = "EDL_COORDINATOR_TLS_", {"CA", "CERT", "KEY"}
 
 
 def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
@@ -36,18 +39,18 @@ def start(arguments: argparse.Namespace) -> int:
     if (arguments.engine or "local") != "local":
         raise ConfigError(f"--engine {arguments.engine}: there is only the engine local")
     nodes = starting.nodes_of(arguments.nodes)
-    _check_coordinator(settings, os.environ)
     own = settings.coordinator is None
     config = ClusterConfig(
         nodes=nodes,
         policy=arguments.policy or POLICY,
         parameters=parameters_of(arguments.set),
         quotas=_quotas(arguments.quota),
-        coordinator=f"127.0.0.1:{starting.port_of(home)}" if settings.coordinator is None else settings.coordinator,
+        coordinator=settings.coordinator or starting.own_coordinator(home, settings.local_coordinator),
         own_coordinator=own,
         schedulers=_whole("schedulers", arguments.schedulers or "2", 1, 9),
         session_timeout_s=settings.session_timeout_s,
         started=time.time(),
+        credentials={} if own else _credentials(settings, os.environ),
     )
     progress = show.Progress(sys.stderr)
     try:
@@ -136,13 +139,12 @@ async def _accounts(home: ClusterHome) -> accounts.Accounts:
         return accounts.accounts_of(await client.queue.jobs(), time.time())
 
 
-def _check_coordinator(settings: Settings, environ: Mapping[str, str]) -> None:
-    """A cluster opens its nodes to its own secret, and speaks no TLS. Raises ConfigError."""
-    given = sorted(name for name, value in environ.items() if name.startswith("EDL_COORDINATOR_") and value)
-    if settings.coordinator is not None and given:
-        raise ConfigError(
-            f"{given[0]}: a cluster takes no credentials and no TLS for --coordinator {settings.coordinator}: unset it"
-        )
+def _credentials(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:
+    """The user and the TLS files of a coordinator that is not the cluster's own. Raises ConfigError."""
+    from_environment(environ, hosts=settings.coordinator)
+    found = {name: value for name, value in environ.items() if name.startswith("EDL_COORDINATOR_") and value}
+    files = {name: str(Path(value).absolute()) for name, value in found.items() if name.removeprefix(TLS) in FILES}
+    return {**found, **files}  # processes of the cluster are in other folders
 
 
 def _quotas(given: list[str]) -> dict[str, int]:

@@ -432,7 +432,7 @@ def _add_cluster(found: argparse._SubParsersAction[Parser]) -> None:
         default=os.environ.get("EDL_QUOTA", "").split(),
         help="devices that this user may have at once; may be given again [EDL_QUOTA]",
     )
-    _add_settings(parser, "coordinator", "session_timeout_s", "home")
+    _add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "home")
     parser = _command(commands, "stop", _later("cluster", "stop"), "stop it", cluster_flags.STOP)
     _add_switch(parser, "--now", "do not save its jobs first: kill them")
     _add_settings(parser, "home")

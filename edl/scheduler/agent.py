@@ -27,7 +27,6 @@ from edl.cluster.queue.agent import (
 )
 from edl.cluster.queue.causes import EndEvidence
 from edl.cluster.queue.entries import NodeReport, Submission, WorkerOrder
-from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import EdlError, StoreUnavailable
 from edl.launch.workers import search_path
@@ -148,10 +147,11 @@ def worker_environ(
     given: Mapping[str, str], asked: Submission, order: WorkerOrder, home: ClusterHome
 ) -> dict[str, str]:
     """What a worker's script sees: its owner's variables, and what makes it a worker of its job."""
-    coordinator: Coordinator = home.coordinator()
+    config = home.config()
     ours = {
         "EDL_JOB": asked.name,
-        "EDL_COORDINATOR": coordinator.hosts,
+        "EDL_COORDINATOR": config.coordinator,
+        **config.credentials,
         "EDL_SECRET_FILE": str(home.secret),
         "EDL_HOME": str(home.home),
         "EDL_NP": str(max(1, order.np)),

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.coordination import zookeeper
+from edl.coordination import connecting
 from edl.coordination.election import read_leader
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
 from edl.scheduler.places import ClusterConfig, ClusterHome
@@ -169,7 +169,7 @@ async def opened(home: ClusterHome) -> AsyncIterator[ClusterClient]:
     config = home.config()
     if config.own_coordinator and not home.living():
         raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
-    store = await zookeeper.connect(home.coordinator(), SESSION_S)
+    store = await connecting.connect(home.coordinator(), SESSION_S)
     try:
         queue = QueueStore(store)
         await queue.prepare()

@@ -15,9 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from edl.coordination.settings import Coordinator
+from edl.coordination.settings import Coordinator, from_environment
 from edl.errors import ConfigError, UsageError
-from edl.host.credentials import digest_of
+from edl.host.credentials import with_secret
 
 ASKING_S = 0.5
 
@@ -36,11 +36,12 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     policy: str
     parameters: dict[str, str]
     quotas: dict[str, int]
-    coordinator: str  # HOST:PORT[,…][/chroot]
+    coordinator: str  # [etcd://]HOST:PORT[,…][/chroot], or etcd:///SOCKET
     own_coordinator: bool
     schedulers: int
     session_timeout_s: float
     started: float
+    credentials: dict[str, str] = {}  # EDL_COORDINATOR_…: who opens a coordinator that is not its own
 
 
 class ClusterHome:
@@ -52,7 +53,6 @@ class ClusterHome:
         self.run = self.folder / "run"
         self.logs = self.folder / "logs"
         self.secret = self.folder / "secret"
-        self.zookeeper = self.folder / "zookeeper"
         self.ending = self.run / "ending"  # there: nobody begins anything any more
 
     def make(self) -> None:
@@ -98,8 +98,11 @@ class ClusterHome:
         return found
 
     def coordinator(self) -> Coordinator:
-        """With its credentials. Raises UsageError."""
-        return Coordinator(self.config().coordinator, digest_of(self.secret.read_bytes().strip()))
+        """With its credentials: those given, or what follows from the secret. Raises UsageError, ConfigError."""
+        config = self.config()
+        found = from_environment(config.credentials, hosts=config.coordinator)
+        assert found is not None
+        return with_secret(found, self.secret.read_bytes().strip())
 
     # ------------------------------------------------------------------------------------------------------ processes
 

@@ -1,6 +1,6 @@
 """The processes of a cluster: `python -m edl.scheduler keeper|scheduler|agent`. Each may be killed at any moment.
 
-- the *keeper* runs the embedded ZooKeeper, and starts schedulers and agents that are not there;
+- the *keeper* runs the embedded ZooKeeper or etcd, and starts schedulers and agents that are not there;
 - *schedulers* stand for election, and the one that leads decides;
 - an *agent* for each node has workers started and ended.
 
@@ -25,9 +25,9 @@ from edl.cluster.queue.entries import JobEntry
 from edl.cluster.queue.inputs import ClusterRules
 from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.speeds import FittedSpeeds, LiveSpeeds, UnknownSpeeds
-from edl.coordination import zookeeper
+from edl.coordination import connecting
+from edl.coordination.choosing import LocalCoordinator, start_local
 from edl.coordination.election import Candidate, Reign
-from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store, StoreRefused
 from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable
@@ -95,22 +95,23 @@ async def keep(home: ClusterHome) -> None:
             await server.stop()
 
 
-async def _server(home: ClusterHome, config: ClusterConfig) -> LocalServer:
-    """On its port, as soon as a server of a keeper before this one has let go of it."""
-    port = int(config.coordinator.rpartition(":")[2])
+async def _server(home: ClusterHome, config: ClusterConfig) -> LocalCoordinator:
+    """At its place, as soon as a server of a keeper before this one has let go of it."""
+    place = Coordinator(config.coordinator)
+    port = None if place.socket else place.endpoints[0][1]
     digest = digest_of(home.secret.read_bytes().strip())
     while True:
         try:
-            return await LocalServer.start(home.zookeeper, port=port, digest=digest)
+            return await start_local(place.kind, home.folder, port=port, digest=digest)
         except ConfigError as error:
             logger.warning("%s; trying again", error)
             await asyncio.sleep(AGAIN_S)
 
 
-async def _serve(server: LocalServer) -> None:
+async def _serve(server: LocalCoordinator) -> None:
     while True:
         await server.wait_exit()
-        logger.warning("ZooKeeper has ended, and is started again")
+        logger.warning("the coordinator has ended, and is started again")
         try:
             await server.restart()
         except ConfigError as error:
@@ -136,7 +137,7 @@ async def connected(coordinator: Coordinator, session_timeout_s: float) -> Store
     """As soon as it can be reached."""
     while True:
         try:
-            return await zookeeper.connect(coordinator, session_timeout_s)
+            return await connecting.connect(coordinator, session_timeout_s)
         except ConfigError as error:
             logger.warning("%s; trying again", error)
             await asyncio.sleep(AGAIN_S)

@@ -17,7 +17,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edl.cluster.policies import registry
-from edl.coordination.server import free_port
+from edl.coordination.choosing import choose
+from edl.coordination.etcd.server_process import lasting_socket
+from edl.coordination.local_place import free_port
+from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
@@ -203,11 +206,27 @@ async def end_processes(home: ClusterHome) -> None:
         await asyncio.sleep(LOOK_S)
 
 
-def port_of(home: ClusterHome) -> int:
-    """As before, so that clients find the queue again; another one where that was never, or is taken."""
+def own_coordinator(home: ClusterHome, wanted: str | None) -> str:
+    """Where the cluster's own will be. What holds the queue stays what it is, ZooKeeper or etcd. Raises ConfigError."""
     before = home.read()
-    if before is not None and before.own_coordinator:
-        port = int(before.coordinator.rpartition(":")[2])
+    held = Coordinator(before.coordinator).kind if before is not None and before.own_coordinator else None
+    if held is not None and wanted not in {None, held}:
+        raise ConfigError(
+            f"--local-coordinator {wanted}: the queue of EDL_HOME={home.home} lies in its {held}: leave the flag out, "
+            "or name another EDL_HOME for another cluster"
+        )
+    kind = choose(held or wanted).kind
+    if kind != ETCD:
+        return f"127.0.0.1:{port_of(before)}"
+    socket = lasting_socket((home.folder / ETCD).resolve())
+    return f"etcd://127.0.0.1:{port_of(before)}" if socket is None else f"etcd://{socket}"
+
+
+def port_of(before: ClusterConfig | None) -> int:
+    """As before, so that clients find the queue again; another one where that was never, or is taken."""
+    place = None if before is None or not before.own_coordinator else Coordinator(before.coordinator)
+    if place is not None and not place.socket:
+        port = place.endpoints[0][1]
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             with contextlib.suppress(OSError):

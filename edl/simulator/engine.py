@@ -232,7 +232,7 @@ class ClusterSimulation:
         return bool(goes_on or len(self._nodes) < len(self._conditions.nodes))
 
     def _see(self, one: SimulatedJob) -> None:
-        left, change_s = self._conditions.sees_left, self._conditions.cost.pause_s
+        left, change_s = self._conditions.sees_left, (one.job.cost or self._conditions.cost).pause_s
         self._views[one.job.name] = one.view(self._speeds.speed(one), one.left() if left else None, change_s)
 
     def _note(self, decision: Decision) -> None:
@@ -264,7 +264,7 @@ class ClusterSimulation:
         one.advance(now)
         self._stale.add(one.job.name)
         one.slowdown = self._conditions.stragglers.much if self._slow.intersection(placement) else 1.0
-        one.run_on(placement, batch, self._conditions.cost)
+        one.run_on(placement, batch, one.job.cost or self._conditions.cost)
         self._expect_end(one)
 
     def _look_again(self, decision: Decision, now: float) -> None:

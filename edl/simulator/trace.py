@@ -5,6 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from edl.cluster.views import Aim, Rates
+from edl.simulator.changes import ChangeCost
 from edl.simulator.courses.course import Course
 
 
@@ -21,6 +22,7 @@ class TraceJob(msgspec.Struct, frozen=True):
     user: str = ""
     priority: int = 0
     deadline: float | None = None
+    cost: ChangeCost | None = None  # of its changes, where it was measured; None: as of all
     row: int = 0  # of the trace's file, for what is wrong with it
 
 

@@ -269,3 +269,30 @@ def test_wrong_use_without_a_cluster(tmp_path: Path, warm: WarmPython, words: tu
 
 def test_a_job_that_is_unknown_is_said_to_be(cluster: LiveCluster) -> None:
     assert "the cluster has no job nobody" in cluster("describe", "nobody", code=1)
+
+
+@pytest.fixture
+def on_etcd(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
+    cluster = LiveCluster(tmp_path / "home", warm)
+    own = ("--local-coordinator", "etcd", "--session-timeout", "3")
+    cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "dp", *own)
+    try:
+        yield cluster
+    finally:
+        cluster("cluster", "stop", "--now")
+        assert cluster.places.living() == {}
+
+
+def test_a_policy_chooses_a_jobs_batch_and_the_queue_is_in_an_etcd_that_is_killed(on_etcd: LiveCluster) -> None:
+    """`dp` wants most samples in a second: a step of many takes as long here as one of few."""
+    audit = on_etcd.submit("wide", "--batch-range", "32:128", epochs=5, step_s=0.1)
+    on_etcd.until("wide", "running", batch=128)
+    said = [event["words"] for event in on_etcd.job("wide")["events"] if event["kind"] == "batch"]
+    assert said[-1] == "128 samples a step"
+    assert "etcd:///" in on_etcd("cluster", "status")
+    on_etcd.kill("keeper")  # and with it etcd
+    on_etcd("wait", "wide", "--timeout", "120")
+    on_etcd.expect_exactly_once(audit, epochs=5)
+    steps = 5 * SAMPLES / 32
+    assert on_etcd.job("wide")["step"] < 0.7 * steps  # the job itself has changed
+    assert "lies in its etcd" in on_etcd("cluster", "start", "--local-coordinator", "zookeeper", code=2)

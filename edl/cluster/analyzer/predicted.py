@@ -114,8 +114,8 @@ class Predicted:
         return np.asarray(allowed & (samples >= known.smallest_pass) & (batch <= known.largest))
 
     def _gain(self, batch: Floats) -> Floats:
-        """Without a word of the gradients, a sample is a sample up to the job's own batch, and no more beyond. Where the
-        batch grows with the workers, its owner says that it is one at any size: they have to pass over the data anyway.
+        """Without a word of the gradients, a sample is a sample up to the own batch, and no more beyond. Where the
+        batch grows with the workers it is one at any size: they pass over so much data, whatever it is worth.
         """
         scale = batch / self._batches.own
         if self._batches.each:

@@ -71,6 +71,6 @@ class FittedSpeeds:
         else:
             batch = look.batch
             least, most = job.asked.batch_range or (batch, batch)
-            batches = Batches(own=batch, smallest=min(least, batch), largest=max(most, batch))
+            batches = Batches(own=batch, smallest=min(least, batch), largest=max(most, batch), accumulates=False)
         self._analyzer.expect(job.name, batches)
         self._known.add(job.name)

@@ -124,9 +124,15 @@ class EtcdProcess(ChildServer):
         return {name: value for name, value in os.environ.items() if not name.startswith("ETCD_")}
 
 
+def lasting_socket(folder: Path) -> Path | None:
+    """Where each server in this folder listens, one after the other; None: the name is too long for the kernel."""
+    socket = folder / "client:1"
+    return socket if len(str(socket).encode()) <= _LONGEST else None
+
+
 def _for_sockets(folder: Path) -> Path:
-    """The server's folder; another private one, where the name of a socket in it would be too long for the kernel."""
-    if len(str(folder / "client:1").encode()) <= _LONGEST:
+    """The server's folder; another private one, where the name of a socket in it would be too long."""
+    if lasting_socket(folder) is not None:
         return folder
     return Path(tempfile.mkdtemp(prefix="edl-etcd-"))
 

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import fcntl
 import os
+import re
 from pathlib import Path
 
 import pytest
 
-from edl.scheduler import processes
-from edl.scheduler.places import ClusterHome
+from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.coordination.choosing import LocalChoice
+from edl.coordination.settings import Coordinator, Digest
+from edl.errors import ConfigError
+from edl.host.credentials import digest_of
+from edl.scheduler import processes, starting
+from edl.scheduler.agent import worker_environ
+from edl.scheduler.places import ClusterConfig, ClusterHome
 
 
 @pytest.fixture
@@ -46,3 +53,52 @@ def test_a_process_that_was_spawned_before_the_cluster_was_told_to_end_does_not_
     home.ending.unlink()
     assert processes.main("keeper", "", home) == 0
     assert begun == [home]
+
+
+def _config(coordinator: str, *, own: bool = True, **credentials: str) -> ClusterConfig:
+    return ClusterConfig((), "fifo", {}, {}, coordinator, own, 2, 10.0, 0.0, credentials)
+
+
+def test_a_queue_stays_in_the_kind_of_coordinator_that_holds_it(
+    home: ClusterHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str | None] = []
+
+    def choose(wanted: str | None) -> LocalChoice:
+        asked.append(wanted)
+        return LocalChoice(wanted or "zookeeper")
+
+    monkeypatch.setattr(starting, "choose", choose)
+    assert re.fullmatch(r"127\.0\.0\.1:\d+", starting.own_coordinator(home, None))
+    first = starting.own_coordinator(home, "etcd")
+    home.write(_config(first))
+    assert starting.own_coordinator(home, None) == starting.own_coordinator(home, "etcd") == first
+    assert asked == [None, "etcd", "etcd", "etcd"]
+    with pytest.raises(ConfigError, match=r"--local-coordinator zookeeper: the queue of EDL_HOME=.* lies in its etcd"):
+        starting.own_coordinator(home, "zookeeper")
+    home.write(_config("127.0.0.1:23456"))
+    assert starting.own_coordinator(home, "zookeeper") == "127.0.0.1:23456"
+
+
+def test_where_the_name_of_a_socket_would_be_too_long_an_etcd_has_a_port(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(starting, "choose", lambda _: LocalChoice("etcd"))
+    long = ClusterHome(tmp_path / ("x" * 100))
+    long.make()
+    found = starting.own_coordinator(long, "etcd")
+    assert re.fullmatch(r"etcd://127\.0\.0\.1:\d+", found)
+    long.write(_config(found))
+    assert starting.own_coordinator(long, None) == found
+
+
+def test_a_coordinator_of_others_is_opened_by_their_user_and_its_own_by_the_secret(home: ClusterHome) -> None:
+    home.secret.write_bytes(b"s" * 32)
+    home.write(_config("127.0.0.1:23456"))
+    assert home.coordinator() == Coordinator("127.0.0.1:23456", digest_of(b"s" * 32))
+    home.write(_config("zk.example:2181/edl", own=False, EDL_COORDINATOR_AUTH="ann:word"))
+    assert home.coordinator() == Coordinator("zk.example:2181/edl", Digest("ann", "word"))
+    asked, order = Submission("a", ("train",), "/", "ann", 0.0), WorkerOrder("a-1", "a", 0, WorkerWish.RUN)
+    given = worker_environ({}, asked, order, home)
+    assert (given["EDL_COORDINATOR"], given["EDL_COORDINATOR_AUTH"]) == ("zk.example:2181/edl", "ann:word")
+    assert (home.folder / "cluster.json").stat().st_mode & 0o777 == 0o600
