@@ -16,6 +16,7 @@ import json
 import logging
 import math
 import os
+import shutil
 import signal
 import sys
 from pathlib import Path
@@ -34,6 +35,8 @@ WARDEN = Path(__file__).with_name("warden.py")
 LINGER_S = 15.0  # for daemons of edl, which outlive their trainers a little
 POLL_S = 0.1
 KEPT_LOGS = 200  # files of one job
+KEPT_CLAIMS = 1000  # folders of workers that are gone, of one node
+PRUNED_AT_ONCE = 100
 
 
 class LocalEngine:
@@ -45,9 +48,11 @@ class LocalEngine:
         self._logs = logs
         self._ended = ended
         self._watches: dict[str, asyncio.Task[None]] = {}
+        self._forgotten = 0
         self._workers.mkdir(mode=0o700, parents=True, exist_ok=True)
 
     async def find(self) -> list[WorkerFound]:
+        _prune_claims(self._workers)
         folders = sorted(self._workers.iterdir())
         return [self._found(folder) for folder in folders if not (folder / "forgotten").exists()]
 
@@ -89,6 +94,9 @@ class LocalEngine:
         folder = self._workers / worker
         if folder.is_dir():
             put(folder / "forgotten", b"")
+            self._forgotten += 1
+            if self._forgotten % PRUNED_AT_ONCE == 0:
+                _prune_claims(self._workers)
 
     async def close(self) -> None:
         for task in self._watches.values():
@@ -160,6 +168,16 @@ def _warden(folder: Path) -> tuple[int, int]:
     except (OSError, ValueError):
         return 0, 0
     return int(pid), int(started)
+
+
+def _prune_claims(workers: Path) -> None:
+    """The newest stay. The ids of the others are in no order any more, and in none to come."""
+    gone: list[tuple[float, Path]] = []
+    for folder in workers.iterdir():
+        with contextlib.suppress(FileNotFoundError):
+            gone.append(((folder / "forgotten").stat().st_mtime, folder))
+    for _, folder in sorted(gone, reverse=True)[KEPT_CLAIMS:]:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _prune(logs: Path) -> None:

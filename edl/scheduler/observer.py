@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 from typing import Any, cast
 
 from edl.checkpoints.lives import begin, to_go_on_from
@@ -25,6 +26,9 @@ from edl.scheduler.places import ClusterHome
 
 AT_ONCE = 16  # jobs that are looked at
 ASK_S = 20.0
+LASTING = frozenset(
+    {errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EISDIR, errno.EROFS, errno.ENAMETOOLONG, errno.ELOOP}
+)
 
 
 class LentStore:
@@ -80,14 +84,19 @@ class JobsObserver:
         try:
             found = await in_a_thread(lambda: to_go_on_from(where, job.name, "auto"))
             life = await in_a_thread(lambda: begin(where, job.name, found))
-        except CheckpointError as error:  # one that comes from another error is of the storage, and may pass
-            return LifeRefused(job.name, job.life, str(error), again=error.__cause__ is not None)
+        except CheckpointError as error:  # one that comes from another error is of the storage
+            return LifeRefused(job.name, job.life, str(error), again=may_pass(error.__cause__))
         except UsageError as error:
             return LifeRefused(job.name, job.life, str(error), again=False)
         except OSError as error:
-            return LifeRefused(job.name, job.life, str(error), again=True)
+            return LifeRefused(job.name, job.life, str(error), again=may_pass(error))
         path = "" if life.checkpoint is None else life.checkpoint.path
         return LifeReady(job.name, job.life, life.number, path, life.step)
+
+
+def may_pass(error: BaseException | None) -> bool:
+    """Of a storage: a disk that is full or away may come back; a folder that is closed to us stays so."""
+    return error is not None and not (isinstance(error, OSError) and error.errno in LASTING)
 
 
 def look_of(status: Status) -> JobLook:

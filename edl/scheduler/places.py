@@ -54,6 +54,7 @@ class ClusterHome:
         self.logs = self.folder / "logs"
         self.secret = self.folder / "secret"
         self.ending = self.run / "ending"  # there: nobody begins anything any more
+        self.opening = self.run / "opening"  # there: the coordinator comes up, and nobody else begins yet
 
     def make(self) -> None:
         """Raises ConfigError."""

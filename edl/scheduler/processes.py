@@ -81,7 +81,8 @@ async def keep(home: ClusterHome) -> None:
         while True:
             for name in names:
                 late = clock() - spawned.get(name, -BOOT_S) >= BOOT_S
-                if not home.ending.exists() and late and home.pid(name) is None:
+                waits = home.ending.exists() or home.opening.exists()
+                if not waits and late and home.pid(name) is None:
                     spawned[name] = clock()
                     logger.info("%s is started", name)
                     await asyncio.to_thread(spawn, home, name)

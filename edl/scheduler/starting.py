@@ -78,17 +78,20 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
         raise UsageError(f"the cluster of EDL_HOME={home.home} runs already ({pids}): `edl cluster stop` ends it")
     if not home.secret.exists():
         put(home.secret, secrets.token_hex(32).encode())
+    before = home.read()
     home.write(config)
+    put(home.opening, b"")
     home.ending.unlink(missing_ok=True)
-    spawn(home, KEEPER)
     try:
+        spawn(home, KEEPER)
         async with asyncio.timeout(START_S):
             await _until_there(home, config, say)
-    except TimeoutError:
+    except BaseException as error:
         await end_processes(home)
-        raise EdlError(f"the cluster does not come up within {START_S:g} s: see {home.logs}") from None
-    except BaseException:
-        await end_processes(home)
+        if before is not None:
+            home.write(before)
+        if isinstance(error, TimeoutError):
+            raise EdlError(f"the cluster does not come up within {START_S:g} s: see {home.logs}") from None
         raise
 
 
@@ -100,6 +103,7 @@ async def _until_there(home: ClusterHome, config: ClusterConfig, say: Say) -> No
                 if not went_on:
                     await client.queue.keep_nodes({node.name: node.devices for node in config.nodes})
                     await client.queue.go_on()
+                    home.opening.unlink(missing_ok=True)
                     went_on = True
                 if await _is_there(client, config, say):
                     return

@@ -18,6 +18,7 @@ from edl.cluster.queue.agent import WorkerFound
 from edl.cluster.queue.causes import EndEvidence, classify
 from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
 from edl.launch.processes import marked
+from edl.scheduler import local_engine
 from edl.scheduler.engine import Start
 from edl.scheduler.local_engine import LocalEngine, mark_of
 
@@ -191,3 +192,19 @@ async def injected(played: Played, worker: str, failure: Failure) -> None:
 def is_script(pid: int) -> bool:
     """And not its warden."""
     return b"time.sleep(60)" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
+async def test_of_workers_that_are_gone_only_the_newest_folders_are_kept(
+    played: Played, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(local_engine, "KEPT_CLAIMS", 2)
+    workers = played.folder / "node" / "workers"
+    for number in range(6):
+        (workers / f"j-{number}").mkdir(parents=True)
+        if number != 1:  # of it the scheduler has not heard yet
+            played.engine.forget(f"j-{number}")
+            os.utime(workers / f"j-{number}" / "forgotten", (number, number))
+    assert [found.id for found in await LocalEngine(played.folder / "node", played.folder, played._ended).find()] == [
+        "j-1"
+    ]
+    assert sorted(one.name for one in workers.iterdir()) == ["j-1", "j-4", "j-5"]

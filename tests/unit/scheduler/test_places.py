@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import fcntl
 import os
 import re
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
@@ -16,7 +18,7 @@ from edl.errors import ConfigError
 from edl.host.credentials import digest_of
 from edl.scheduler import processes, starting
 from edl.scheduler.agent import worker_environ
-from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
 
 
 @pytest.fixture
@@ -102,3 +104,37 @@ def test_a_coordinator_of_others_is_opened_by_their_user_and_its_own_by_the_secr
     given = worker_environ({}, asked, order, home)
     assert (given["EDL_COORDINATOR"], given["EDL_COORDINATOR_AUTH"]) == ("zk.example:2181/edl", "ann:word")
     assert (home.folder / "cluster.json").stat().st_mode & 0o777 == 0o600
+
+
+async def test_nobody_begins_before_the_nodes_were_found_right(
+    home: ClusterHome, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned: list[str] = []
+    looked, begun = asyncio.Event(), asyncio.Event()
+
+    def spawn(_: ClusterHome, name: str) -> int:
+        spawned.append(name)
+        begun.set()
+        return 1
+
+    monkeypatch.setattr(processes, "spawn", spawn)
+    monkeypatch.setattr(processes, "LOOK_S", 0.01)
+    asked: list[str] = []
+
+    def pid(_: ClusterHome, name: str) -> None:
+        asked.append(name)
+        if len(asked) == 10:  # of three: each has been looked at more than once
+            looked.set()
+
+    monkeypatch.setattr(ClusterHome, "pid", pid)
+    config = _config("127.0.0.1:2181", own=False)
+    home.write(msgspec.structs.replace(config, nodes=(NodeGiven("localhost", (0,)),)))
+    home.opening.write_bytes(b"")
+    keeping = asyncio.create_task(processes.keep(home))
+    await asyncio.wait_for(looked.wait(), 10)
+    assert spawned == []
+    home.opening.unlink()
+    await asyncio.wait_for(begun.wait(), 10)
+    keeping.cancel()
+    await asyncio.wait({keeping})
+    assert spawned[0] == "scheduler-1"

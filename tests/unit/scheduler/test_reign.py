@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from typing import Any, cast
 
 import pytest
@@ -49,12 +50,17 @@ async def test_an_act_that_comes_to_nothing_is_answered_for(error: Exception) ->
     assert reign._inbox == [LifeRefused("a", 2, reason, again=True), JobLooked("a", 2, JobLook(), final=True)]
 
 
-@pytest.mark.parametrize("passes", [True, False])
+@pytest.mark.parametrize(
+    ("cause", "passes"),
+    [(OSError(errno.EIO, "Input/output error"), True), (OSError(errno.ENOSPC, "No space left"), True),
+     (ValueError("the store's own"), True), (PermissionError(errno.EACCES, "Permission denied"), False),
+     (OSError(errno.EROFS, "Read-only file system"), False), (None, False)],
+)  # fmt: skip
 async def test_a_storage_that_fails_may_do_better_and_a_checkpoint_that_is_wrong_may_not(
-    monkeypatch: pytest.MonkeyPatch, *, passes: bool
+    monkeypatch: pytest.MonkeyPatch, cause: Exception | None, *, passes: bool
 ) -> None:
     def fails(*_: object) -> None:
-        raise CheckpointError("no") from (OSError(5, "Input/output error") if passes else None)
+        raise CheckpointError("no") from cause
 
     monkeypatch.setattr(observer_module, "to_go_on_from", fails)
     job = JobEntry(Submission("a", ("train",), "/", "ann", 1.0, checkpoint="/c"), life=2)
