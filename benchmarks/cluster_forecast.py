@@ -31,11 +31,14 @@ from edl.simulator.simulated_job import SimulatedJob
 from edl.simulator.trace import Trace, TraceJob
 
 OVERHEAD_S = 0.03  # of a step of a size that no job of the kind had
+NEWS_S = 5.0  # a live policy is also asked when a worker has come or gone, which the simulator does not play
 BOOT_S, PAUSE_S = 9.0, 0.2  # where no job was changed
 
 
 class LiveRules:
-    """A policy whose decisions are read as a live cluster reads them: others shrink before any is sent away."""
+    """A policy that is asked as often as a live cluster asks, and whose decisions are read as it reads them: others
+    shrink before any is sent away.
+    """
 
     def __init__(self, policy: Policy) -> None:
         self._policy = policy
@@ -48,7 +51,8 @@ class LiveRules:
             for name, one in found.allotments.items()
             if one.workers >= views[name].smallest
         }
-        return msgspec.structs.replace(found, allotments=yielded(cluster, within))
+        looks = [now + NEWS_S] if found.look_again is None else [now + NEWS_S, found.look_again]
+        return msgspec.structs.replace(found, allotments=yielded(cluster, within), look_again=min(looks))
 
 
 class ReportedSpeeds:

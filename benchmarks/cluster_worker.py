@@ -7,7 +7,7 @@ cores, too. The first of the job's workers prints a line after each step: the ti
 from __future__ import annotations
 
 import argparse
-import sys
+import runpy
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -31,19 +31,17 @@ def digits() -> tuple[nn.Module, int, Callable[[nn.Module, Tensor], Tensor]]:
 
 def sonnets() -> tuple[nn.Module, int, Callable[[nn.Module, Tensor], Tensor]]:
     """The language model of the examples."""
-    sys.path.insert(0, str(ROOT / "examples"))
-    from torch_language_model import CONTEXT, SONNETS, STRIDE, Poet
-
-    text = SONNETS.read_text()
+    example = runpy.run_path(str(ROOT / "examples" / "torch_language_model.py"))
+    text = example["SONNETS"].read_text()
     alphabet = sorted(set(text))
     codes = torch.tensor([alphabet.index(character) for character in text])
-    windows = codes.unfold(0, CONTEXT + 1, STRIDE)
+    windows = codes.unfold(0, example["CONTEXT"] + 1, example["STRIDE"])
 
     def loss(model: nn.Module, ids: Tensor) -> Tensor:
         inputs, wanted = windows[ids][:, :-1], windows[ids][:, 1:]
         return nn.functional.cross_entropy(model(inputs).flatten(0, 1), wanted.flatten())
 
-    return Poet(len(alphabet)), len(windows), loss
+    return example["Poet"](len(alphabet)), len(windows), loss
 
 
 MODELS = {"digits": digits, "sonnets": sonnets}
