@@ -10,6 +10,7 @@ Owns: this loop. Does not own: the decisions (`edl.cluster.queue.scheduler`), no
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
@@ -68,6 +69,7 @@ class QueueReign:
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: set[str] = set()
         self._looked_at = 0.0
+        self._all_looked_at = self._clock.now()
         self._due: float | None = None
 
     async def run(self) -> None:
@@ -228,13 +230,13 @@ class QueueReign:
         waits = ALL_EVERY_S if self._due is None else min(ALL_EVERY_S, max(0.01, self._due - self._clock.wall()))
         if self._jobs_that_run():
             waits = min(waits, JOBS_EVERY_S)
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(waits):
                 await self._wake.wait()
-        except TimeoutError:
-            if waits == ALL_EVERY_S:
-                self._dirty |= {JOBS, WISHES, AGENTS, DRAIN}
         self._wake.clear()
+        if self._clock.now() - self._all_looked_at >= ALL_EVERY_S:
+            self._all_looked_at = self._clock.now()
+            self._dirty |= {JOBS, WISHES, AGENTS, DRAIN, *(f"{REPORTS}/{node}" for node in self._there)}
 
     # -------------------------------------------------------------------------------------------------------- acting
 

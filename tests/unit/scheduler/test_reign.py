@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from edl.cluster.queue.entries import JobEntry, Submission
 from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeRefused, LookOnce
+from edl.cluster.queue.phases import JobPhase
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
 from edl.errors import CheckpointError, PeerError
 from edl.scheduler import observer as observer_module
+from edl.scheduler import reigning
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, WISHES, QueueStore
 from edl.scheduler.reigning import QueueReign
 
 
@@ -67,3 +71,16 @@ async def test_a_storage_that_fails_may_do_better_and_a_checkpoint_that_is_wrong
     store = MemoryServer().connect()
     observer = JobsObserver(cast("Any", None), cast("Any", None), b"", store)
     assert await observer.begin_life(job) == LifeRefused("a", 2, "no", again=passes)
+
+
+async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(reigning, "ALL_EVERY_S", 0.02)
+    monkeypatch.setattr(reigning, "JOBS_EVERY_S", 0.01)
+    reign = QueueReign(QueueStore(MemoryServer().connect()), cast("Reign", None), cast("Any", None), cast("Any", None))
+    machine = Machine()
+    machine.jobs["a"] = msgspec.structs.replace(machine.jobs["a"], ready=True, phase=JobPhase.RUNNING)
+    reign._machine, reign._there, reign._looking = cast("Any", machine), {"n"}, {"a"}
+    async with asyncio.timeout(10):
+        while not reign._dirty:
+            await reign._rest()
+    assert reign._dirty == {JOBS, WISHES, AGENTS, DRAIN, f"{REPORTS}/n"}
