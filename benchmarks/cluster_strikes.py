@@ -132,7 +132,7 @@ class Onlooker(threading.Thread):
         self.reigns: list[tuple[float, int]] = []  # when a term was seen first
 
     def run(self) -> None:
-        asyncio.run(self._look_on())
+        self._cluster.ask(self._look_on())
 
     def stop(self) -> None:
         self._over.set()
@@ -150,7 +150,7 @@ class Onlooker(threading.Thread):
             self.leader = "" if leader is None else leader.ident.partition(" ")[0]
             if leader is not None and (not self.reigns or leader.term > self.reigns[-1][1]):
                 self.reigns.append((time.monotonic(), leader.term))
-            self._see()
+            await asyncio.to_thread(self._see)
             await asyncio.sleep(LOOK_S)
 
     def _see(self) -> None:

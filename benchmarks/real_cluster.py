@@ -10,10 +10,11 @@ import json
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from edl.cluster.queue.entries import JobEntry
 from edl.core.audit.account import account
@@ -24,6 +25,7 @@ from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterHome
 from edl.trainer.data.audit import read
 
+Answer = TypeVar("Answer")
 ROOT = Path(__file__).parents[1]
 WORKER = ROOT / "benchmarks" / "cluster_worker.py"
 EDL = [sys.executable, "-c", "import sys; from horovod_edl import main; sys.exit(main())"]
@@ -58,6 +60,8 @@ class RealCluster:
     def __init__(self, folder: Path) -> None:
         self.folder, self.places = folder, ClusterHome(folder)
         kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+        self._loop = asyncio.new_event_loop()  # one for all that is asked: a connection belongs to its loop
+        threading.Thread(target=self._loop.run_forever, daemon=True).start()
         self.environ = {**kept, "EDL_HOME": str(folder), "PYTHONPATH": str(ROOT), "OPENBLAS_NUM_THREADS": "1"}
 
     def edl(self, *words: str, **environ: str) -> str:
@@ -83,13 +87,15 @@ class RealCluster:
         whole = [(epoch.total, epoch.trained) == (SAMPLES[line.model],) * 2 for epoch in found.epochs]
         return found.clean and whole == [True] * line.epochs
 
+    def ask(self, what: Coroutine[Any, Any, Answer]) -> Answer:
+        return asyncio.run_coroutine_threadsafe(what, self._loop).result()
+
     def jobs(self, patience_s: float = ASK_S) -> dict[str, JobEntry]:
         """Raises EdlError once nobody has answered for so long."""
-        return {job.name: job for job in _patiently(lambda: asyncio.run(_jobs(self.places)), patience_s)}
+        return {job.name: job for job in _patiently(lambda: self.ask(_jobs(self.places)), patience_s)}
 
     def status(self) -> ClusterStatus:
-        found: ClusterStatus = _patiently(lambda: asyncio.run(_status(self.places)), ASK_S)
-        return found
+        return _patiently(lambda: self.ask(_status(self.places)), ASK_S)
 
     def processes(self) -> list[int]:
         """Of all workers that ever were started here."""
@@ -111,7 +117,7 @@ class RealCluster:
         return found
 
 
-def _patiently(ask: Callable[[], Any], patience_s: float) -> Any:
+def _patiently(ask: Callable[[], Answer], patience_s: float) -> Answer:
     until = time.monotonic() + patience_s
     while True:
         try:

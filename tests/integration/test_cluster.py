@@ -19,7 +19,6 @@ from warm_python import WarmPython
 
 from edl.cli import main
 from edl.coordination import connecting
-from edl.coordination.server import LocalServer
 from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied
 from edl.core.audit.account import account
@@ -290,42 +289,40 @@ def on_etcd(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
 
 def test_a_policy_chooses_a_jobs_batch_and_the_queue_is_in_an_etcd_that_is_killed(on_etcd: LiveCluster) -> None:
     """`dp` wants most samples in a second: a step of many takes as long here as one of few."""
-    audit = on_etcd.submit("wide", "--batch-range", "32:128", epochs=4, step_s=0.1)
+    audit = on_etcd.submit("wide", "--batch-range", "32:128", epochs=6, step_s=0.1)
     on_etcd.until("wide", "running", batch=128)
     said = [event["words"] for event in on_etcd.job("wide")["events"] if event["kind"] == "batch"]
     assert said[-1] == "128 samples a step"
     assert "etcd:///" in on_etcd("cluster", "status")
     on_etcd.kill("keeper")  # and with it etcd
     on_etcd("wait", "wide", "--timeout", "120")
-    on_etcd.expect_exactly_once(audit, epochs=4)
-    steps = 4 * SAMPLES / 32
-    assert on_etcd.job("wide")["step"] < 0.7 * steps  # the job itself has changed
+    on_etcd.expect_exactly_once(audit, epochs=6)
+    assert on_etcd.job("wide")["step"] < 6 * SAMPLES / 32 - 20  # the job itself has changed, and makes fewer steps
     assert "lies in its etcd" in on_etcd("cluster", "start", "--local-coordinator", "zookeeper", code=2)
 
 
 @pytest.mark.soak  # what is handed on is tested without processes
-async def test_a_cluster_in_a_coordinator_of_others_is_opened_by_their_user(tmp_path: Path, warm: WarmPython) -> None:
-    server = await LocalServer.start(tmp_path / "zk")
+def test_a_cluster_in_a_coordinator_of_others_is_opened_by_their_user(tmp_path: Path, warm: WarmPython) -> None:
+    place = Path(warm.coordinator())
+    wait(place.exists, "a coordinator of others")
+    hosts = f"{place.read_text()}/theirs"
     cluster = LiveCluster(tmp_path / "home", warm)
-    hosts = f"{server.coordinator.servers}/edl"
-
-    def play() -> Path:
-        own = ("--nodes", "localhost:1", "--policy", "fifo", "--coordinator", hosts)
-        cluster("cluster", "start", *own, EDL_COORDINATOR_AUTH="ann:word")
-        try:
-            audit = cluster.submit("theirs", epochs=1)
-            cluster("wait", "theirs", "--timeout", "120")
-            cluster.expect_exactly_once(audit, epochs=1)
-        finally:
-            cluster("cluster", "stop", "--now")
-        return audit
-
+    own = ("--nodes", "localhost:1", "--policy", "fifo", "--coordinator", hosts)
+    cluster("cluster", "start", *own, EDL_COORDINATOR_AUTH="ann:word")
     try:
-        await asyncio.to_thread(play)
-        stranger = await connecting.connect(Coordinator(hosts, Digest("eve", "word")), 10.0)
-        with pytest.raises(AccessDenied):
-            await stranger.read("/edl-cluster/jobs/theirs")
-        await stranger.close()
-        assert cluster.places.living() == {}
+        audit = cluster.submit("theirs", epochs=1)
+        cluster("wait", "theirs", "--timeout", "120")
+        cluster.expect_exactly_once(audit, epochs=1)
     finally:
-        await server.stop()
+        cluster("cluster", "stop", "--now")
+
+    async def read(user: str) -> bool:
+        store = await connecting.connect(Coordinator(hosts, Digest(user, "word")), 10.0)
+        try:
+            return await store.read("/edl-cluster/jobs/theirs") is not None
+        finally:
+            await store.close()
+
+    assert asyncio.run(read("ann"))
+    with pytest.raises(AccessDenied):
+        asyncio.run(read("eve"))
