@@ -11,12 +11,12 @@ from edl.cluster.queue.speeds import FittedSpeeds
 from edl.cluster.views import Aim, Rates
 
 
-def _heard(*looks: JobLook, batch_range: tuple[int, int] | None = None) -> Rates:
+def _heard(*looks: JobLook, batch_range: tuple[int, int] | None = None, aim: Aim = Aim.GIVEN) -> Rates:
     speeds = FittedSpeeds(Analyzer())
     job = JobEntry(Submission("a", ("train",), "/", "ann", 0.0, max_np=8, batch_range=batch_range))
     for look in looks:
         speeds.hear(job, look)
-    return speeds.speed(job).rates(8, 8, Aim.GIVEN)
+    return speeds.speed(job).rates(8, 8, aim)
 
 
 def _look(size: int, batch: int, step_s: float, *, grows: bool) -> JobLook:
@@ -41,3 +41,11 @@ def test_where_the_batch_is_one_for_all_more_workers_do_not_pass_over_more_data(
 def test_a_batch_that_policies_may_choose_is_chosen_within_its_range() -> None:
     rates = _heard(_look(1, 32, 0.1, grows=True), batch_range=(32, 64))
     assert all(32 <= batch <= 64 for batch in rates.batch.tolist())
+
+
+def test_one_worker_makes_one_pass_of_a_larger_batch_as_scripts_do() -> None:
+    """Two passes, which would tell of the noise, would halve its speed here."""
+    looks = [_look(1, batch, 0.1, grows=False) for batch in (32, 128)]
+    rates = _heard(*looks, batch_range=(32, 128), aim=Aim.THROUGHPUT)
+    assert rates.batch[0] == 128
+    assert rates.throughput[0] == pytest.approx(1280, rel=0.2)
