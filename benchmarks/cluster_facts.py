@@ -76,7 +76,7 @@ def _lives(story: Iterable[QueueEvent], printed: Printed) -> list[tuple[float, P
     decided, begins = 0.0, []
     for event in story:
         if event.kind == "decision" and event.details.get("was") == 0:
-            decided = event.ts
+            decided = decided or event.ts  # it may be given less, or more, before its devices are free
         elif event.kind in BEGINS:
             begins.append(decided or event.ts)
             decided = 0.0

@@ -51,13 +51,12 @@ class Striker:
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGSTOP if freeze else signal.SIGKILL)
-        if target == "leader":
+        seconds = chance.uniform(*FROZEN_S)
+        if target == "leader" and (not freeze or seconds > SESSION_S):  # else it may well lead on
             self.leader_at.append(time.monotonic())
-        how = "frozen" if freeze else "killed"
-        self.struck[f"{target} {how}"] += 1
+        self.struck[f"{target} {'frozen' if freeze else 'killed'}"] += 1
         if not freeze:
             return f"{target} killed"
-        seconds = chance.uniform(*FROZEN_S)
         self._frozen += [(time.monotonic() + seconds, pid) for pid in pids]
         return f"{target} frozen for {seconds:.1f} s"
 

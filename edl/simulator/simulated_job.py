@@ -122,7 +122,8 @@ class SimulatedJob:
         if not moved:
             return  # another batch only: no worker comes or goes
         self.trained = False
-        self.resting = cost.of(before, self.pace(), began=self.began is not None)
+        rest = cost.of(before, self.pace(), began=self.began is not None)
+        self.resting = max(self.resting, rest)  # workers that boot go on booting, whoever comes or goes beside them
         self.changed = self.at
         if self.began is None:
             self.began = self.at

@@ -56,6 +56,13 @@ def test_newcomers_boot_while_the_others_train() -> None:
     assert ends(outcome) == {"a": pytest.approx(143.0)}
 
 
+def test_who_boots_goes_on_booting_when_others_come_beside_it() -> None:
+    cost = ChangeCost(begin_s=10, resume_s=0, boot_s=4, pause_s=1)
+    policy = Steered({0: {"a": 1}, 2: {"a": 2}})
+    outcome = run(trace(job("a", 0, 1, 100.0, speedup=LINEAR)), policy, Conditions(conditions(1, 2).nodes, cost=cost))
+    assert ends(outcome) == {"a": pytest.approx(60.0)}  # ten seconds from the beginning on, then a hundred with two
+
+
 def test_what_is_preempted_goes_on_where_it_was() -> None:
     policy = Steered({0: {"a": 1}, 30: {"a": 0, "b": 1}, 50: {"a": 1}})
     cost = ChangeCost(begin_s=0, resume_s=5, boot_s=0, pause_s=0)
