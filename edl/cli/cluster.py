@@ -21,9 +21,9 @@ from edl.cluster.queue import accounts
 from edl.config import Settings
 from edl.coordination.settings import from_environment
 from edl.errors import ConfigError, EdlError
-from edl.scheduler import starting
+from edl.scheduler import engines, starting
 from edl.scheduler.client import ClusterStatus, opened
-from edl.scheduler.places import ClusterConfig, ClusterHome
+from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
 
 POLICY = "elastic-tiresias"
 TLS, FILES = "EDL_COORDINATOR_TLS_", {"CA", "CERT", "KEY"}
@@ -36,10 +36,9 @@ def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
 
 def start(arguments: argparse.Namespace) -> int:
     settings, home = home_of(arguments)
-    if (arguments.engine or "local") != "local":
-        raise ConfigError(f"--engine {arguments.engine}: there is only the engine local")
-    nodes = starting.nodes_of(arguments.nodes)
+    engine = engines.checked(arguments.engine)
     own = settings.coordinator is None
+    nodes = _nodes(engine, arguments.nodes, own_coordinator=own)
     config = ClusterConfig(
         nodes=nodes,
         policy=arguments.policy or POLICY,
@@ -51,6 +50,7 @@ def start(arguments: argparse.Namespace) -> int:
         session_timeout_s=settings.session_timeout_s,
         started=time.time(),
         credentials={} if own else _credentials(settings, os.environ),
+        engine=engine,
     )
     progress = show.Progress(sys.stderr)
     try:
@@ -58,9 +58,16 @@ def start(arguments: argparse.Namespace) -> int:
     finally:
         progress.end()
     devices = sum(len(node.devices) for node in nodes)
-    show.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, policy {config.policy}")
+    show.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, engine {engine}, policy {config.policy}")
     show.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")
     return 0
+
+
+def _nodes(engine: str, text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, ...]:
+    """Raises ConfigError."""
+    if engine == engines.SLURM:
+        return engines.slurm_nodes(text, own_coordinator=own_coordinator)
+    return starting.nodes_of(text)
 
 
 async def _start(home: ClusterHome, config: ClusterConfig, progress: show.Progress) -> None:

@@ -16,6 +16,7 @@ examples:
   edl cluster start                                     all GPUs of this machine, or as many devices as it has cores
   edl cluster start --nodes localhost:4,localhost:4     two nodes of four devices each
   edl cluster start --policy fifo
+  edl cluster start --engine slurm                      each worker a job of Slurm, on all nodes that take jobs
   edl cluster start --policy elastic-tiresias --set limits=600,3600 --quota ann:2
 
 Returns once it takes jobs. It goes on in the background, and with the queue that was there before.
@@ -74,10 +75,10 @@ Exit code: 0 when the job has finished, 1 when it has failed or was cancelled.
 START_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "nodes": (
         "HOST:SLOTS[,...]",
-        "nodes of this machine, and their devices (default: its GPUs, else its cores)",
+        "nodes, and their devices (default: this machine's GPUs, else its cores; Slurm's nodes)",
     ),
     "policy": ("P", "which policy decides (default: elastic-tiresias)"),
-    "engine": ("local", "what starts workers: processes of this machine (default: local)"),
+    "engine": ("local|slurm", "what starts workers: processes of this machine, or jobs of Slurm (default: local)"),
     "schedulers": ("N", "schedulers, of which one leads (default: 2)"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {

@@ -132,7 +132,8 @@ class AgentProcess:
         return self._machine.handle(WorkerBegan(order.id, pid), now)
 
     async def _tell(self) -> None:
-        devices, workers = self._node.devices, self._machine.report
+        devices = self._node.devices if self._engine.takes_workers else ()
+        workers = self._machine.report
         report = NodeReport(self._node.name, devices, workers, socket.gethostname(), os.getpid())
         if report == self._told:
             return

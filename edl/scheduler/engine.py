@@ -31,13 +31,18 @@ class Start(msgspec.Struct, frozen=True):
 class WorkerEngine(Protocol):
     """Belongs to one event loop."""
 
+    @property
+    def takes_workers(self) -> bool:
+        """Whether its node has devices to give just now: another system may have lost it, or keep it for others."""
+
     async def find(self) -> list[WorkerFound]:
         """Workers that this engine was ever asked to start here and that were not forgotten; from now on the end of
         each that lives is told. Called once, first.
         """
 
     async def start(self, start: Start) -> int | None:
-        """Claims the worker's id for good, and starts it; its pid. None: the id was claimed before: nothing is done.
+        """Claims the worker's id for good, and starts it; its pid, or by which number the other system knows it. None:
+        the id was claimed before: nothing is done.
 
         A worker that cannot be started ends at once, with a reason.
         """

@@ -23,7 +23,7 @@ ASKING_S = 0.5
 
 
 class NodeGiven(msgspec.Struct, frozen=True):
-    """A node of this machine, and its devices by index."""
+    """A node, and its devices by index."""
 
     name: str
     devices: tuple[int, ...]
@@ -42,6 +42,7 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     session_timeout_s: float
     started: float
     credentials: dict[str, str] = {}  # EDL_COORDINATOR_…: who opens a coordinator that is not its own
+    engine: str = "local"
 
 
 class ClusterHome:

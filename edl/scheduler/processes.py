@@ -33,8 +33,8 @@ from edl.coordination.store import Store, StoreRefused
 from edl.errors import ConfigError, EdlError, Fenced, StoreUnavailable
 from edl.host.credentials import digest_of
 from edl.host.processes import spawn_daemon
+from edl.scheduler import engines
 from edl.scheduler.agent import AgentProcess
-from edl.scheduler.local_engine import LocalEngine
 from edl.scheduler.observer import JobsObserver
 from edl.scheduler.places import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import SCHEDULER, QueueStore
@@ -224,9 +224,8 @@ async def serve_node(home: ClusterHome, name: str) -> None:
         raise ConfigError(f"the cluster has no node {name}")
     store = await connected(home.coordinator(), config.session_timeout_s)
     minding = asyncio.create_task(mind_keeper(home))
-    folder, logs = home.node(name), home.folder / "jobs"
     try:
-        await AgentProcess(home, found[0], store, lambda ended: LocalEngine(folder, logs, ended)).run()
+        await AgentProcess(home, found[0], store, engines.maker(config.engine, found[0], home)).run()
     finally:
         minding.cancel()
         await asyncio.gather(minding, return_exceptions=True)

@@ -24,9 +24,9 @@ from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
-from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
+from edl.scheduler.worker_folders import mark_of
 
 START_S = 90.0
 STOP_S = 10.0

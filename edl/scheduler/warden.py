@@ -2,7 +2,9 @@
 
 It outlives the agent that started it, so that an agent that comes back knows how its workers ended. It imports nothing
 of edl, and little else: `python -I -S warden.py FOLDER LOG`. FOLDER/start.json says what to start; it holds the
-worker's environment, and is removed at once. FOLDER/exit.json says how it ended. SIGTERM goes on to the worker.
+worker's environment, and is removed at once: whoever removes it first decides whether the worker ever starts.
+FOLDER/exit.json says how it ended. SIGURG, which others ignore, asks the worker to leave; SIGTERM does, too, and is
+written down: who sent it may be a system that takes the machine away.
 """
 
 import json
@@ -12,10 +14,14 @@ import signal
 import subprocess
 import sys
 import time
+from typing import Any
 
+MARK = "EDL_LAUNCH"  # as in edl.launch.processes
+HEARD = {signal.SIGTERM, signal.SIGURG}
 LOG_BYTES = 4 << 20  # of one file of two: the newest output, and what came before it
 TAIL_BYTES = 8192
 LINGER_S = 1.0  # for output of a worker that has ended: what it has started may hold the pipe
+POLL_S = 0.1
 
 
 class Log:
@@ -70,7 +76,7 @@ def copy(pipe: int, log: Log, until: float) -> None:
 
 
 def unblock() -> None:
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
 
 
 def hand_on(pid: int) -> None:
@@ -81,6 +87,56 @@ def hand_on(pid: int) -> None:
         pass
 
 
+class Asked:
+    """What this process was told by signals."""
+
+    def __init__(self, pid: int, *, all_hear: bool) -> None:
+        """`all_hear`: who sends SIGTERM sends it to the worker as well, to whom a second one means to die at once."""
+        self._pid, self._all_hear = pid, all_hear
+        self.terminated = False
+        signal.signal(signal.SIGTERM, self._terminate)
+        signal.signal(signal.SIGURG, lambda *_: hand_on(pid))
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, HEARD)
+
+    def _terminate(self, *_: object) -> None:
+        self.terminated = True
+        if not self._all_hear:
+            hand_on(self._pid)
+
+
+def others(mark: str) -> list[int]:
+    """Processes that carry the mark of this launch, without this one."""
+    wanted, found = f"{MARK}={mark}".encode(), []
+    for name in os.listdir("/proc"):
+        if name.isdecimal() and int(name) != os.getpid():
+            try:
+                with open(f"/proc/{name}/environ", "rb") as file:
+                    if wanted in file.read().split(b"\0"):
+                        found.append(int(name))
+            except OSError:  # it is gone, or another user's
+                pass
+    return found
+
+
+def wait_alone(mark: str, linger_s: float) -> None:
+    """Until nothing that the worker has started is left. What lingers is killed."""
+    until = time.monotonic() + linger_s
+    while found := others(mark):
+        if time.monotonic() > until:
+            for pid in found:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+        time.sleep(POLL_S)
+
+
+def environ_of(told: dict[str, Any]) -> dict[str, str]:
+    """The worker's, with what only this machine knows: which devices were given to it."""
+    here = {name: os.environ[name] for name in told.get("taken_here", ()) if name in os.environ}
+    return {**told["environ"], **here}
+
+
 def main() -> None:
     folder, path = sys.argv[1:3]
     start = os.path.join(folder, "start.json")
@@ -88,12 +144,12 @@ def main() -> None:
         told = json.load(file)
     os.unlink(start)
     log, before = Log(path), killed_for_memory()
-    signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM})  # until there is a worker to hand it to
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # until there is a worker to hand it to
     try:
         worker = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],
             cwd=told["folder"],
-            env=told["environ"],
+            env=environ_of(told),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -105,8 +161,7 @@ def main() -> None:
         return
     assert worker.stdout is not None
     handle, pipe = os.pidfd_open(worker.pid), worker.stdout.fileno()
-    signal.signal(signal.SIGTERM, lambda *_: hand_on(worker.pid))
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+    asked = Asked(worker.pid, all_hear=bool(told.get("all_hear")))
     open_ = True
     while not select.select([handle], [], [], 0)[0]:
         if pipe in select.select([handle, pipe] if open_ else [handle], [], [])[0]:
@@ -120,9 +175,12 @@ def main() -> None:
         "code": code,
         "tail": log.tail.decode(errors="replace"),
         "starved": code in {-9, 137} and killed_for_memory() > before,
+        "terminated": asked.terminated,
         "at": time.time(),
     }
     write_down(folder, found)
+    if told.get("wait_alone"):
+        wait_alone(told["environ"][MARK], told["wait_alone"])
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
-"""What every engine promises, on the embedded one: a worker starts once, leaves or is killed, and is found again.
+"""What every engine promises: a worker starts once, leaves or is killed, and is found again.
 
-Workers are real processes with real wardens. The corpus of failures is run through it as well.
+Workers are real processes with real wardens, started by the engine itself or by a real Slurm of this machine. The
+corpus of failures is run through the embedded one as well.
 """
 
 from __future__ import annotations
@@ -8,62 +9,113 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 import pytest
 from failures import FAILURES, Failure
+from real_slurm import RealSlurm, real_slurm
 
 from edl.cluster.queue.agent import WorkerFound
 from edl.cluster.queue.causes import EndEvidence, classify
 from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
 from edl.launch.processes import marked
-from edl.scheduler import local_engine
-from edl.scheduler.engine import Start
-from edl.scheduler.local_engine import LocalEngine, mark_of
+from edl.scheduler import worker_folders
+from edl.scheduler.engine import Ended, Start, WorkerEngine
+from edl.scheduler.local_engine import LocalEngine
+from edl.scheduler.slurm_engine import SlurmEngine
+from edl.scheduler.worker_folders import WorkerFolders, mark_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
 AT_ONCE = 12  # workers
+NODE = "n1"
+EVERY = ["local", pytest.param("slurm", marks=pytest.mark.soak)]
+
+
+def engine_of(kind: str, folder: Path, ended: Ended) -> WorkerEngine:
+    node, logs = folder / "node", folder / "jobs"
+    if kind == "slurm":
+        return SlurmEngine(NODE, 4, WorkerFolders(node, logs), ended)
+    return LocalEngine(node, logs, ended)
 
 
 class Played:
     """An engine, and the ends that it tells of."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, kind: str, folder: Path) -> None:
+        self.kind, self.folder = kind, folder
         self.ends: asyncio.Queue[tuple[str, EndEvidence]] = asyncio.Queue()
-        self.engine = LocalEngine(folder / "node", folder / "jobs", self._ended)
+        self.engine = engine_of(kind, folder, self._ended)
+        self.folders = WorkerFolders(folder / "node", folder / "jobs")
 
     def _ended(self, worker: str, evidence: EndEvidence) -> None:
         self.ends.put_nowait((worker, evidence))
 
-    async def start(self, worker: str, *command: str) -> int | None:
-        path = os.environ["PATH"]
+    def another(self) -> Played:
+        """As an agent's that comes after it."""
+        return Played(self.kind, self.folder)
+
+    def order(self, worker: str, *command: str) -> Start:
         order = WorkerOrder(worker, "j", 3, WorkerWish.RUN)
         asked = Submission("j", command, str(self.folder), "u", 0.0)
-        return await self.engine.start(Start(order, asked, {"PATH": path, "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}))
+        environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
+        return Start(order, asked, environ)
+
+    async def start(self, worker: str, *command: str) -> int | None:
+        return await self.engine.start(self.order(worker, *command))
 
     def processes(self, worker: str) -> list[int]:
-        return marked(mark_of(self.folder / "node" / "workers" / worker))
+        return marked(mark_of(self.folders[worker]))
+
+    def script(self, worker: str, word: bytes) -> int:
+        """The process that has this word in its command line, and is not the worker's warden."""
+        lines = {pid: Path(f"/proc/{pid}/cmdline").read_bytes() for pid in self.processes(worker)}
+        [found] = [pid for pid, line in lines.items() if word in line and b"warden.py" not in line]
+        return found
 
     async def end(self) -> tuple[str, EndEvidence]:
         return await asyncio.wait_for(self.ends.get(), 30)
 
     async def printed(self, worker: str) -> None:
         log = self.folder / "jobs" / "j" / "logs" / f"{worker}.log"
-        async with asyncio.timeout(30):
-            while not (log.exists() and log.stat().st_size):  # noqa: ASYNC110 - a file does not tell
-                await asyncio.sleep(0.02)
+        await until(lambda: log.exists() and log.stat().st_size > 0)
+
+
+async def until(condition: Callable[[], bool]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110 - a file does not tell
+            await asyncio.sleep(0.02)
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
+    """For who asks for it: a real one of one node."""
+    with (
+        real_slurm(tmp_path_factory.mktemp("slurm"), [NODE], cpus=4, gpus=2) as slurm,
+        pytest.MonkeyPatch.context() as patch,
+    ):
+        slurm.wait_up()
+        patch.setenv("SLURM_CONF", slurm.environ["SLURM_CONF"])
+        yield slurm
+
+
+@pytest.fixture(params=EVERY)
+def kind(request: pytest.FixtureRequest) -> str:
+    if request.param == "slurm":
+        request.getfixturevalue("slurm")
+    return str(request.param)
 
 
 @pytest.fixture
-async def played(tmp_path: Path) -> AsyncIterator[Played]:
-    played = Played(tmp_path)
+async def played(kind: str, tmp_path: Path) -> AsyncIterator[Played]:
+    played = Played(kind, tmp_path)
     assert await played.engine.find() == []
+    assert played.engine.takes_workers
     yield played
-    for folder in (tmp_path / "node" / "workers").iterdir():
+    for folder in played.folders.workers.iterdir():
         played.engine.end(folder.name, kill=True)
+    await until(lambda: not any(played.processes(folder.name) for folder in played.folders.workers.iterdir()))
     await played.engine.close()
 
 
@@ -91,11 +143,11 @@ async def test_who_is_asked_to_leave_hears_of_it_and_may_take_its_time(played: P
 
 
 async def test_who_is_killed_is_gone_with_all_that_it_has_started(played: Played) -> None:
-    await played.start("j-1", "sh", "-c", "setsid sleep 100 & echo ready; wait")
+    await played.start("j-1", "sh", "-c", "trap '' TERM; setsid sleep 100 & echo ready; wait; wait")
     await played.printed("j-1")
     played.engine.end("j-1", kill=True)
     worker, evidence = await played.end()
-    assert (worker, evidence.code) == ("j-1", None)  # its warden was killed, too
+    assert (worker, evidence.code, evidence.refused) == ("j-1", None, "")  # its warden was killed, too
     assert played.processes("j-1") == []
 
 
@@ -105,7 +157,7 @@ async def test_another_engine_finds_what_the_first_has_started(played: Played) -
     await played.printed("lives")
     assert (await played.end())[0] == "ends"
     await played.engine.close()
-    again = Played(played.folder)
+    again = played.another()
     found = {one.id: one for one in await again.engine.find()}
     assert found["ends"] == WorkerFound("ends", 3, found["ends"].pid, EndEvidence(code=4))
     assert (found["lives"].gone, found["lives"].device) == (None, 3)
@@ -113,31 +165,74 @@ async def test_another_engine_finds_what_the_first_has_started(played: Played) -
     again.engine.end("lives", kill=False)
     worker, evidence = await again.end()
     assert (worker, evidence.code) == ("lives", -signal.SIGTERM)
-    assert [one.id for one in await Played(played.folder).engine.find()] == ["lives"]
+    assert [one.id for one in await played.another().engine.find()] == ["lives"]
     await again.engine.close()
+
+
+async def test_who_is_killed_from_outside_is_told_apart(played: Played) -> None:
+    await played.start("j-1", "sh", "-c", "echo ready; exec sleep 100")
+    await played.printed("j-1")
+    os.kill(played.script("j-1", b"sleep"), signal.SIGKILL)
+    worker, evidence = await played.end()
+    assert (worker, evidence.code, evidence.tail) == ("j-1", -signal.SIGKILL, "ready\n")
+    cause = classify(evidence)
+    assert cause is not None
+    assert (cause.code, cause.follows) == ("killed", False)
+
+
+async def test_who_is_asked_to_leave_is_asked_once(played: Played) -> None:
+    script = "trap 'echo asked' TERM; echo ready; while [ ! -e go ]; do sleep 0.02; done; echo bye"
+    await played.start("j-1", "sh", "-c", script)
+    await played.printed("j-1")
+    played.engine.end("j-1", kill=False)
+    log = played.folder / "jobs" / "j" / "logs" / "j-1.log"
+    await until(lambda: "asked" in log.read_text())
+    (played.folder / "go").touch()
+    worker, evidence = await played.end()
+    assert (worker, evidence.code) == ("j-1", 0)
+    assert evidence.tail.count("asked") == 1
+
+
+async def test_one_that_was_claimed_and_never_started_never_starts(played: Played) -> None:
+    """Its agent had died in between."""
+    assert played.folders.claim(played.order("j-1", "true")) is not None
+    again = played.another()
+    found = await again.engine.find()
+    assert [(one.id, one.gone is not None) for one in found] == [("j-1", True)]
+    assert await again.engine.start(played.order("j-1", "true")) is None
+    assert played.processes("j-1") == []
+    await again.engine.close()
+
+
+async def test_a_command_that_is_not_there_is_said_to_be(played: Played) -> None:
+    await played.start("j-1", "no-such-command")
+    worker, evidence = await played.end()
+    assert worker == "j-1"
+    cause = classify(evidence)
+    assert cause is not None
+    assert cause.code == "no-command"
 
 
 async def test_a_worker_is_not_gone_while_a_process_of_its_own_lives(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("edl.scheduler.local_engine.LINGER_S", 0.5)
+    monkeypatch.setattr(f"edl.scheduler.{played.kind}_engine.LINGER_S", 0.5)
     await played.start("j-1", "sh", "-c", "setsid sleep 100 & exit 0")
     worker, evidence = await played.end()
     assert (worker, evidence.code) == ("j-1", 0)
     assert played.processes("j-1") == []
 
 
+@pytest.mark.parametrize("kind", ["local"], indirect=True)  # the others' wardens stay until nothing lingers
 async def test_what_lingers_is_killed_by_the_next_engine_too(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
     await played.start("j-1", "sh", "-c", "setsid sleep 100 & echo ready; exit 3")
     folder = played.folder / "node" / "workers" / "j-1"
-    async with asyncio.timeout(30):
-        while not (folder / "exit.json").exists():  # noqa: ASYNC110 - a file does not tell
-            await asyncio.sleep(0.02)
+    await until((folder / "exit.json").exists)
     await played.engine.close()
     assert played.processes("j-1")
     (folder / "warden").unlink()  # its agent had died before it wrote that down
     monkeypatch.setattr("edl.scheduler.local_engine.LINGER_S", 0.5)
-    again = Played(played.folder)
+    again = played.another()
     assert [one.gone for one in await again.engine.find()] == [None]
     worker, evidence = await again.end()
     assert (worker, evidence.code) == ("j-1", 3)
@@ -146,7 +241,8 @@ async def test_what_lingers_is_killed_by_the_next_engine_too(played: Played, mon
 
 
 async def test_workers_of_another_cluster_are_its_own(played: Played) -> None:
-    other = Played(played.folder / "other")
+    other = Played(played.kind, played.folder / "other")
+    await other.engine.find()
     for one in (played, other):
         one.folder.mkdir(exist_ok=True)
         await one.start("j-1", "sh", "-c", "echo ready; sleep 100")
@@ -165,6 +261,40 @@ async def test_what_a_worker_is_given_is_not_left_lying_about(played: Played) ->
     assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}
 
 
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["slurm"], indirect=True)
+async def test_slurm_gives_the_gpus_and_says_why_a_worker_was_taken(played: Played, slurm: RealSlurm) -> None:
+    script = "trap 'echo asked' TERM; echo $CUDA_VISIBLE_DEVICES $SLURM_NTASKS; while [ ! -e go ]; do sleep 0.02; done"
+    numbers = [await played.start(f"j-{number}", "sh", "-c", script) for number in (1, 2)]
+    for worker in ("j-1", "j-2"):
+        await played.printed(worker)
+    slurm("scancel", "--signal=TERM", str(numbers[0]))
+    await until(lambda: "asked" in (played.folder / "jobs" / "j" / "logs" / "j-1.log").read_text())
+    (played.folder / "go").touch()
+    ends = dict([await played.end(), await played.end()])
+    assert {evidence.tail.split()[0] for evidence in ends.values()} == {"0", "1"}  # of both, device 3 was ordered
+    assert len(ends["j-2"].tail.split()) == 1  # and nothing that a framework takes for its own launcher's
+    assert ends["j-1"].tail.count("asked") == 1
+    assert (ends["j-1"].taken, ends["j-2"].taken) == ("Slurm has asked it to go", "")
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("kind", ["slurm"], indirect=True)
+async def test_a_worker_that_waits_in_slurm_is_found_and_can_be_ended(played: Played, slurm: RealSlurm) -> None:
+    holder = slurm("sbatch", "--parsable", "--exclusive", "--output=/dev/null", "--wrap", "sleep 100").strip()
+    await until(lambda: slurm.shown(holder, "JobState") == "RUNNING")
+    number = await played.start("j-1", "true")
+    await played.engine.close()
+    again = played.another()
+    assert await again.engine.find() == [WorkerFound("j-1", 3, number or 0, None)]
+    again.engine.end("j-1", kill=False)
+    worker, evidence = await again.end()
+    assert (worker, evidence.code, evidence.taken) == ("j-1", None, "it was cancelled in Slurm")
+    slurm("scancel", holder)
+    await again.engine.close()
+
+
+@pytest.mark.parametrize("kind", ["local"], indirect=True)
 async def test_failures_have_the_right_domain_and_the_right_retry_decision(played: Played) -> None:
     """95 % of them, as the issue asks; which ones are wrong is shown."""
     assert len(FAILURES) >= 30
@@ -194,17 +324,16 @@ def is_script(pid: int) -> bool:
     return b"time.sleep(60)" in Path(f"/proc/{pid}/cmdline").read_bytes()
 
 
+@pytest.mark.parametrize("kind", ["local"], indirect=True)  # all have the same folders
 async def test_of_workers_that_are_gone_only_the_newest_folders_are_kept(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(local_engine, "KEPT_CLAIMS", 2)
+    monkeypatch.setattr(worker_folders, "KEPT_CLAIMS", 2)
     workers = played.folder / "node" / "workers"
     for number in range(6):
         (workers / f"j-{number}").mkdir(parents=True)
         if number != 1:  # of it the scheduler has not heard yet
             played.engine.forget(f"j-{number}")
             os.utime(workers / f"j-{number}" / "forgotten", (number, number))
-    assert [found.id for found in await LocalEngine(played.folder / "node", played.folder, played._ended).find()] == [
-        "j-1"
-    ]
+    assert [found.id for found in await played.another().engine.find()] == ["j-1"]
     assert sorted(one.name for one in workers.iterdir()) == ["j-1", "j-4", "j-5"]

@@ -23,8 +23,8 @@ from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied
 from edl.core.audit.account import account
 from edl.launch.processes import marked
-from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterHome
+from edl.scheduler.worker_folders import mark_of
 from edl.trainer.data.audit import read
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -263,7 +263,7 @@ def test_wrong_use_is_said_in_one_line(cluster: LiveCluster, words: tuple[str, .
         (("cluster", "start", "--nodes", "localhost"), "must be HOST:SLOTS"),
         (("cluster", "start", "--policy", "best"), "policy best: is none of"),
         (("cluster", "start", "--quota", "ann"), "--quota ann: must be USER:DEVICES"),
-        (("cluster", "start", "--engine", "slurm"), "there is only the engine local"),
+        (("cluster", "start", "--engine", "best"), "must be one of local, slurm"),
         (("queue",), "there is no cluster in"),
     ],
 )

@@ -1,7 +1,8 @@
 """Why a worker has ended: the cause, whose domain it is, and whether another try can end otherwise.
 
 What is known: the exit status or signal, the last lines of what it printed, the machine's counter of processes that
-were killed for want of memory, and whether its end was seen at all. A worker that was told to end has no cause.
+were killed for want of memory, and whether its end was seen at all; and what the system says that runs it, such as
+Slurm. A worker that was told to end has no cause.
 
 Owns: the table of causes. Does not own: whether a job is tried again (`retries`).
 """
@@ -39,6 +40,7 @@ class EndEvidence(msgspec.Struct, frozen=True):
     refused: str = ""  # why it could not be started at all
     told: bool = False  # it was told to end
     unserved: bool = False  # the machine could not do its part in starting it, whatever the command
+    taken: str = ""  # why the system that runs it, such as Slurm, has taken it or its node away
 
 
 class EndCause(msgspec.Struct, frozen=True):
@@ -49,7 +51,7 @@ class EndCause(msgspec.Struct, frozen=True):
     retry: bool  # another try may end otherwise
     words: str  # for the job's owner
     root: str = ""  # what tells two failures of one kind apart: the last line of a traceback
-    follows: bool = False  # from the end of another worker, or of the coordinator: not what it all began with
+    follows: bool = False  # from the end of another worker, the coordinator or its machine: no failure of its own
 
 
 W, I, D = Domain.WORKLOAD, Domain.INFRASTRUCTURE, Domain.DATA  # noqa: E741 - a table's columns
@@ -123,12 +125,12 @@ EXCEPTION: Final = re.compile(r"^(?:\S+ )?([A-Za-z_][\w.]*(?:Error|Exception|Int
 
 def classify(known: EndEvidence) -> EndCause | None:
     """None: there is nothing to mend, as it ended well or was told to."""
-    if known.told or known.code in {0, PREEMPTED}:
+    if known.told or (known.code in {0, PREEMPTED} and not known.taken):
         return None
     if known.refused:
         return _not_started(known)
-    if known.code is None:
-        return EndCause("lost", I, retry=True, words="it vanished, and nobody has seen it end")
+    if known.taken or known.code is None:
+        return _vanished(known)
     raised = raised_last(known.tail)
     number = _signal(known.code)
     if number is not None:
@@ -166,6 +168,12 @@ def _not_started(known: EndEvidence) -> EndCause:
     if known.unserved or re.search(r"Resource temporarily|Cannot allocate|Too many open|No space left", refused):
         return EndCause("host-limits", I, True, "the machine could not start it", refused[:ROOT_LENGTH])
     return EndCause("no-command", W, retry=False, words="its command cannot be started", root=refused[:ROOT_LENGTH])
+
+
+def _vanished(known: EndEvidence) -> EndCause:
+    if known.taken:
+        return EndCause("taken", I, retry=True, words="its machine was taken away", root=known.taken, follows=True)
+    return EndCause("lost", I, retry=True, words="it vanished, and nobody has seen it end")
 
 
 def _by_signal(number: int, raised: str, *, starved: bool) -> EndCause:

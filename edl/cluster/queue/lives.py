@@ -198,7 +198,7 @@ def _ended(state: QueueState, job: JobEntry, now: float) -> None:
         state.ask(job, "look", LookOnce(job.name, job.life))
         return
     look = seen.look
-    ended_well = bool(job.exits) and all(one.code == 0 for one in job.exits)
+    ended_well = bool(job.exits) and all(one.code == 0 and one.cause is None for one in job.exits)
     saved = look.state == "preempted" or any(one.code == PREEMPTED for one in job.exits)
     if look.state == "finished" or (ended_well and not saved and look.state != "failed"):
         state.turn(job, Turn.ENDED, now)

@@ -13,6 +13,8 @@ TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
     ("evidence", "code", "domain", "retry"),
     [
         (EndEvidence(), "lost", Domain.INFRASTRUCTURE, True),
+        (EndEvidence(taken="Slurm has lost its node"), "taken", Domain.INFRASTRUCTURE, True),
+        (EndEvidence(code=0, taken="Slurm has preempted it"), "taken", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=-9), "killed", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=137), "killed", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=-9, starved=True), "out-of-memory", Domain.WORKLOAD, True),
@@ -47,7 +49,10 @@ def test_causes(evidence: EndEvidence, code: str, domain: Domain, *, retry: bool
     assert (cause.code, cause.domain, cause.retry) == (code, domain, retry)
 
 
-@pytest.mark.parametrize("evidence", [EndEvidence(code=0), EndEvidence(code=75), EndEvidence(code=1, told=True)])
+@pytest.mark.parametrize(
+    "evidence",
+    [EndEvidence(code=0), EndEvidence(code=75), EndEvidence(code=1, told=True), EndEvidence(told=True, taken="x")],
+)
 def test_what_has_ended_well_or_as_it_was_told_has_none(evidence: EndEvidence) -> None:
     assert classify(evidence) is None
 

@@ -267,6 +267,38 @@ def test_a_node_that_fails_its_workers_is_left_out_for_a_while() -> None:
     assert len(left_out) <= 1
 
 
+def test_who_lost_its_machine_has_not_failed_and_neither_has_its_node() -> None:
+    play = QueuePlay(n=2, m=1)
+    play.submit("a", np=2, least=1)
+    play.look("a", step=5)
+    for _ in range(RULES.sick_failures):
+        taken = play.workers("a")[-1]
+        play.gone(taken, code=0, taken="Slurm has preempted it")
+        play()
+        assert len(play.workers("a")) == 2
+        assert taken not in play.workers("a")
+    job = play.job("a")
+    assert (job.phase, job.strikes, job.tries_left) == (JobPhase.RUNNING, (), RULES.retries.tries)
+    assert "node_left_out" not in play.told
+
+
+def test_a_command_that_was_taken_away_begins_anew_though_it_ended_with_0() -> None:
+    play = QueuePlay()
+    play.submit("a")
+    play.gone("a-1", code=0, taken="Slurm has preempted it")
+    play(JobLooked("a", 1, JobLook(), final=True))
+    assert (play.job("a").phase, play.job("a").life) == (JobPhase.RESUMING, 2)
+
+
+def test_a_node_with_nothing_to_give_is_given_nothing_until_it_has() -> None:
+    play = QueuePlay(n=1)
+    play(NodeReported(NodeReport("n", ())))
+    play.submit("a")
+    assert play.job("a").phase is JobPhase.QUEUED
+    play.report("n")
+    assert play.job("a").phase is JobPhase.STARTING
+
+
 def test_quotas_hold_for_all_policies() -> None:
     for policy in ("fifo", "tiresias", "elastic-tiresias", "dp"):
         rules = ClusterRules(decide_s=0.0, quotas={"u": 2})

@@ -1,0 +1,141 @@
+"""The folder that each worker has below its node's: to make it is to claim the worker's id for good.
+
+It holds what the worker's warden is told and leaves: `start.json`, `exit.json`, and what its engine knows it by. All of
+a worker's processes carry the folder's path as the mark of their launch.
+
+Owns: these files. Does not own: processes (the engines).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from edl.cluster.queue.causes import TAIL_BYTES, EndEvidence
+from edl.launch.processes import MARK
+from edl.scheduler.engine import Start
+from edl.scheduler.places import put
+
+WARDEN = Path(__file__).with_name("warden.py")
+KEPT_LOGS = 200  # files of one job
+KEPT_CLAIMS = 1000  # folders of workers that are gone, of one node
+PRUNED_AT_ONCE = 100
+
+
+class WorkerFolders:
+    """One node's."""
+
+    def __init__(self, folder: Path, logs: Path) -> None:
+        """`folder`: of the node. `logs`: below it each job has a folder."""
+        self.workers = folder / "workers"
+        self._logs = logs
+        self._forgotten = 0
+        self.workers.mkdir(mode=0o700, parents=True, exist_ok=True)
+
+    def __getitem__(self, worker: str) -> Path:
+        return self.workers / worker
+
+    def kept(self) -> list[Path]:
+        """Of workers that were not forgotten."""
+        self._prune()
+        return [folder for folder in sorted(self.workers.iterdir()) if not (folder / "forgotten").exists()]
+
+    def claim(self, start: Start, **told: Any) -> Path | None:
+        """All that its warden needs lies there. None: the id was claimed before. Raises OSError."""
+        order = start.order
+        folder = self[order.id]
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:
+            return None
+        put(folder / "device", str(order.device).encode())
+        logs = self._logs / order.job / "logs"
+        logs.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _prune(logs)
+        environ = {**start.environ, MARK: mark_of(folder)}
+        worker = {"command": start.asked.command, "folder": start.asked.folder, "environ": environ}
+        put(folder / "start.json", json.dumps({**worker, **told}).encode())
+        return folder
+
+    def warden(self, start: Start) -> list[str]:
+        """Its command line."""
+        folder, log = self[start.order.id], self._logs / start.order.job / "logs" / f"{start.order.id}.log"
+        return [sys.executable, "-I", "-S", str(WARDEN), str(folder), str(log)]
+
+    def withdraw(self, worker: str) -> bool:
+        """Whether its warden had not begun: then it never starts anything."""
+        try:
+            (self[worker] / "start.json").unlink()
+        except FileNotFoundError:
+            return False
+        return True
+
+    def forget(self, worker: str) -> None:
+        if self[worker].is_dir():
+            put(self[worker] / "forgotten", b"")
+            self._forgotten += 1
+            if self._forgotten % PRUNED_AT_ONCE == 0:
+                self._prune()
+
+    def _prune(self) -> None:
+        """The newest stay. The ids of the others are in no order any more, and in none to come."""
+        gone: list[tuple[float, Path]] = []
+        for folder in self.workers.iterdir():
+            with contextlib.suppress(FileNotFoundError):
+                gone.append(((folder / "forgotten").stat().st_mtime, folder))
+        for _, folder in sorted(gone, reverse=True)[KEPT_CLAIMS:]:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def mark_of(folder: Path) -> str:
+    """Of all processes of the worker that has this folder: worker ids alone may be those of another cluster, too."""
+    return str(folder)
+
+
+def device_of(folder: Path) -> int:
+    return int((folder / "device").read_text() or 0) if (folder / "device").exists() else 0
+
+
+def evidence(folder: Path) -> EndEvidence:
+    """What the warden has left; nothing, where it was killed itself."""
+    found = _left(folder)
+    if "code" not in found:
+        return EndEvidence()
+    return EndEvidence(
+        code=int(found["code"]),
+        tail=str(found.get("tail", ""))[-TAIL_BYTES:],
+        starved=bool(found.get("starved")),
+        refused=str(found.get("refused", "")),
+    )
+
+
+def was_terminated(folder: Path) -> bool:
+    """Its warden has had SIGTERM while the worker ran."""
+    return bool(_left(folder).get("terminated"))
+
+
+def _left(folder: Path) -> dict[str, Any]:
+    try:
+        found: dict[str, Any] = json.loads((folder / "exit.json").read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return found
+
+
+def _prune(logs: Path) -> None:
+    """The newest stay."""
+    found: list[tuple[float, Path]] = []
+    for path in logs.glob("*.log*"):
+        with contextlib.suppress(FileNotFoundError):  # a warden has renamed it meanwhile
+            found.append((path.stat().st_mtime, path))
+    for _, path in sorted(found, reverse=True)[KEPT_LOGS:]:
+        path.unlink(missing_ok=True)
+
+
+def path_here() -> str:
+    return os.environ.get("PATH", os.defpath)
