@@ -90,6 +90,7 @@ class LocalEngine:
         if alive:
             self._watch(folder.name, pid if pid and is_running(pid, started) else 0)
             return WorkerFound(folder.name, device, pid, None)
+        self._folders.withdraw(folder.name)
         return WorkerFound(folder.name, device, pid, evidence(folder))
 
     def _watch(self, worker: str, pid: int) -> None:

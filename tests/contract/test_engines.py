@@ -199,6 +199,7 @@ async def test_one_that_was_claimed_and_never_started_never_starts(played: Playe
     again = played.another()
     found = await again.engine.find()
     assert [(one.id, one.gone is not None) for one in found] == [("j-1", True)]
+    assert not (played.folders["j-1"] / "start.json").exists()  # so that a warden that comes late starts nothing
     assert await again.engine.start(played.order("j-1", "true")) is None
     assert played.processes("j-1") == []
     await again.engine.close()
