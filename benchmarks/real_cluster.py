@@ -21,8 +21,8 @@ from edl.core.audit.account import account
 from edl.errors import EdlError
 from edl.launch.processes import marked
 from edl.scheduler.client import ClusterStatus, opened
-from edl.scheduler.local_engine import mark_of
 from edl.scheduler.places import ClusterHome
+from edl.scheduler.worker_folders import mark_of
 from edl.trainer.data.audit import read
 
 Answer = TypeVar("Answer")

@@ -258,7 +258,7 @@ class ClusterPlay:
                     pass
 
     def _look(self, one: SimLife) -> JobLook:
-        return JobLook(one.state, "", "fault", self._size(one), one.step, 64, 0.0)
+        return JobLook(one.state, "", "fault", self._size(one), one.step, 64)
 
     # -------------------------------------------------------------------------------------------------------- agents
 
