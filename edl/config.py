@@ -431,6 +431,15 @@ TABLE: tuple[Setting, ...] = (
         "ADDRESS",
         "address of this machine to serve metrics on; all who reach it can read them (default: 127.0.0.1)",
     ),
+    Setting(
+        "tensorboard",
+        _path,
+        ("EDL_TENSORBOARD",),
+        ("--tensorboard",),
+        "DIR",
+        "write the job's size, throughput, what the script gives to edl.report(), and its events to DIR/JOB for "
+        "TensorBoard (default: nothing is written)",
+    ),
     Setting("home", _path, ("EDL_HOME",), ("--home",), "DIR", "folder of the records of jobs (default: ~/.edl)"),
     Setting("policy_file", _path, ("EDL_POLICY_FILE",)),
     Setting("resume_from", str, ("EDL_RESUME_FROM",)),
@@ -489,6 +498,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     metrics_address: str = "127.0.0.1"
     output_filename: Path | None = None
     audit: Path | None = None
+    tensorboard: Path | None = None
     home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
     slot: int | None = None  # number of the local worker slot under `edl run`
     worker_id: str | None = None  # None: make one; an id is never used twice

@@ -19,6 +19,7 @@ from edl.config import TABLE, Given, Settings
 from edl.daemon.policies import tabulated, try_policy
 from edl.errors import ConfigError, UsageError
 from edl.host.processes import raise_open_files
+from edl.launch import exporting
 from edl.launch.early import EarlyEnd, ends_early
 from edl.launch.lives import Lives
 from edl.launch.local import Outcome
@@ -42,6 +43,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run(settings: Settings, line: Sequence[str], *, waits: bool) -> int:
     command = checked_command(line)
     policy = try_policy(settings)
+    exporting.check(settings)
     table = tabulated(settings.batch_policy, settings.max_workers)
     raise_open_files()
     known = only_job(settings.checkpoint) if settings.checkpoint and not settings.job else None

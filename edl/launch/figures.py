@@ -27,13 +27,18 @@ class Point(msgspec.Struct, frozen=True, array_like=True):
     samples: int
     size: int
     figures: dict[str, float] = {}  # what the script reports, the mean of all workers
+    base: int = 0  # the step after which this life of the job began
+    host: str = ""  # of the worker of rank 0
+    generation: int = 1
 
 
 def point_of(status: Status, ts: float) -> Point | None:
     """None: its leader does not know how far it is."""
     if status.stable is None or not status.generation:
         return None
-    return Point(ts, status.base + status.stable.step, status.stable.samples, status.size, figures_of(status))
+    first = next((worker.host for worker in status.workers if worker.rank == 0), "")
+    step, samples = status.base + status.stable.step, status.stable.samples
+    return Point(ts, step, samples, status.size, figures_of(status), status.base, first, status.generation)
 
 
 def figures_of(status: Status) -> dict[str, float]:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import threading
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -28,9 +29,7 @@ class LauncherGuard:
 
     def __init__(self, folder: Folder, mark: str) -> None:
         """Starts the process."""
-        source = str(Path(edl.__file__).parent.parent)
-        environ = {name: value for name, value in os.environ.items() if name != MARK}
-        environ["PYTHONPATH"] = os.pathsep.join(filter(None, [source, os.environ.get("PYTHONPATH")]))
+        environ = unmarked(os.environ)
         with (folder.logs / "guard.log").open("ab") as log:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-m", "edl.launch.guard", str(folder.path), mark],  # -P: not the job's folder
@@ -45,6 +44,13 @@ class LauncherGuard:
         """Nothing of the launch is left."""
         self._process.kill()
         self._process.communicate()
+
+
+def unmarked(environ: Mapping[str, str]) -> dict[str, str]:
+    """For a process of edl's beside the launch, which is none of its own."""
+    source = str(Path(edl.__file__).parent.parent)
+    kept = {name: value for name, value in environ.items() if name != MARK}
+    return {**kept, "PYTHONPATH": os.pathsep.join(filter(None, [source, environ.get("PYTHONPATH")]))}
 
 
 def main(folder: Path, mark: str) -> None:

@@ -23,6 +23,7 @@ from edl.clock import SystemClock
 from edl.config import Settings
 from edl.errors import EdlError
 from edl.events import Event
+from edl.launch import exporting
 from edl.launch.former import clear
 from edl.launch.guard import LauncherGuard
 from edl.launch.local import PRINT_TIMEOUT_S, Launch, Outcome
@@ -83,6 +84,7 @@ class Lives:
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = LauncherGuard(self._folder, self._record.mark)
+        exports = exporting.start(self._settings, self._folder, self._record.mark, self._printer.say)
         logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
         try:
             while (end := await self._again(await self._live())) is None:
@@ -93,6 +95,7 @@ class Lives:
             raise
         finally:
             self._write(state=verdict.state, reason=verdict.reason, ended=self._clock.wall())
+            await exports.end()
             guard.dismiss()
         return end
 

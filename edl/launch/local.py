@@ -225,7 +225,12 @@ class Launch:
 
     def _start_worker(self, slot: int) -> None:
         settings = msgspec.structs.replace(
-            self._settings, slot=slot, output_filename=None, zookeeper_port=None, local_coordinator=None
+            self._settings,
+            slot=slot,
+            output_filename=None,
+            tensorboard=None,
+            zookeeper_port=None,
+            local_coordinator=None,
         )
         ours = {MARK: self.record.mark, "PYTHONUNBUFFERED": "1"}  # unbuffered: a line shows when it is printed
         inherited = scrubbed(os.environ, credentials=self.record.own_coordinator)

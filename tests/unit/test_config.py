@@ -118,7 +118,7 @@ def test_the_environment_hands_all_settings_down(tmp_path):
         "policy_file": tmp_path / "policy.py", "local_coordinator": "etcd", "driver_slot": "localhost:1",
         "checkpoint": "memory://x", "checkpoint_every": "auto", "checkpoint_overhead": "2.5%",
         "keep_checkpoints": 3, "resume": "must",
-        "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
+        "tensorboard": tmp_path / "board", "resume_from": "/x/y/0001-000001-000000000001", "life": 2,
     }  # fmt: skip
     assert set(given) == {setting.field for setting in TABLE}, "a setting that this test does not know"
     settings = Settings.from_environment({}, **given)

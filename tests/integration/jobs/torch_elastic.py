@@ -66,7 +66,8 @@ def train(ids: Any) -> None:
     rank, step = edl.rank(), edl.step()
     optimizer.zero_grad()
     mortal.in_step("computing", rank, step)
-    torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids]).backward()
+    loss = torch.nn.functional.mse_loss(model(inputs[ids]), targets[ids])
+    loss.backward()
     optimizer.step()
     mortal.in_step("applied", rank, step)
     path.pause(options)
@@ -75,6 +76,7 @@ def train(ids: Any) -> None:
         mortal.before_rehearsed()
     if edl.notify_batch_end():
         checks.append(zlib.crc32(np.asarray(ids, np.int64).data))
+        edl.report(loss=float(loss.detach()))
     mortal.in_step("committed", rank, step)
 
 

@@ -1,0 +1,108 @@
+"""A job's curves for a tool that draws values over steps: which rows, and where earlier ones count no more. Pure.
+
+Owns: that no step comes twice, also where a job goes on from a checkpoint and trains steps again; and that of several
+`edl run` lines of one job the one writes on whose machine rank 0 trains. Does not own: points (`edl.launch.figures`),
+nor a tool's files (`edl.exports.tensorboard`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+import msgspec
+
+from edl.events import Kind
+from edl.launch.figures import Point
+
+WORKERS: Final = "job/workers"
+SAMPLES: Final = "job/samples_per_second"
+STEPS: Final = "job/steps_per_second"
+
+
+class StepRow(msgspec.Struct, frozen=True):
+    """What is known of one step, of all lives."""
+
+    step: int
+    ts: float
+    values: dict[str, float]
+
+
+class Anew(msgspec.Struct, frozen=True):
+    """Rows of this step and beyond that were written before count no more: they come again, or never were."""
+
+    step: int
+    ts: float
+
+
+class AnotherLife(msgspec.Struct, frozen=True):
+    """The job goes on after `step`."""
+
+    step: int
+    ts: float
+
+
+Item = StepRow | Anew
+
+
+class Curves:
+    """Of one job, as the line of one machine writes them."""
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+        self._rows: list[StepRow] = []  # written, and still counting
+        self._before: Point | None = None  # of this life
+        self._base = -1  # the step after which this life began
+        self._writing = False  # the newest point was ours
+
+    def take(self, points: Iterable[Point], lives: Iterable[AnotherLife] = ()) -> list[Item]:
+        """What is to be written of these, in this order."""
+        found: list[Item] = []
+        for one in sorted([*points, *lives], key=lambda item: item.ts):
+            found += self._live(one.step, one.ts) if isinstance(one, AnotherLife) else self._point(one)
+        return found
+
+    def _live(self, base: int, ts: float) -> list[Item]:
+        """Another life goes on after step `base`.
+
+        TensorBoard's fast loader takes rows back only when the same curve has an earlier step: so the last row that
+        counts is written again, in place of itself.
+        """
+        self._base, self._before = base, None
+        written, self._rows = self._rows, [row for row in self._rows if row.step <= base]
+        if not (written and self._writing):
+            return []
+        if not self._rows:
+            return [Anew(base + 1, ts)]
+        last = self._rows[-1]
+        return [Anew(last.step, ts), last]
+
+    def _point(self, point: Point) -> list[Item]:
+        found = [] if point.base == self._base else self._live(point.base, point.ts)
+        before, self._before = self._before, point
+        ours = point.host in {"", self._host}
+        begins, self._writing = ours and not self._writing, ours
+        if before is not None and point.step <= before.step:  # it stands: no step comes twice
+            self._before = before
+            self._writing = self._writing and not begins
+            return found
+        if not ours:
+            return found
+        row = StepRow(point.step, point.ts, {WORKERS: float(point.size), **_rates(before, point), **point.figures})
+        self._rows.append(row)
+        if begins:  # rank 0 moves with a ring: in the first one of a life nobody else can have written before
+            of_this_life = point.generation > 1 or before is not None
+            found.append(Anew(point.step if of_this_life else point.base + 1, point.ts))
+        return [*found, row]
+
+
+def _rates(before: Point | None, point: Point) -> dict[str, float]:
+    if before is None or point.ts <= before.ts or point.samples < before.samples:
+        return {}
+    span_s = point.ts - before.ts
+    return {SAMPLES: (point.samples - before.samples) / span_s, STEPS: (point.step - before.step) / span_s}
+
+
+def lives_of(story: Iterable[Mapping[str, Any]]) -> list[AnotherLife]:
+    """Those that began by these events."""
+    return [AnotherLife(int(flat["from_step"]), flat["ts"]) for flat in story if flat["kind"] == Kind.LIFE_BEGUN.value]

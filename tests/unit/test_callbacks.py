@@ -1,0 +1,69 @@
+"""One run of the job's in MLflow and Weights & Biases, through a change of rank 0 and a life that goes on."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from tracked import FakeFace, through_it_all, train
+
+from edl.callbacks import MlflowCallback, RunOfJob, WandbCallback
+from edl.errors import ConfigError, UsageError
+
+
+class Kept(RunOfJob):
+    """Keeps what a run would have."""
+
+    kind = "kept"
+
+    def __init__(self, edl: FakeFace, every: int, runs: dict[str, list[int]]) -> None:
+        super().__init__(edl, every)
+        self.runs, self.ends = runs, 0
+
+    def _begin(self) -> int:
+        return max(self.runs.setdefault(self.run, []), default=-1)
+
+    def _log(self, step: int, figures: dict[str, float]) -> None:
+        self.runs[self.run].append(step)
+
+    def _end(self) -> None:
+        self.ends += 1
+
+
+def test_each_step_is_written_once_by_whoever_has_rank_0() -> None:
+    runs: dict[str, list[int]] = {}
+    through_it_all(lambda face: Kept(face, 1, runs))
+    assert list(runs.values()) == [list(range(1, 16))]
+
+
+def test_only_each_so_many_steps_are_written_by_steps_of_all_lives() -> None:
+    runs: dict[str, list[int]] = {}
+    through_it_all(lambda face: Kept(face, 4, runs))
+    assert list(runs.values()) == [[4, 8, 12]]
+
+
+def test_a_worker_that_has_rank_0_no_more_ends_its_part_once() -> None:
+    runs: dict[str, list[int]] = {}
+    face = FakeFace(0, {})
+    track = Kept(face, 1, runs)
+    train([(face, track)], 1, 3)
+    face.place = 1
+    train([(face, track)], 4, 6)
+    track.close()
+    assert (track.ends, list(runs.values())) == (1, [[1, 2]])
+
+
+def test_wrong_use_is_told() -> None:
+    with pytest.raises(UsageError, match="every=0"):
+        Kept(FakeFace(0, {}), 0, {})
+
+
+@pytest.mark.parametrize(("callback", "library"), [(MlflowCallback, "mlflow"), (WandbCallback, "wandb")])
+def test_a_library_that_is_not_there_is_named_with_its_remedy(
+    callback: Any, library: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in (library, "mlflow.entities"):
+        monkeypatch.setitem(sys.modules, name, None)
+    with pytest.raises(ConfigError, match=rf"horovod-edl\[{library}\]"):
+        callback(FakeFace(0, {}))
