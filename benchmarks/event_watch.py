@@ -31,6 +31,7 @@ class EventWatch:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="telling", daemon=True)
         self.heard: list[Event] = []
+        self.heard_at: list[float] = []  # seconds since 1970
 
     def __enter__(self) -> EventWatch:
         self._thread.start()
@@ -72,6 +73,7 @@ class EventWatch:
                     async for event in client.follow(len(self.heard)):
                         with self._news:
                             self.heard.append(event)
+                            self.heard_at.append(time.time())
                             self._news.notify_all()
                 return  # the job is over
             except EdlError:  # the coordinator is away

@@ -1,14 +1,6 @@
 """A script's figures in MLflow or Weights & Biases: one run of the job's, whichever workers come and go.
 
-    import edl.torch as edl
-    from edl.callbacks import MlflowCallback
-
-    edl.init()
-    track = MlflowCallback(edl, experiment="digits")
-    for batch in shards.batches(64):
-        ...
-        if edl.notify_batch_end():
-            track(loss=loss.item())
+As `docs/tracking.md` has it: a callback is made by all workers, and called by all for each committed step.
 
 Owns: that one worker writes, the one of rank 0, each step once; and that all of them, newcomers and later lives of the
 job, know of one run. Does not own: what a run looks like (the libraries' own names and environment variables say that).
@@ -21,8 +13,11 @@ has applied a step may die with it, and the others then make the step once more.
 from __future__ import annotations
 
 import atexit
+import logging
 import os
+import queue
 import secrets
+import threading
 import time
 from typing import Any, Final, Protocol
 
@@ -32,6 +27,8 @@ STEP: Final = "job/step"  # of all lives, in Weights & Biases: its own step coun
 JOB: Final = "edl.job"
 RUN: Final = "edl.run"
 MOST: Final = 256  # entries under way to MLflow at once
+
+logger = logging.getLogger("edl")
 
 
 class ScriptSeat(Protocol):
@@ -58,6 +55,7 @@ class RunOfJob:
         self._next: tuple[int, dict[str, float]] | None = None
         self._told = -1  # the newest step that the run has
         self._open = False
+        self._failed = False
         atexit.register(self.close)
 
     @property
@@ -90,11 +88,21 @@ class RunOfJob:
             return
         (step, figures), self._next = self._next, None
         if not self._open:
-            self._told = self._begin()
+            try:
+                self._told = self._begin()
+            except Exception as error:  # noqa: BLE001 - whatever a server raises: another rank 0 must not die of it, too
+                self._warn(error)
+                return
             self._open = True
         if step > self._told:  # else a life before has told it
             self._told = step
             self._log(step, figures)
+
+    def _warn(self, error: Exception) -> None:
+        """Once. The job trains on."""
+        if not self._failed:
+            self._failed = True
+            logger.warning("%s: figures are missing there: %s", type(self).__name__, error)
 
     def _leave(self) -> None:
         """Another worker has rank 0 now: it goes on."""
@@ -112,6 +120,9 @@ class RunOfJob:
 
     def _end(self) -> None:
         raise NotImplementedError
+
+    def _flush(self) -> None:
+        """Until what was logged is written."""
 
 
 class MlflowCallback(RunOfJob):
@@ -135,7 +146,21 @@ class MlflowCallback(RunOfJob):
         self._client: Any = MlflowClient(tracking_uri)
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._id = ""
-        self._under_way: list[Any] = []
+        self._entries: queue.Queue[tuple[str, list[Any]]] = queue.Queue(MOST)  # a store that stalls holds up rank 0
+        threading.Thread(target=self._send, daemon=True, name="edl-mlflow").start()
+
+    def _send(self) -> None:
+        while True:
+            run, metrics = self._entries.get()
+            try:
+                self._client.log_batch(run, metrics)
+            except Exception as error:  # noqa: BLE001 - whatever a store raises, the job trains on
+                self._warn(error)
+            finally:
+                self._entries.task_done()
+
+    def _flush(self) -> None:
+        self._entries.join()
 
     def _begin(self) -> int:
         known = self._client.get_experiment_by_name(self._experiment)
@@ -151,17 +176,13 @@ class MlflowCallback(RunOfJob):
         return max((one.step for name in names for one in self._client.get_metric_history(self._id, name)), default=-1)
 
     def _log(self, step: int, figures: dict[str, float]) -> None:
-        """By threads of MLflow's, in no certain order: each entry has its step."""
-        while len(self._under_way) >= MOST:
-            self._under_way.pop(0).wait()
+        """By a thread, one entry after the other: MLflow's own threads lose some of them in a store of files."""
         now_ms = int(time.time() * 1000)
         metrics = [self._metric(name, value, now_ms, step) for name, value in figures.items()]
-        self._under_way.append(self._client.log_batch(self._id, metrics, synchronous=False))
+        self._entries.put((self._id, metrics))
 
     def _end(self) -> None:
-        for one in self._under_way:
-            one.wait()
-        self._under_way.clear()
+        self._flush()
         self._client.update_run(self._id, status="FINISHED")
 
 

@@ -1,8 +1,9 @@
 """The demonstration: a real training that grows, loses a worker to kill -9 and shrinks while it trains.
 
 Two workers train a digits classifier under `edl run`. A third process joins like any newcomer, by the job's name alone.
-Then one worker is killed, and one is told to leave by SIGTERM. All the while the job is shown; at the end, what each
-change cost the survivors, and a plot of it all. Exit code 0 if and only if the job finished.
+Then one worker is killed, and one is told to leave by SIGTERM. All the while the job is shown, here and on its page,
+whose link is printed; at the end, what each change cost the survivors, a plot of it all, and the page as one file.
+Exit code 0 if and only if the job finished.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ class Demo:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._log = home / "output.log"
         self._read = 0  # of the log
+        self._page, self._page_told = home / "page.txt", False
         self._job: Job | None = None
         self._status: Status | None = None
 
@@ -55,6 +57,9 @@ class Demo:
         launcher = self._start([_program("edl"), "run", "-np", "2", "--job", self.job])
         try:
             with self._view:
+                self._until(lambda: self._step() > 0 or launcher.poll() is not None, "the first step")
+                if launcher.poll() is None:
+                    self._serve_page()
                 self._until(lambda: self._step() > 50 or launcher.poll() is not None, "the first steps")
                 if launcher.poll() is None:
                     self._play()
@@ -97,6 +102,31 @@ class Demo:
         self._processes.append(process)
         return process
 
+    def _serve_page(self) -> None:
+        """Its link is there in a second or two: `_look` says it."""
+        with self._page.open("wb") as link:
+            process = subprocess.Popen(
+                [_program("edl"), "dashboard", self.job],
+                stdin=subprocess.DEVNULL,
+                stdout=link,
+                stderr=subprocess.DEVNULL,
+                start_new_session=True,
+            )
+        self._processes.append(process)
+
+    def _tell_of_page(self) -> None:
+        if not self._page_told and self._page.exists() and (line := self._page.read_text()).endswith("\n"):
+            self._page_told = True
+            self._view.say(f"its page: {line.rpartition(' ')[2].strip()}")
+
+    def report(self, file: Path) -> bool:
+        """The page as one file. False: what makes it is not installed."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        made = subprocess.run(
+            [_program("edl"), "report", self.job, "--html", str(file)], capture_output=True, check=False
+        )
+        return made.returncode == 0
+
     def _clean_up(self) -> None:
         if self._job is not None:
             self._job.close()
@@ -114,6 +144,7 @@ class Demo:
             self._job = self._job or Job(self.job)
             self._status = self._job.status()
             self.seen.events[:] = self._job.events()
+        self._tell_of_page()
         now = time.time()
         whole_lines = self._log.read_bytes()[self._read :].rpartition(b"\n")[0]
         self._read += len(whole_lines)
@@ -161,6 +192,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--epochs", type=int, default=32, help="passes over the digits (default: 32)")
     parser.add_argument("--plot", type=Path, default=ROOT / "out" / "demo.png", help="a PNG (default: out/demo.png)")
+    page = ROOT / "out" / "demo.html"
+    parser.add_argument("--html", type=Path, default=page, help="the job's page as a file (default: out/demo.html)")
     options = parser.parse_args()
     console = Console(soft_wrap=True)
     with tempfile.TemporaryDirectory(prefix="edl-demo-") as folder:
@@ -181,6 +214,8 @@ def main() -> int:
             console.print(f"demo: throughput and loss over time are in {options.plot}", highlight=False)
         else:
             console.print("demo: no plot without matplotlib: .venv/bin/pip install 'horovod-edl[plot]'", markup=False)
+        if finished and demo.report(options.html):
+            console.print(f"demo: its page, as one file: {options.html}", highlight=False)
         console.print(f"demo: job {demo.job} {'finished' if finished else 'failed'}", highlight=False)
         return 0 if finished else 1
 

@@ -58,7 +58,8 @@ class Curves:
     def take(self, points: Iterable[Point], lives: Iterable[AnotherLife] = ()) -> list[Item]:
         """What is to be written of these, in this order."""
         found: list[Item] = []
-        for one in sorted([*points, *lives], key=lambda item: item.ts):
+        both: list[Point | AnotherLife] = [*points, *lives]
+        for one in sorted(both, key=lambda item: item.ts):
             found += self._live(one.step, one.ts) if isinstance(one, AnotherLife) else self._point(one)
         return found
 

@@ -44,6 +44,7 @@ ANSWER_S = 2.0
 CALL_S = 5.0  # then another leader may be in charge
 RETRY_S = 0.1
 LOOK_S = 0.25
+AT_ONCE = 64  # events that are asked for without waiting for those before
 NAME = "client"
 
 Connect = Callable[[Coordinator, float], Awaitable[Store]]
@@ -114,8 +115,11 @@ class JobClient:
         """Events beyond the first `after`, oldest first, and the number to ask with next time."""
         store, folder = self._opened(), tree.events(self._job)
         names = sorted(await store.children(folder))
-        nodes = [await store.read(f"{folder}/{name}") for name in names[after:]]
-        return len(names), [events.decode(node.value) for node in nodes if node is not None]
+        found: list[Event] = []
+        for at in range(after, len(names), AT_ONCE):
+            nodes = await asyncio.gather(*(store.read(f"{folder}/{name}") for name in names[at : at + AT_ONCE]))
+            found += [events.decode(node.value) for node in nodes if node is not None]
+        return len(names), found
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Events as they happen, until the job is over."""
@@ -124,11 +128,12 @@ class JobClient:
         try:
             while True:
                 changed.clear()
-                over = (await self._record()).state in OVER  # before reading: its last event comes with its end
-                after, found = await self.events(after)
+                after, found = await self.events(after)  # at once: whether the job is over is asked for behind them
                 for event in found:
                     yield event
-                if over:
+                if (await self._record()).state in OVER:
+                    for event in (await self.events(after))[1]:  # its last event comes with its end
+                        yield event
                     return
                 await changed.wait()
         finally:

@@ -15,10 +15,11 @@ from edl.coordination.settings import Coordinator
 from edl.daemon.leader import Leader, Reigning
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, TimedOut
 from edl.events import Kind
+from edl.outside import client
 from edl.outside.client import JobClient, Retry, when_back
 from edl.protocol import messages as say
 from edl.protocol import tree
-from edl.protocol.job import Identity, JobState
+from edl.protocol.job import Identity, JobState, Record
 from edl.protocol.messages import Ack, Observation, Phase
 from edl.transport.errors import Reason, Refused
 from edl.transport.memory import Fate, MemoryNetwork, Parcel
@@ -274,6 +275,33 @@ async def test_following_ends_with_the_job() -> None:
         async with asyncio.timeout(5.0):
             await following
         assert kinds[-2:] == [Kind.SCALE_ASKED, Kind.JOB_FAILED]
+
+
+async def test_the_last_event_is_told_also_where_the_job_ends_between_two_looks() -> None:
+    async with running() as (_, job):
+        look = job._record
+
+        async def after_its_end() -> Record:
+            job._record = look  # type: ignore[method-assign]
+            await job.stop("enough")
+            return await look()
+
+        job._record = after_its_end  # type: ignore[method-assign]
+        kinds = [event.kind async for event in job.follow()]
+        assert kinds[-1] is Kind.JOB_FAILED
+        assert kinds.count(Kind.JOB_FAILED) == 1
+
+
+async def test_events_come_in_their_order_however_many_are_asked_for_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with running() as (_, job):
+        for size in (3, 4, 3, 4):
+            await job.scale(size)
+        count, whole = await job.events()
+        assert count == len(whole) > 5
+        monkeypatch.setattr(client, "AT_ONCE", 2)
+        assert await job.events() == (count, whole)
+        assert await job.events(count - 3) == (count, whole[-3:])
+        assert await job.events(count) == (count, [])
 
 
 def away_at_first(world: World, tries: int) -> JobClient:

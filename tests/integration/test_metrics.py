@@ -2,59 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import signal
-import urllib.error
-import urllib.request
 from pathlib import Path
 
 import pytest
 from elastic_job import Job
-from prometheus_client.parser import text_string_to_metric_families
+from scraper import Scraper
 
 pytestmark = pytest.mark.integration
-
-Values = dict[str, float]
-
-
-class Scraper:
-    """Reads all that file_sd of Prometheus would find, and keeps that no counter of the job shrinks."""
-
-    def __init__(self, home: Path) -> None:
-        self.folder = home / "jobs" / "s" / "metrics"
-        self.highest: Values = {}
-
-    def scrape(self) -> Values:
-        """Of the daemon that leads; empty: none does just now."""
-        found: Values = {}
-        for file in self.folder.glob("*.json"):
-            try:
-                target = json.loads(file.read_text())[0]["targets"][0]
-                with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
-                    values = self._read(answer.read().decode())
-            except (FileNotFoundError, urllib.error.URLError, ConnectionError):  # it has ended, or was killed
-                continue
-            if any(name.startswith("edl_job_size") for name in values):
-                found = values
-                self._compare(values)
-        return found
-
-    @staticmethod
-    def _read(text: str) -> Values:
-        families = text_string_to_metric_families(text)
-        return {
-            one.name + "".join(f",{label}={value}" for label, value in sorted(one.labels.items())): one.value
-            for family in families
-            for one in family.samples
-        }
-
-    def _compare(self, values: Values) -> None:
-        counters = {name: value for name, value in values.items() if re.match(r"edl_job_\w+_total", name)}
-        for name, value in counters.items():
-            assert value >= self.highest.get(name, 0.0) - 1e-6, f"{name} shrinks from {self.highest[name]} to {value}"
-        self.highest |= counters
 
 
 def test_the_numbers_of_a_job_outlive_its_leaders(edl, tmp_path: Path) -> None:

@@ -54,6 +54,25 @@ def test_a_worker_that_has_rank_0_no_more_ends_its_part_once() -> None:
     assert (track.ends, list(runs.values())) == (1, [[1, 2]])
 
 
+def test_a_server_that_is_away_ends_no_worker_and_is_tried_again(caplog: pytest.LogCaptureFixture) -> None:
+    class Away(Kept):
+        tries = 0
+
+        def _begin(self) -> int:
+            self.tries += 1
+            if self.tries < 3:
+                raise ConnectionError("nobody is there")
+            return super()._begin()
+
+    runs: dict[str, list[int]] = {}
+    face = FakeFace(0, {})
+    track = Away(face, 1, runs)
+    train([(face, track)], 1, 6)
+    track.close()
+    assert list(runs.values()) == [[3, 4, 5, 6]]
+    assert [line.getMessage() for line in caplog.records] == ["Away: figures are missing there: nobody is there"]
+
+
 def test_wrong_use_is_told() -> None:
     with pytest.raises(UsageError, match="every=0"):
         Kept(FakeFace(0, {}), 0, {})

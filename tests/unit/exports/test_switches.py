@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from edl.exports.switches import Part, Switches
+from typing import Any
+
+from edl.exports.switches import Attributes, Part, Switches
 
 
 def event(ts: float, kind: str, generation: int = 1, **details: object) -> dict:
@@ -17,15 +19,15 @@ def planned(ts: float, newcomers: int, generation: int = 2) -> dict:
     return event(ts, "switch_scheduled", next_generation=generation, after_step=9, size=3, newcomers=newcomers)
 
 
-def scaled(ts: float, generation: int = 2, **details: object) -> dict:
+def scaled(ts: float, /, generation: int = 2, **details: object) -> dict:
     return event(ts, "scaled", generation, **({"from": 2, "to": 3, "pause_ms": 60.0, "forced": False} | details))
 
 
 def test_a_growth_has_all_six_parts() -> None:
-    parts_ms = {"leave_ms": 10.0, "enter_ms": 30.0, "state_ms": 20.0, "asked_ms": 4000}
+    parts_ms: dict[str, Any] = {"leave_ms": 10.0, "enter_ms": 30.0, "state_ms": 20.0, "asked_ms": 4000}
     story = [ready(13.0, "n"), planned(13.5, 1), scaled(14.0, **parts_ms)]
     (found,) = Switches().take(story)
-    about = {"edl.worker": "n"}
+    about: Attributes = {"edl.worker": "n"}
     assert [part.name for part in found.parts] == ["boot", "rehearsal", "plan", "leave", "enter", "state"]
     assert found.parts[:3] == (
         Part("boot", 10.5, 12.5, about), Part("rehearsal", 12.5, 13.0, about), Part("plan", 13.5, 13.94)
@@ -56,7 +58,7 @@ def test_a_plan_that_is_made_anew_began_when_it_was_made_first() -> None:
 
 
 def test_of_a_broken_ring_there_is_what_is_known() -> None:
-    unknown = {"forced": True, "leave_ms": None, "enter_ms": 40.0, "pause_ms": 900.0}
+    unknown: dict[str, Any] = {"forced": True, "leave_ms": None, "enter_ms": 40.0, "pause_ms": 900.0}
     (found,) = Switches().take([scaled(9, to=1, **unknown)])
     assert [part.name for part in found.parts] == ["enter"]
     assert found.attributes["edl.forced"] is True
