@@ -16,7 +16,9 @@ from elastic_job import Job
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from edl.exports.curves import STEPS, WORKERS
+from edl.exports.curves import STEPS, WORKERS, Curves
+from edl.exports.telling import Teller
+from edl.exports.tensorboard import TensorBoardFiles
 from edl.launch.figures import Point, read_figures
 from edl.launch.records import Folder
 
@@ -130,6 +132,24 @@ def expect_spans(job: Job, receiver: Receiver) -> None:
     grown = next(one for one in wholes if {a.key: a.value.int_value for a in one.attributes}["edl.workers.after"] == 3)
     names = {span.name for span in receiver.spans if span.parent_span_id == grown.span_id}
     assert names == {"plan", "boot", "rehearsal", "leave", "enter", "state"}
+
+
+def write(folder: Path, points: list[Point], story: list[dict[str, Any]]) -> None:
+    """As one run of `edl run` does."""
+    files, teller = TensorBoardFiles(folder), Teller("here")
+    files.take(Curves("here").take(points), [*teller.take(story), *teller.rest()], teller.count)
+    files.close()
+
+
+def test_another_run_of_the_same_line_goes_on_from_its_checkpoint(tmp_path: Path) -> None:
+    event = {"ts": 1.0, "job": "j", "kind": "epoch_ended", "term": 1, "generation": 1, "step": 5, "epoch": 1}
+    first = [Point(1.0, 10, 80, 2, {"loss": 0.5}), Point(2.0, 20, 160, 2, {"loss": 0.4}), Point(3.0, 30, 240, 2)]
+    write(tmp_path, first, [event, event])
+    write(tmp_path, [Point(9.0, 24, 16, 3, {"loss": 0.3}, 22), Point(10.0, 34, 96, 3, {}, 22)], [event])
+    found = read(tmp_path)
+    assert [(one.step, one.value) for one in found.Scalars(WORKERS)] == [(10, 2.0), (20, 2.0), (24, 3.0), (34, 3.0)]
+    assert [one.step for one in found.Scalars("loss")] == [10, 20, 24]
+    assert [one.step for one in read(tmp_path / "events").Tensors("job/events")] == [1, 2, 3]
 
 
 def test_a_job_is_told_of_as_a_whole_through_growth_the_death_of_rank_0_and_another_life(
