@@ -9,6 +9,7 @@ TensorBoard reads the files of a folder one after the other.
 
 from __future__ import annotations
 
+import itertools
 import os
 import socket
 import time
@@ -25,6 +26,7 @@ from edl.exports.telling import Numbered
 from edl.facts import told
 
 TEXT = "job/events"
+_numbers = itertools.count()  # of files: TensorBoard reads them in the order of their names
 COUNT = "events.count"  # how many events earlier lines have told: numbers go on
 
 
@@ -35,14 +37,12 @@ class EventFiles:
         self._folder = folder
         self._file: Any = None
         self._records: Any = None
-        self._opened = 0
 
     def begin(self, step: int, ts: float) -> None:
         """Another file. What was written of that step and beyond, in those before, counts no more."""
         self.close()
         self._folder.mkdir(parents=True, exist_ok=True)
-        self._opened += 1
-        name = f"events.out.tfevents.{int(time.time()):010d}.{self._opened:04d}.{socket.gethostname()}.{os.getpid()}"
+        name = f"events.out.tfevents.{int(time.time()):010d}.{next(_numbers):04d}.{socket.gethostname()}.{os.getpid()}"
         self._file = (self._folder / name).open("xb")
         self._records = RecordWriter(self._file)
         self.write(event_pb2.Event(wall_time=ts, file_version="brain.Event:2"))

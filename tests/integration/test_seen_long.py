@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
@@ -19,7 +20,8 @@ from benchmarks.page_listener import PageListener
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(2400)]
 
-CHANGES, LEADERS = 100, 20
+CHANGES = int(os.environ.get("EDL_TEST_CHANGES", "100"))
+EACH_LEADER = 5  # changes
 EACH_S = 0.5  # from one scrape to the next
 
 
@@ -62,6 +64,12 @@ def dashboard(edl) -> Iterator[str]:
         process.communicate(timeout=30)
 
 
+def seen_by_launcher(edl, size: int) -> None:
+    """It looks each second, and starts workers for what is asked for beyond what it has seen asked for."""
+    kept = edl.home / "jobs" / "s" / "status.json"
+    edl.wait(lambda: json.loads(kept.read_text())["target"] == size, "the launcher's look")
+
+
 def depose(edl, job: Job, *, whole_worker: bool) -> None:
     """Kill the leader's daemon; its trainer starts another one, unless it is killed, too."""
     status = job.status()
@@ -88,14 +96,15 @@ def test_counters_never_shrink_and_two_pages_miss_nothing(edl, tmp_path: Path) -
             size = 3 - number % 2
             job.scale(size)
             job.wait_size(size)
-            if number % (CHANGES // LEADERS) == 0:
-                depose(edl, job, whole_worker=number % (4 * CHANGES // LEADERS) == 0)
+            seen_by_launcher(edl, size)
+            if number % EACH_LEADER == 0:
+                depose(edl, job, whole_worker=number % (4 * EACH_LEADER) == 0)
         seen = job.events()
         edl.wait(lambda: all(len(page.heard) >= len(seen) for page in pages), "the whole story on both pages", 60)
         scraped = edl.wait(scraping.scraper.scrape, "metrics")
     assert [sorted(page.heard)[: len(seen)] for page in pages] == [list(range(1, len(seen) + 1))] * 2
     kinds = [event["kind"] for event in seen]
-    assert kinds.count("leader_elected") >= LEADERS
+    assert kinds.count("leader_elected") >= CHANGES // EACH_LEADER
     assert kinds.count("scaled") >= CHANGES
     scalings = {name: value for name, value in scraped.items() if name.startswith("edl_job_scalings_total")}
     assert sum(scalings.values()) == kinds.count("scaled")
