@@ -90,5 +90,5 @@ def test_how_far_a_job_is_goes_on_record_ever_more_seldom(home: Path) -> None:
     assert point_of(status(stable=None), 0.0) is None
     found = list(read_figures(folder))
     assert 1000 < len(found) < 2500
-    assert found[0] == Point(1000.0, 800, 44_800, 2, {"loss": 0.5})
+    assert found[0] == Point(1000.0, 800, 44_800, 2, {"loss": 0.5}, 100, "host", 2)
     assert folder.figures.stat().st_mode & 0o077 == 0
