@@ -47,6 +47,12 @@ def test_another_life_takes_back_what_is_trained_again() -> None:
     assert STEPS not in read(items)[-1].values  # not between two lives
 
 
+def test_the_step_that_a_checkpoint_was_made_after_still_counts() -> None:
+    curves = Curves("here")
+    items = curves.take([point(1, 10), point(2, 20), point(3, 30)])
+    assert steps(items + curves.take([point(5, 25, base=20)], [AnotherLife(20, 4)])) == [10, 20, 25]
+
+
 def test_a_life_at_the_start_takes_back_all_of_the_one_before_also_where_it_is_further_by_now() -> None:
     curves = Curves("here")
     items = curves.take([point(1, 10), point(2, 20)])
