@@ -85,11 +85,11 @@ def details_of(flat: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in flat.items() if name not in PLACE}
 
 
-def encode(event: Event) -> bytes:
-    """Bytes for the coordinator."""
-    return msgspec.json.encode(event)
+def encode(*told: Event) -> bytes:
+    """Bytes for the coordinator: a line each."""
+    return b"\n".join(map(msgspec.json.encode, told))
 
 
-def decode(raw: bytes) -> Event:
-    """The event that `encode` wrote."""
-    return msgspec.json.decode(raw, type=Event)
+def decode(raw: bytes) -> list[Event]:
+    """The events that `encode` wrote."""
+    return [msgspec.json.decode(line, type=Event) for line in raw.splitlines()]

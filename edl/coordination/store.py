@@ -23,6 +23,10 @@ MAX_VALUE_BYTES: Final = 1_000_000
 """Bound for a value, and for all values of a transaction together. ZooKeeper drops the connection at 1 048 576 bytes
 of request, which would look like an outage, and a retry would never end."""
 
+MAX_OPS: Final = 40
+"""Bound for the operations of a transaction. An etcd that is started as it comes takes 128 comparisons, of which one
+operation may need three; two are the fence's and the session's."""
+
 
 @dataclass(frozen=True, slots=True)
 class Node:
@@ -169,7 +173,7 @@ class Store(Protocol):
         """Raises `NoNode`, `VersionConflict`, `NotEmpty`."""
 
     async def commit(self, ops: Sequence[Op], *, fence: str | None = None) -> tuple[str | int | None, ...]:
-        """All or nothing. One result per op: path of a `Create`, new version of a `Write`, None otherwise.
+        """All or nothing; `MAX_OPS` at most. Per op, one result: path of a `Create`, version of a `Write`, else None.
 
         Raises `Fenced` when the node `fence` is gone, whatever else would have failed; else what the first failing
         op raises on its own, with that op in `.op`. A failed `Check` is `NoNode` or `VersionConflict`.
@@ -212,7 +216,9 @@ def check_size(path: str, payload_bytes: int) -> None:
 
 
 def check_ops(ops: Sequence[Op]) -> None:
-    """`check_path` and `check_size` for a transaction."""
+    """`check_path` and `check_size` for a transaction, and its length."""
+    if len(ops) > MAX_OPS:
+        raise UsageError(f"{len(ops)} operations from {ops[0].path} on are more than one transaction takes ({MAX_OPS})")
     for op in ops:
         check_path(op.path)
     payload_bytes = sum(len(op.value) for op in ops if isinstance(op, Create | Write))

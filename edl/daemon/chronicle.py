@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Generic, TypeVar
 
 from edl import events
@@ -117,8 +117,8 @@ class Chronicle(Generic[A]):
         """Once for all tries: an event has its time from when it happened."""
         if self._composed is None or self._composed[0] is not commit:
             value = keeping.encode(commit.record)
-            added = [event_node(self._job, self._reign.term, self._clock.wall(), tell) for tell in commit.told]
-            _check_size(commit.record, len(value), sum(len(event.value) for event in added))
+            added = [events_node(self._job, self._reign.term, self._clock.wall(), commit.told)] if commit.told else []
+            _check_size(commit.record, len(value), sum(len(node.value) for node in added))
             self._composed = (commit, [Write(tree.record(self._job), value, commit.version), *added])
         return self._composed[1]
 
@@ -154,11 +154,14 @@ def _check_size(record: Record, record_bytes: int, events_bytes: int) -> None:
         )
 
 
-def event_node(job: str, term: int, ts: float, tell: Tell) -> Create:
-    """The node of an event; the leader's log has it, too."""
-    event = events.Event(ts, job, tell.fact.kind, term, tell.generation, tell.step, tell.fact.details())
-    logger.info("%s", event.to_json())
-    return Create(f"{tree.events(job)}/e-", events.encode(event), sequence=True)
+def events_node(job: str, term: int, ts: float, told: Sequence[Tell]) -> Create:
+    """One node for all events of a write; the leader's log has them, too."""
+    happened = [
+        events.Event(ts, job, tell.fact.kind, term, tell.generation, tell.step, tell.fact.details()) for tell in told
+    ]
+    for event in happened:
+        logger.info("%s", event.to_json())
+    return Create(tree.told(job, len(happened)), events.encode(*happened), sequence=True)
 
 
 async def patiently(call: Callable[[], Awaitable[T]]) -> T:

@@ -17,11 +17,11 @@ from enum import Enum, auto
 
 import msgspec
 
-from edl.coordination.store import AccessDenied, Check, Delete, NoNode, NotEmpty, Store, StoreRefused
+from edl.coordination.store import MAX_OPS, AccessDenied, Check, Delete, NoNode, NotEmpty, Store, StoreRefused
 from edl.protocol import keeping, tree
 from edl.protocol.job import OVER
 
-AT_ONCE = 50  # nodes that are deleted in one transaction; of etcd's 128 comparisons each takes two
+AT_ONCE = MAX_OPS - 1  # nodes that are deleted in one transaction, beside the check
 
 
 class Standing(Enum):
@@ -125,9 +125,9 @@ async def _verdict(store: Store, job: str) -> Standing:
 
 
 async def _newest_event(store: Store, job: str) -> float | None:
-    names = sorted(await store.children(tree.events(job)))
+    names = tree.in_order(await store.children(tree.events(job)))
     node = await store.read(f"{tree.events(job)}/{names[-1]}") if names else None
-    return None if node is None else msgspec.json.decode(node.value, type=_Stamp).ts
+    return None if node is None else msgspec.json.decode(node.value.rpartition(b"\n")[2], type=_Stamp).ts
 
 
 async def _below(store: Store, folder: str, last: str) -> AsyncIterator[tuple[str, list[str]]]:

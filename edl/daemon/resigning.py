@@ -20,7 +20,7 @@ from edl.coordination.election import Reign
 from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, Write
 from edl.core.job import resigning
 from edl.core.job.inputs import Tell
-from edl.daemon.chronicle import event_node
+from edl.daemon.chronicle import events_node
 from edl.errors import InvalidTransition
 from edl.facts import Fact, JobHasFailed, LeaderResigned
 from edl.protocol import keeping, tree
@@ -54,13 +54,13 @@ class LastWords:
             with contextlib.suppress(NodeExists):  # all but a job's first leader find them
                 await self._store.create(folder)
         row, put = await self._row(0 if record is None else record.version)
-        ops: list[Op] = [put, self._event(record, LeaderResigned(worker=self._worker, reason=self.reason))]
+        ops, told = [put], list[Fact]([LeaderResigned(worker=self._worker, reason=self.reason)])
         daemons = len(await self._store.children(tree.workers(self._job)))
         if reason := resigning.verdict(row, daemons):
             ops.append(_put(tree.record(self._job), kept, self._end(record, reason)))
-            ops += [] if self.job_was_over else [self._event(record, JobHasFailed(reason=reason))]
+            told += [] if self.job_was_over else [JobHasFailed(reason=reason)]
         self.ends_job = bool(reason)
-        return ops
+        return [*ops, self._events(record, told)]
 
     async def _row(self, version: int) -> tuple[tuple[Resignation, ...], Op]:
         """Those before and this one, and how that is written down."""
@@ -77,10 +77,11 @@ class LastWords:
             return whole
         return keeping.encode(resigning.remains(self._job, 0 if record is None else record.version, reason))
 
-    def _event(self, record: Record | None, fact: Fact) -> Create:
+    def _events(self, record: Record | None, facts: Sequence[Fact]) -> Create:
         generation = 0 if record is None else record.generation
         step = 0 if record is None else record.began_step if record.ledger is None else record.ledger.step
-        return event_node(self._job, self._reign.term, self._clock.wall(), Tell(fact, generation, step))
+        told = [Tell(fact, generation, step) for fact in facts]
+        return events_node(self._job, self._reign.term, self._clock.wall(), told)
 
 
 def _decoded(node: Node | None) -> Record | None:

@@ -114,12 +114,21 @@ class JobClient:
     async def events(self, after: int = 0) -> tuple[int, list[Event]]:
         """Events beyond the first `after`, oldest first, and the number to ask with next time."""
         store, folder = self._opened(), tree.events(self._job)
-        names = sorted(await store.children(folder))
+        wanted: list[tuple[str, int]] = []  # nodes with something new, and how many of their events are known
+        before = 0
+        for name in tree.in_order(await store.children(folder)):
+            held, known = tree.events_in(name), max(0, after - before)
+            before += held
+            if known < held:
+                wanted.append((name, known))
         found: list[Event] = []
-        for at in range(after, len(names), AT_ONCE):
-            nodes = await asyncio.gather(*(store.read(f"{folder}/{name}") for name in names[at : at + AT_ONCE]))
-            found += [events.decode(node.value) for node in nodes if node is not None]
-        return len(names), found
+        for at in range(0, len(wanted), AT_ONCE):
+            some = wanted[at : at + AT_ONCE]
+            nodes = await asyncio.gather(*(store.read(f"{folder}/{name}") for name, _ in some))
+            for (_, known), node in zip(some, nodes, strict=True):
+                if node is not None:
+                    found += events.decode(node.value)[known:]
+        return before, found
 
     async def follow(self, after: int = 0) -> AsyncIterator[Event]:
         """Events as they happen, until the job is over."""

@@ -4,12 +4,14 @@
 /edl/<job>/term, /leader    the last term, and who leads in it           edl.coordination.election
 /edl/<job>/workers/<id>     a worker's daemon is alive (ephemeral)       its daemon
 /edl/<job>/record           all that the leader has decided (Record)     the leader, fenced (I1)
-/edl/<job>/events/e-<n>     what has happened                            the leader, in the same transaction
+/edl/<job>/events/e-<n>     what has happened; e<k>-<n>: k events        the leader, in the same transaction
 /edl/<job>/resigned         leaders that could not lead, and why         those leaders, fenced
 /edl/<job>/secret           the job's secret, where no launcher gave one the first worker
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterable
 
 ROOT = "/edl"
 
@@ -36,6 +38,25 @@ def candidates(job: str) -> str:
 
 def events(job: str) -> str:
     return f"{root(job)}/events"
+
+
+def told(job: str, count: int) -> str:
+    """The beginning of the name of a node of so many events; the coordinator appends its number.
+
+    What is written at once lies in one node: a coordinator bounds the operations of a transaction, and a hundred
+    workers may come at once. The name says how many there are, so that nobody reads those that they know.
+    """
+    return f"{events(job)}/e{'' if count == 1 else count}-"
+
+
+def events_in(name: str) -> int:
+    """How many events the node of this name holds."""
+    return int(name[1:].partition("-")[0] or 1)
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """The nodes of events, oldest first."""
+    return sorted(names, key=lambda name: name.rpartition("-")[2])
 
 
 def secret(job: str) -> str:

@@ -33,7 +33,7 @@ from edl.cluster.queue.entries import (
 )
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.retries import RetryRules
-from edl.coordination.store import Create, Delete, Node, NodeExists, NoNode, Op, Store, Watch, Write
+from edl.coordination.store import MAX_OPS, Create, Delete, Node, NodeExists, NoNode, Op, Store, Watch, Write
 from edl.errors import ConfigError, UsageError
 
 ROOT = "/edl-cluster"
@@ -229,7 +229,7 @@ class QueueStore:
         batches: list[list[Op]] = [[]]
         size = 0
         for path, value in ops:
-            if size + len(value) > AT_ONCE_BYTES and batches[-1]:
+            if batches[-1] and (size + len(value) > AT_ONCE_BYTES or len(batches[-1]) == MAX_OPS):
                 batches.append([])
                 size = 0
             size += len(value)

@@ -40,8 +40,9 @@ async def leave(store: Any, job: str, state: JobState = JobState.FINISHED, keep_
     ):
         await store.create(path, value)
     for number in range(250):
-        told = Event(ENDED - 250 + 1 + number, job, Kind.SCALED, 1, 1, number)
-        await store.create(f"{tree.events(job)}/e-", events.encode(told), sequence=True)
+        told = [Event(ENDED - 250 + 1 + number, job, Kind.SCALED, 1, 1, number)]
+        told[:0] = [Event(BEGAN, job, Kind.SCALED, 1, 1, number)] * (number % 2)  # the last counts
+        await store.create(tree.told(job, len(told)), events.encode(*told), sequence=True)
 
 
 async def test_nothing_is_left_of_a_job_that_is_removed(store: Any, name: str) -> None:

@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from edl.coordination.store import (
+    MAX_OPS,
     MAX_VALUE_BYTES,
     Check,
     Create,
@@ -233,6 +234,27 @@ async def test_a_commit_is_all_or_nothing_and_names_the_culprit(store, culprit, 
     assert caught.value.path == culprit.path
     assert await store.read("/a") == before
     assert set(await store.children("/")) == {"a", "full"}
+
+
+async def test_the_most_operations_of_a_commit_go_through_whatever_they_are(store):
+    """On servers as they come."""
+    await store.create("/fence", ephemeral=True)
+    await store.create("/all")
+    parents = [f"/all/{number:02}" for number in range(MAX_OPS)]
+    await store.commit([Create(parent) for parent in parents], fence="/fence")
+    made = [Create(f"{parent}/x-", sequence=True) for parent in parents]
+    for _ in range(2):
+        names = await store.commit(made, fence="/fence")
+        await store.commit([Delete(name) for name in names], fence="/fence")
+    await store.commit([Write(parent, b"1", 0) for parent in parents], fence="/fence")
+    await store.commit([Delete(parent) for parent in parents], fence="/fence")
+    assert await store.children("/all") == ()
+
+
+async def test_more_operations_than_a_commit_takes_are_refused_everywhere(store):
+    with pytest.raises(UsageError, match=f"{MAX_OPS + 1} operations from /a0 on"):
+        await store.commit([Create(f"/a{number}") for number in range(MAX_OPS + 1)])
+    assert await store.children("/") == ()
 
 
 async def test_a_fenced_commit_goes_through_while_the_fence_stands(store):

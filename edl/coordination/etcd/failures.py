@@ -18,7 +18,7 @@ _GONE = ("requested lease not found",)
 _REMEDIES = {
     "database space exceeded": "its database is full: compact and defragment it, clear the alarm with `etcdctl alarm "
     "disarm`, and start it with --auto-compaction-retention=5m (docs/coordination.md)",
-    "too many operations": "it allows too few operations in a transaction: start it with --max-txn-ops=1024",
+    "too many operations": "it allows too few operations in a transaction: start it without --max-txn-ops",
     "request is too large": "it allows too small requests: start it with --max-request-bytes=1572864 or more",
 }
 

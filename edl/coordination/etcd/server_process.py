@@ -36,7 +36,6 @@ _BASE = {
     "logger": "zap",
     "log-outputs": "stderr",
     "bcrypt-cost": "4",  # the password is 256 random bits: nobody tries them all, and each connection shows it
-    "max-txn-ops": "1024",
     "auto-compaction-mode": "periodic",
     "auto-compaction-retention": "1m",  # without it every version of every record is kept, until there is no more room
     "quota-backend-bytes": str(8 << 30),

@@ -67,9 +67,9 @@ class Desk:
         )
 
     async def events(self) -> list[dict[str, object]]:
-        names = await self.store.children(tree.events(JOB))
+        names = tree.in_order(await self.store.children(tree.events(JOB)))
         nodes = [await self.store.read(f"{tree.events(JOB)}/{name}") for name in names]
-        return [events.decode(node.value).flat() for node in nodes if node is not None]
+        return [event.flat() for node in nodes if node is not None for event in events.decode(node.value)]
 
     async def record(self) -> Record | None:
         node = await self.store.read(tree.record(JOB))

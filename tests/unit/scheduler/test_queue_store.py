@@ -97,13 +97,17 @@ async def test_orders_go_with_the_decision_and_only_where_they_change() -> None:
     assert await queue.store.read(f"{queue_store.ORDERS}/n") == before
 
 
-async def test_many_changes_at_once_are_cut_into_what_the_coordinator_takes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(queue_store, "AT_ONCE_BYTES", 2000)
+@pytest.mark.parametrize(("jobs", "at_once"), [(30, 2000), (100, queue_store.AT_ONCE_BYTES)])
+async def test_many_changes_at_once_are_cut_into_what_the_coordinator_takes(
+    monkeypatch: pytest.MonkeyPatch, jobs: int, at_once: int
+) -> None:
+    """Bytes, and operations."""
+    monkeypatch.setattr(queue_store, "AT_ONCE_BYTES", at_once)
     queue = await led(MemoryServer())
-    for number in range(30):
+    for number in range(jobs):
         await queue.submit(asked(f"j{number}", number), {})
-    jobs = {job.name: msgspec.structs.replace(job, reason="seen") for job in await queue.jobs()}
-    await queue.keep(Resolved(jobs), jobs, (), FENCE)
+    seen = {job.name: msgspec.structs.replace(job, reason="seen") for job in await queue.jobs()}
+    await queue.keep(Resolved(seen), seen, (), FENCE)
     assert {job.reason for job in await queue.jobs()} == {"seen"}
 
 
