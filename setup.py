@@ -1,10 +1,17 @@
 """The one part of the build that pyproject.toml has no words for; everything else is there."""
 
+import os
+
 from setuptools import Extension, setup
+
+# With EDL_PURE=1 there are none: a wheel that was built so installs with any Python, on any machine.
+PURE = os.environ.get("EDL_PURE", "") not in {"", "0"}
 
 setup(
     # Optional: where there is no compiler, the package installs without them.
-    ext_modules=[
+    ext_modules=[]
+    if PURE
+    else [
         Extension(  # see edl/collectives/guard.py
             "edl.collectives._guard",
             ["edl/collectives/_guard.cpp"],

@@ -111,6 +111,7 @@ def measured(case: str, session_s: float, asked: str, options: argparse.Namespac
         data = account(read(folder / "audit"))
         found |= _rates(job, **found.pop("moments"))
     return {
+        "coordinator": options.coordinator,
         "case": case,
         "session_timeout_s": session_s,
         "outage_s": options.seconds,
@@ -192,7 +193,8 @@ def is_sound(found: Found) -> bool:
 def shown(found: Found) -> str:
     scaled = "never" if found["scaled_s"] is None else f"{found['scaled_s']:.1f} s after it"
     return (
-        f"ZooKeeper {found['case']} for {found['outage_s']:g} s, --session-timeout {found['session_timeout_s']:g}: "
+        f"{found['coordinator']} {found['case']} for {found['outage_s']:g} s, "
+        f"--session-timeout {found['session_timeout_s']:g}: "
         f"before {found['before']:.1f} steps/s, during {found['during']:.1f} "
         f"({100 * found['during'] / found['before']:.1f} %); "
         f"gap {found['gap_ms']:.0f} ms, {found['gap_at_s']:.1f} s after the outage began\n"

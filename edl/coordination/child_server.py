@@ -110,6 +110,9 @@ class ChildServer(ABC):
         if self._process is not None and self.running:
             self._process.send_signal(number)
 
+    def forget(self) -> None:  # noqa: B027 - most have nothing there
+        """Remove what it has outside of its folder; after its end."""
+
     @property
     def _workplace(self) -> Path:
         """The folder that it runs in."""

@@ -35,7 +35,8 @@ from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
 from edl.launch.supervision import Bounds
 
-PYTHON = (3, 11)
+PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
+PYTHONS = (PYTHON, (3, 12))  # what was tried, the others on the torch ring
 ENOUGH_FILES = 1024  # a worker holds a few sockets to each of its peers
 PROBE_TIMEOUT_S = 60
 REBUILD = "run scripts/setup from a clone of edl: it builds Horovod 0.28.1 for the frameworks that it finds"
@@ -65,7 +66,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 def check_python(version: tuple[int, ...] = sys.version_info[:3], executable: str = sys.executable) -> Checked:
     found = f"{'.'.join(map(str, version))} ({executable})"
-    if version[:2] == PYTHON:
+    if version[:2] in PYTHONS:
         return Checked("Python", Health.OK, found)
     remedy = f"use Python {PYTHON[0]}.{PYTHON[1]}: EDL_PYTHON=/path/to/python3.11 scripts/setup makes a .venv with it"
     return Checked("Python", Health.FAIL, found, remedy)

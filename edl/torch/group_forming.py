@@ -1,6 +1,7 @@
 """One attempt to form a ring of process groups, in a thread of its own, so that a stuck one can be left alone.
 
-Owns: its thread, its deadline, and giving it up. Does not own: what is formed (`edl.torch.groups`).
+Owns: its thread, its deadline, giving it up, and ending the ring in that thread once it is left: that may take long,
+too, and from Python 3.12 on a process that ends can start no thread. Does not own: what is formed (`edl.torch.groups`).
 
 Nothing in torch is global to a process but the default group, which is not used. So an attempt that is stuck in gloo,
 for a member that froze while all connect, costs a thread until gloo's own time-out, and no later ring anything.
@@ -25,6 +26,7 @@ class GroupForming:
         self._over = threading.Event()  # one way or the other
         self._reason = ""  # why it came to nothing
         self._formed = False
+        self.left = threading.Event()  # nobody needs the ring any more
         self.thread = threading.Thread(target=self._form, name="edl-forming", daemon=True)
         self.given_up = ""  # why, also where that came too late for the attempt
 
@@ -60,6 +62,9 @@ class GroupForming:
             self._end("")
         if not self._formed:
             self.groups.give_up(self._reason)
+            self.groups.close()
+        elif self.groups.place.size > 1:
+            self.left.wait()
             self.groups.close()
 
     def _end(self, reason: str) -> bool:

@@ -39,9 +39,7 @@ class GroupRing:
         self._prepared: ProcessGroups | None = None
         self._released = 0  # up to this generation, no ring that is prepared will be adopted
         self._attempts: list[GroupForming] = []
-        self._aside: list[
-            tuple[threading.Thread, ProcessGroups]
-        ] = []  # which end, by themselves, what was left or given up
+        self._begun: list[GroupForming] = []  # whose threads may live: the rings that are there, and those that end
         self._words = Words(_Tensors(self))
         self._optimizers = 0
         self.size = 0  # of the ring; 0 outside any. An attribute, because the hot path reads it
@@ -112,7 +110,7 @@ class GroupRing:
         finally:
             with self._turn:
                 self._attempts.remove(attempt)
-                self._put_aside(attempt.thread, attempt.groups)
+                self._note(attempt)
                 if formed is not None and not attempt.given_up:
                     keep(formed)
         if attempt.given_up:  # a moment after it had formed
@@ -127,17 +125,17 @@ class GroupRing:
         self._let_go(before, UNWANTED)
 
     def _let_go(self, groups: ProcessGroups | None, reason: str = "") -> None:
-        """In a thread of its own. With a `reason`: not one member needs it."""
+        """The thread that formed it ends it. With a `reason`: not one member needs it."""
         if groups is None or groups.place.size == 1:
             return
         if reason:
             groups.give_up(reason)
-        closing = threading.Thread(target=groups.close, name="edl-closing", daemon=True)
-        closing.start()
-        self._put_aside(closing, groups)
+        for attempt in self._begun:
+            if attempt.groups is groups:
+                attempt.left.set()
 
-    def _put_aside(self, thread: threading.Thread, groups: ProcessGroups) -> None:
-        self._aside = [(one, of) for one, of in self._aside if one.is_alive()] + [(thread, groups)]
+    def _note(self, attempt: GroupForming) -> None:
+        self._begun = [*(one for one in self._begun if one.thread.is_alive()), attempt]
 
     def _end(self) -> None:
         """With the process. A member that still needs a result of ours has it then, or we have waited long enough."""
@@ -145,9 +143,10 @@ class GroupRing:
         self.abort()
         self.release(sys.maxsize)
         began = time.monotonic()
-        for thread, groups in self._aside:
-            while thread.is_alive() and time.monotonic() - began < (END_S if groups.broken else CLOSE_TIMEOUT_S):
-                thread.join(JOIN_S)
+        for attempt in self._begun:
+            patience_s = END_S if attempt.groups.broken else CLOSE_TIMEOUT_S
+            while attempt.thread.is_alive() and time.monotonic() - began < patience_s:
+                attempt.thread.join(JOIN_S)
 
     # ----------------------------------------------------------------------------------------- bytes and numbers
 

@@ -1,22 +1,19 @@
-"""The local etcd as a child: it starts, shuts all others out, survives, and is gone when it should be."""
+"""What a local etcd has to itself: its sockets, who is kept out, its leases. `test_local_servers` has the rest."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pace import patient
+from seen_server import listening, until
 
-from edl.coordination.etcd import server
 from edl.coordination.etcd.connection import EtcdConnection
 from edl.coordination.etcd.layout import KeyLayout
 from edl.coordination.etcd.messages import (
@@ -55,62 +52,12 @@ async def local(tmp_path):
     await started.stop()
 
 
-async def until(condition, timeout_s=30.0):
-    async with asyncio.timeout(patient(timeout_s)):
-        while not condition():  # noqa: ASYNC110 - the condition is another process's
-            await asyncio.sleep(0.01)
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-def listening(pid):
-    """Every TCP address that a process listens on, as the kernel writes it."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
-    return [
-        fields[1]
-        for table in ("tcp", "tcp6")
-        for fields in map(str.split, Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:])
-        if fields[3] == "0A" and fields[9] in inodes
-    ]
-
-
 # ------------------------------------------------------------------------------------------------- from start to end
-
-
-async def test_it_serves_once_started_and_is_gone_once_stopped(tmp_path):
-    local = await LocalEtcd.start(tmp_path / "deep" / "etcd", digest=MINE, address="127.0.0.1")
-    store = await connect(local.coordinator, 4.0)
-    await store.create("/a")
-    await store.close()
-    pid = local.pid
-    await local.stop()
-    assert not alive(pid)
-    await local.stop()
-    again = await LocalEtcd.start(
-        tmp_path / "deep" / "etcd", digest=MINE, address="127.0.0.1"
-    )  # the folder is free, and kept its data
-    store = await connect(again.coordinator, 4.0)
-    assert await store.read("/a") is not None
-    await store.close()
-    await again.stop()
-
-
-async def test_its_folder_is_private_and_it_listens_on_one_loopback_port_only(local, tmp_path):
-    assert (tmp_path / "etcd").stat().st_mode & 0o777 == 0o700
-    assert listening(local.pid) == [f"0100007F:{local.port:04X}"]  # none for peers, who are let in without a password
-    assert os.getsid(local.pid) == local.pid != os.getsid(0)
 
 
 async def test_for_one_machine_it_listens_on_a_socket_that_only_this_user_can_open(tmp_path):
     local = await LocalEtcd.start(tmp_path / "etcd", digest=MINE)
-    assert listening(local.pid) == []
+    assert listening(local.pid) == set()
     socket_ = Path(local.coordinator.socket)
     assert local.coordinator.hosts == f"etcd://{socket_}"
     assert socket_.parent.stat().st_mode & 0o777 == 0o700
@@ -138,50 +85,6 @@ async def test_where_a_sockets_name_would_be_too_long_it_lies_elsewhere(tmp_path
     await store.close()
     await local.stop()
     assert not folder.exists()
-
-
-async def test_killed_and_restarted_it_has_all_data_and_sessions(local):
-    store = await connect(local.coordinator, 10.0)
-    links = []
-    store.watch_link(links.append)
-    await store.create("/kept", b"value")
-    await store.create("/mine", ephemeral=True)
-    session = store.session
-    local.signal(signal.SIGKILL)
-    assert await local.wait_exit() == -signal.SIGKILL
-    await until(lambda: links == [Link.SUSPENDED])
-    await local.restart()
-    await until(lambda: links == [Link.SUSPENDED, Link.CONNECTED])
-    assert (await store.read("/kept")).value == b"value"
-    assert (await store.read("/mine")).owner == store.session == session
-    await store.close()
-
-
-PARENT = """
-import asyncio, json, sys
-from pathlib import Path
-from typing import Any
-from edl.coordination.etcd.server import LocalEtcd
-
-async def main():
-    server = await LocalEtcd.start(Path(sys.argv[1]))
-    print(json.dumps({"pid": server.pid}), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-async def test_it_dies_with_its_launcher_however_that_ends(tmp_path):
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, tmp_path / "etcd", stdout=asyncio.subprocess.PIPE
-    )
-    pid = json.loads(await parent.stdout.readline())["pid"]
-    parent.kill()
-    await parent.wait()
-    await until(lambda: not alive(pid))
-    again = await LocalEtcd.start(tmp_path / "etcd")  # the lock went with it
-    await again.stop()
 
 
 async def test_it_can_be_started_by_hand_and_ends_by_a_signal(tmp_path):
@@ -304,28 +207,6 @@ async def test_many_calls_at_once_with_a_token_that_is_forgotten_are_all_answere
 
 
 # --------------------------------------------------------------------------------------------- what stands in the way
-
-
-async def test_a_port_in_use_is_one_clear_line(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as squatter:
-        port = squatter.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"^port {port} on 127\.0\.0\.1 is in use: name another[^\n]*$"):
-            await LocalEtcd.start(tmp_path / "etcd", port=port)
-
-
-async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(local, tmp_path, monkeypatch):
-    """By another etcd even: it is not taken for ours."""
-    ports = [local.port, free_port()]
-    wanted = ports[1]
-    monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
-    second = await LocalEtcd.start(tmp_path / "other", address="127.0.0.1")
-    assert second.port == wanted
-    await second.stop()
-
-
-async def test_a_folder_in_use_is_one_clear_line(local, tmp_path):
-    with pytest.raises(ConfigError, match=r"^another local etcd runs in [^\n]*etcd[^\n]*$"):
-        await LocalEtcd.start(tmp_path / "etcd")
 
 
 async def test_a_missing_etcd_names_the_command_that_brings_it(tmp_path, monkeypatch):

@@ -1,22 +1,19 @@
-"""The local ZooKeeper as a child: it starts, shuts no other in, survives, and is gone when it should be."""
+"""What a local ZooKeeper has to itself: Java and jars, sessions at odd moments. `test_local_servers` has the rest."""
 
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import json
 import os
 import shutil
 import signal
-import socket
 import sys
 import threading
 from pathlib import Path
 
 import pytest
-from pace import patient
+from seen_server import until
 
-from edl.coordination import java, server, zookeeper
+from edl.coordination import java, zookeeper
 from edl.coordination.server import LocalServer, free_port
 from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import Link
@@ -32,145 +29,7 @@ async def local(tmp_path):
     await started.stop()
 
 
-async def until(condition, timeout_s=30.0):
-    async with asyncio.timeout(patient(timeout_s)):
-        while not condition():  # noqa: ASYNC110 - the condition is another process's
-            await asyncio.sleep(0.01)
-
-
-def alive(pid):
-    with contextlib.suppress(OSError):
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    return False
-
-
-# ------------------------------------------------------------------------------------------------- from start to end
-
-
-async def test_it_serves_once_started_and_is_gone_once_stopped(tmp_path):
-    local = await LocalServer.start(tmp_path / "deep" / "zk")
-    store = await zookeeper.connect(local.coordinator, 4.0, connect_timeout_s=2.0)
-    await store.create("/a")
-    await store.close()
-    pid = local.pid
-    await local.stop()
-    assert not alive(pid)
-    await local.stop()
-    again = await LocalServer.start(tmp_path / "deep" / "zk")  # the folder is free, and kept its data
-    store = await zookeeper.connect(again.coordinator, 4.0)
-    assert await store.read("/a") is not None
-    await store.close()
-    await again.stop()
-
-
-async def test_its_folder_is_private_and_it_listens_on_loopback_only(local, tmp_path):
-    assert (tmp_path / "zk").stat().st_mode & 0o777 == 0o700
-    assert listening(local.pid) == {("127.0.0.1", local.port)}
-
-
-async def test_it_has_a_session_of_its_own_so_that_ctrl_c_passes_it_by(local):
-    assert os.getsid(local.pid) == local.pid != os.getsid(0)
-
-
-def listening(pid):
-    """Every address that a process listens on."""
-    inodes = set()
-    for descriptor in Path(f"/proc/{pid}/fd").iterdir():
-        with contextlib.suppress(OSError):
-            inodes.add(descriptor.readlink().name.removeprefix("socket:[").removesuffix("]"))
-    found = set()
-    for family, table in ((socket.AF_INET, "tcp"), (socket.AF_INET6, "tcp6")):
-        for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
-            fields = line.split()
-            if fields[3] == "0A" and fields[9] in inodes:
-                address, _, port = fields[1].partition(":")
-                raw = b"".join(bytes.fromhex(address[n : n + 8])[::-1] for n in range(0, len(address), 8))
-                found.add((socket.inet_ntop(family, raw), int(port, 16)))
-    return found
-
-
-async def test_killed_and_restarted_it_has_all_data_and_sessions(local):
-    store = await zookeeper.connect(local.coordinator, 10.0)
-    links = []
-    store.watch_link(links.append)
-    await store.create("/kept", b"value")
-    await store.create("/mine", ephemeral=True)
-    session = store.session
-    local.signal(signal.SIGKILL)
-    assert await local.wait_exit() == -signal.SIGKILL
-    await until(lambda: links == [Link.SUSPENDED])
-    await local.restart()
-    await until(lambda: links == [Link.SUSPENDED, Link.CONNECTED])
-    assert (await store.read("/kept")).value == b"value"
-    assert (await store.read("/mine")).owner == store.session == session
-    await store.close()
-
-
-async def test_a_frozen_server_is_stopped_too(local):
-    pid = local.pid
-    local.signal(signal.SIGSTOP)
-    await local.stop()
-    assert not alive(pid)
-
-
-PARENT = """
-import asyncio, json, sys
-from pathlib import Path
-from edl.coordination.server import LocalServer
-
-async def main():
-    server = await LocalServer.start(Path(sys.argv[1]))
-    print(json.dumps({"pid": server.pid, "port": server.port}), flush=True)
-    await asyncio.Event().wait()
-
-asyncio.run(main())
-"""
-
-
-async def test_it_dies_with_its_launcher_however_that_ends(tmp_path):
-    parent = await asyncio.create_subprocess_exec(
-        sys.executable, "-c", PARENT, tmp_path / "zk", stdout=asyncio.subprocess.PIPE
-    )
-    pid = json.loads(await parent.stdout.readline())["pid"]
-    parent.kill()
-    await parent.wait()
-    await until(lambda: not alive(pid))
-    again = await LocalServer.start(tmp_path / "zk")  # the lock went with it
-    await again.stop()
-
-
 # --------------------------------------------------------------------------------------------- what stands in the way
-
-
-async def test_a_port_in_use_is_one_clear_line(tmp_path):
-    with socket.create_server(("127.0.0.1", 0)) as squatter:
-        port = squatter.getsockname()[1]
-        with pytest.raises(ConfigError, match=rf"^port {port} on 127\.0\.0\.1 is in use: name another[^\n]*$"):
-            await LocalServer.start(tmp_path / "zk", port=port)
-
-
-async def test_a_free_port_that_is_taken_meanwhile_is_given_up_for_another(tmp_path, monkeypatch):
-    with socket.create_server(("127.0.0.1", 0)) as squatter:
-        ports = [squatter.getsockname()[1], free_port()]
-        wanted = ports[1]
-        monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
-        local = await LocalServer.start(tmp_path / "zk")
-    assert local.port == wanted
-    await local.stop()
-
-
-async def test_another_zookeeper_on_the_port_is_not_taken_for_ours(local, tmp_path, monkeypatch):
-    ports = [local.port, free_port()]
-    wanted = ports[1]
-    monkeypatch.setattr(server, "free_port", lambda _: ports.pop(0))
-    second = await LocalServer.start(tmp_path / "other")
-    assert second.port == wanted
-    await second.stop()
-
-
-async def test_a_folder_in_use_is_one_clear_line(local, tmp_path):
-    with pytest.raises(ConfigError, match=r"^another local ZooKeeper runs in [^\n]*zk[^\n]*$"):
-        await LocalServer.start(tmp_path / "zk")
 
 
 def test_ports_given_to_outgoing_connections_are_not_chosen():
@@ -193,47 +52,6 @@ async def test_a_java_that_does_not_work_is_told_in_its_own_words(tmp_path, monk
     monkeypatch.setenv("EDL_JAVA", str(broken))
     with pytest.raises(ConfigError, match=r"does not start: Error: this java is broken \(all of it in "):
         await LocalServer.start(tmp_path / "zk")
-
-
-async def test_a_server_that_never_serves_is_killed(tmp_path, monkeypatch):
-    sleeper = tmp_path / "java"
-    sleeper.write_text(f"#!/bin/sh\necho $$ > {tmp_path}/pid\nexec sleep 1000\n")
-    sleeper.chmod(0o755)
-    monkeypatch.setenv("EDL_JAVA", str(sleeper))
-    monkeypatch.setattr(server, "_START_S", 0.5)
-    with pytest.raises(ConfigError, match="does not serve after"):
-        await LocalServer.start(tmp_path / "zk")
-    assert not alive(int((tmp_path / "pid").read_text()))
-
-
-async def test_an_interrupted_start_leaves_no_process(tmp_path, monkeypatch):
-    sleeper = tmp_path / "java"
-    sleeper.write_text(
-        f"#!/bin/sh\necho $$ > {tmp_path}/pid.new; mv {tmp_path}/pid.new {tmp_path}/pid\nexec sleep 1000\n"
-    )
-    sleeper.chmod(0o755)
-    monkeypatch.setenv("EDL_JAVA", str(sleeper))
-    starting = asyncio.create_task(LocalServer.start(tmp_path / "zk"))
-    await until((tmp_path / "pid").exists)
-    starting.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await starting
-    assert not alive(int((tmp_path / "pid").read_text()))
-
-
-def test_a_thread_that_may_end_cannot_start_one(tmp_path):
-    caught = []
-
-    def start():
-        try:
-            asyncio.run(LocalServer.start(tmp_path / "zk"))
-        except UsageError as error:
-            caught.append(str(error))
-
-    thread = threading.Thread(target=start)
-    thread.start()
-    thread.join()
-    assert "main thread" in caught[0]
 
 
 # --------------------------------------------------------------------------------------------------- finding the parts

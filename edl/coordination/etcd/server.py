@@ -1,7 +1,7 @@
 """The local coordinator as an etcd: it lives as long as the launcher that started it.
 
-Owns: its folder (private, locked), where it listens, and that only the job may read or write in it. Does not own: the
-process (`server_process`), what the job keeps there, nor the decision to have one.
+Owns: its folder (private, locked), where it listens, and that only the job may read or write in it. Does not own: its
+life (`local_life`) and its process (`server_process`), what the job keeps there, nor the decision to have one.
 
 For one machine it listens on a socket in a folder of mode 0700: other users cannot even connect. That is more than a
 password gives, for etcd lets anybody who reaches its port ask for leases, compact, and raise alarms.
@@ -12,10 +12,10 @@ it starts first on the socket. A stranger who had opened a watch before that mom
 
 from __future__ import annotations
 
+import functools
 import os
 import secrets
 import shutil
-import signal
 from pathlib import Path
 from typing import Any
 
@@ -42,23 +42,21 @@ from edl.coordination.etcd.messages import (
     UserGrantRoleRequest,
 )
 from edl.coordination.etcd.server_process import EtcdProcess
-from edl.coordination.local_place import check_free, free_port, lock_folder, private_folder
+from edl.coordination.local_life import LocalLife, serve, started
+from edl.coordination.local_place import lock_folder, private_folder
 from edl.coordination.settings import Coordinator, Digest
 from edl.coordination.store import AccessDenied
 from edl.errors import ConfigError, EdlError
 
-_START_S = 60.0
 _ASK_S = 10.0
-_TRIES = 5
 _ROLE = "edl"
 
 
-class LocalEtcd:
+class LocalEtcd(LocalLife[EtcdProcess]):
     """A standalone server for one job, as `edl.coordination.server.LocalServer` is, with the same promises."""
 
     def __init__(self, lock: int, process: EtcdProcess, digest: Digest | None) -> None:
-        self._lock = lock
-        self._process = process
+        super().__init__(lock, process)
         self._digest = digest
 
     @classmethod
@@ -75,12 +73,11 @@ class LocalEtcd:
         lock = await lock_folder(folder, "etcd")
         try:
             if port is None and address is None:
-                return cls(
-                    lock, await _started(EtcdProcess(folder, folder / "data", LOOPBACK, 0, keep_open=[lock])), None
-                )
+                return cls(lock, await started(_alone(folder, LOOPBACK, lock, 0)), None)
             if digest is not None and not (folder / "data").exists():
                 await _close(folder, lock, digest)
-            process = await _serve(folder, address or LOOPBACK, port, lock)
+            address = address or LOOPBACK
+            process = await serve(functools.partial(_alone, folder, address, lock), address, port)
             server = cls(lock, process, digest)
             try:
                 await server._check_open()
@@ -101,40 +98,6 @@ class LocalEtcd:
             return Coordinator(f"etcd://{self._process.socket}")
         return Coordinator(f"etcd://{self._process.address}:{self._process.port}", self._digest)
 
-    @property
-    def port(self) -> int:
-        return self._process.port
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
-
-    @property
-    def log(self) -> Path:
-        return self._process.log
-
-    async def wait_exit(self) -> int:
-        """Its exit status, once it ended for whatever reason; `restart` brings it back with all its data."""
-        return await self._process.wait_exit()
-
-    async def restart(self) -> None:
-        """Start again on the same port and folder, after `wait_exit`. Sessions and data go on."""
-        self._process.spawn()
-        if not await self._process.wait_ready(_START_S):
-            raise ConfigError(f"the local etcd does not start again: {self._process.last_words()}")
-
-    def signal(self, number: int) -> None:
-        """Send the server a signal; for tests of what the job survives."""
-        self._process.signal(number)
-
-    async def stop(self) -> None:
-        """End it and let go of the folder. Fine when it ended already, and twice."""
-        await self._process.stop()
-        self._process.forget()
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
     async def _check_open(self) -> None:
         """Let us in, it must. Raises AccessDenied."""
         first, end = KeyLayout(DEFAULT_PREFIX).all()
@@ -149,6 +112,10 @@ class LocalEtcd:
             await connection.close()
 
 
+def _alone(folder: Path, address: str, lock: int, port: int) -> EtcdProcess:
+    return EtcdProcess(folder, folder / "data", address, port, keep_open=[lock])
+
+
 async def _close(folder: Path, lock: int, digest: Digest) -> None:
     """A fresh server that knows one user, who may write to the job's keys; where no other can reach it.
 
@@ -159,9 +126,7 @@ async def _close(folder: Path, lock: int, digest: Digest) -> None:
     process = EtcdProcess(folder, unfinished, LOOPBACK, 0, keep_open=[lock])
     connection = EtcdConnection((str(process.socket), 0), Coordinator(""), patience_s=_ASK_S)
     try:
-        process.spawn()
-        if not await process.wait_ready(_START_S):
-            raise ConfigError(f"the local etcd does not start: {process.last_words()}")
+        await started(process)
         await connection.open()
         for method, request in _closing(digest):
             await connection.call(method, request, timeout_s=_ASK_S)
@@ -191,35 +156,3 @@ def _closing(digest: Digest) -> tuple[tuple[Method[Any, Empty], Any], ...]:
         (USER_GRANT, UserGrantRoleRequest(digest.user, _ROLE)),
         (AUTH_ENABLE, Empty()),
     )
-
-
-async def _serve(folder: Path, address: str, port: int | None, lock: int) -> EtcdProcess:
-    """A server that serves. A port found free may be gone a moment later, so a few are tried; a given one is not."""
-    if port is not None:
-        check_free(address, port)
-    words = ""
-    for _ in range(_TRIES if port is None else 1):
-        process = EtcdProcess(folder, folder / "data", address, port or free_port(address), keep_open=[lock])
-        if await _becomes_ready(process):
-            return process
-        words = process.last_words()
-        process.forget()
-        if not process.found_port_taken():
-            break
-    raise ConfigError(f"the local etcd does not start: {words}")
-
-
-async def _started(process: EtcdProcess) -> EtcdProcess:
-    if not await _becomes_ready(process):
-        raise ConfigError(f"the local etcd does not start: {process.last_words()}")
-    return process
-
-
-async def _becomes_ready(process: EtcdProcess) -> bool:
-    process.spawn()
-    try:
-        return await process.wait_ready(_START_S)
-    except BaseException:
-        process.signal(signal.SIGKILL)  # Ctrl-C in between, for example
-        await process.wait_exit()
-        raise

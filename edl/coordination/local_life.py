@@ -1,0 +1,103 @@
+"""The life of a local server, of whichever kind: starting on a port, ending, starting again, letting go of its folder.
+
+Owns: that. Does not own: who may use it (`server`, `etcd.server`), its process (`child_server`), nor the folder, the
+lock and the ports (`local_place`).
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from edl.coordination.child_server import ChildServer
+from edl.coordination.local_place import check_free, free_port
+from edl.errors import ConfigError
+
+START_S = 60.0
+_TRIES = 5
+
+P = TypeVar("P", bound=ChildServer)
+
+
+class LocalLife(Generic[P]):
+    """Of a server that serves, in a folder whose lock it has."""
+
+    def __init__(self, lock: int, process: P) -> None:
+        self._lock = lock
+        self._process = process
+
+    @property
+    def port(self) -> int:
+        return self._process.port
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    @property
+    def log(self) -> Path:
+        return self._process.log
+
+    async def wait_exit(self) -> int:
+        """Its exit status, once it ended for whatever reason; `restart` brings it back with all its data."""
+        return await self._process.wait_exit()
+
+    async def restart(self) -> None:
+        """Start again on the same port and folder, after `wait_exit`. Sessions and data go on."""
+        self._process.spawn()
+        if not await self._process.wait_ready(START_S):
+            raise ConfigError(f"the local {self._process.name} does not start again: {self._process.last_words()}")
+
+    def signal(self, number: int) -> None:
+        """Send the server a signal; for tests of what the job survives."""
+        self._process.signal(number)
+
+    async def stop(self) -> None:
+        """End it and let go of the folder. Fine when it ended already, and twice."""
+        await self._process.stop()
+        self._process.forget()
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+
+async def serve(make: Callable[[int], P], address: str, port: int | None) -> P:
+    """A server that serves. A port found free may be gone a moment later, so a few are tried; a given one is not."""
+    if port is not None:
+        check_free(address, port)
+        return await started(make(port))
+    for _ in range(_TRIES - 1):
+        process = make(free_port(address))
+        if await _becomes_ready(process):
+            return process
+        if not process.found_port_taken():
+            raise _does_not_start(process)
+        process.forget()
+    return await started(make(free_port(address)))
+
+
+async def started(process: P) -> P:
+    """Raises ConfigError where it ends before it serves."""
+    if not await _becomes_ready(process):
+        raise _does_not_start(process)
+    return process
+
+
+async def _becomes_ready(process: ChildServer) -> bool:
+    process.spawn()
+    try:
+        return await process.wait_ready(START_S)
+    except BaseException:
+        process.signal(signal.SIGKILL)  # Ctrl-C in between, for example
+        await process.wait_exit()
+        process.forget()
+        raise
+
+
+def _does_not_start(process: ChildServer) -> ConfigError:
+    error = ConfigError(f"the local {process.name} does not start: {process.last_words()}")
+    process.forget()
+    return error

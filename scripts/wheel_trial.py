@@ -1,0 +1,150 @@
+"""Tries wheels as somebody would who has no compiler: installs, asks `edl` about itself, and trains with two workers.
+
+    PYTHON scripts/wheel_trial.py --work FOLDER WHEEL...
+
+With the Python that runs it, of the wheels those that fit it. Nothing of the clone is on the path, and `PATH` has all
+programs of this machine but compilers. Owns: the trial. Does not own: what must be in a wheel (`wheel_contents`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import time
+import venv
+from collections.abc import Iterable
+from pathlib import Path
+
+COMPILERS = (
+    "cc",
+    "gcc",
+    "g++",
+    "c++",
+    "cpp",
+    "clang",
+    "clang++",
+    "c89",
+    "c99",
+    "tcc",
+    "make",
+    "cmake",
+    "ninja",
+    "nvcc",
+)
+BUILT_BY = tuple(f"{name}-" for name in COMPILERS)  # gcc-12, and x86_64-linux-gnu-gcc by its end
+JOB = """
+import torch
+import edl.torch as edl
+
+edl.init()
+model = torch.nn.Linear(8, 1)
+optimizer = edl.Optimizer(torch.optim.SGD(model.parameters(), lr=0.01), model=model)
+x, y = torch.randn(256, 8), torch.randn(256, 1)
+shards = edl.elastic_shard_generator(256, epochs=4, shuffle=True, seed=0)
+seen, sizes = 0, set()
+for ids in shards.batches(16):
+    optimizer.zero_grad()
+    torch.nn.functional.mse_loss(model(x[ids]), y[ids]).backward()
+    optimizer.step()
+    if edl.notify_batch_end():
+        seen, sizes = seen + len(ids), sizes | {edl.size()}
+print(f"trained {seen} at sizes {sorted(sizes)}", flush=True)
+"""
+
+
+def is_compiler(name: str) -> bool:
+    return name in COMPILERS or name.startswith(BUILT_BY) or any(name.endswith(f"-{one}") for one in COMPILERS)
+
+
+def path_without_compilers(folder: Path) -> str:
+    """A folder with links to all programs but these."""
+    folder.mkdir(parents=True)
+    for place in os.environ.get("PATH", os.defpath).split(os.pathsep):
+        if not Path(place).is_dir() or ".venv" in place:
+            continue
+        for program in os.scandir(place):
+            if not is_compiler(program.name) and not (folder / program.name).is_symlink():
+                (folder / program.name).symlink_to(program.path)
+    found = [name for name in COMPILERS if shutil.which(name, path=str(folder))]
+    if found:
+        raise SystemExit(f"these would still be found: {found}")
+    return str(folder)
+
+
+def fitting(wheels: Iterable[Path]) -> list[Path]:
+    tag = f"-cp{sys.version_info[0]}{sys.version_info[1]}-"
+    return [wheel for wheel in wheels if tag in wheel.name or wheel.name.endswith("-none-any.whl")]
+
+
+class Trial:
+    """In an environment and a home of its own."""
+
+    def __init__(self, work: Path) -> None:
+        self.home = work / f"try-{sys.version_info[0]}.{sys.version_info[1]}"
+        shutil.rmtree(self.home, ignore_errors=True)
+        path = path_without_compilers(self.home / "bin")
+        kept = {
+            name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "PYTHON", "CC", "CXX"))
+        }
+        (self.home / "tmp").mkdir(mode=0o700)
+        venv.create(self.home / "venv", with_pip=True, symlinks=True)
+        self.bin = self.home / "venv" / "bin"
+        self.environ = {**kept, "PATH": f"{self.bin}:{path}", "EDL_HOME": str(self.home / "edl"), "PYTHONSAFEPATH": "1"}
+
+    def run(self, *command: str, codes: tuple[int, ...] = (0,), timeout_s: float = 1500.0) -> str:
+        began = time.monotonic()
+        done = subprocess.run(
+            command, cwd=self.home, env=self.environ, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        told = f"{done.stdout}{done.stderr}"
+        if done.returncode not in codes:
+            raise SystemExit(f"{' '.join(command)}: exit code {done.returncode}\n{told}")
+        print(f"[wheel]   {' '.join(command)}: {done.returncode} after {time.monotonic() - began:.1f} s", flush=True)
+        return told
+
+    def install(self, wheel: Path, *, fresh: bool) -> None:
+        again = () if fresh else ("--force-reinstall", "--no-deps")
+        pip = (str(self.bin / "python"), "-m", "pip", "install", "--quiet", "--only-binary", ":all:")
+        self.run(*pip, *again, f"{wheel.resolve()}[torch]")
+        where = "import edl, sys; print(edl.__file__); import edl.torch; assert 'tensorflow' not in sys.modules"
+        told = self.run(str(self.bin / "python"), "-c", where)
+        if str(self.home) not in told:
+            raise SystemExit(f"another edl was found: {told}")
+
+    def use(self) -> None:
+        version = self.run("edl", "--version").strip()
+        doctor = self.run("edl", "doctor", codes=(0, 1))
+        for line in (version, *doctor.splitlines()):
+            print(f"[wheel]     {line}")
+        (self.home / "train.py").write_text(JOB)
+        told = self.run(
+            "edl", "run", "-np", "2", "--job", "trial", "--ring", "torch", "python", "train.py", timeout_s=300
+        )
+        ends = [line for line in told.splitlines() if "trained" in line]
+        samples = sum(int(line.partition("trained ")[2].split()[0]) for line in ends)
+        if len(ends) != 2 or samples != 4 * 256 or not all(line.endswith("sizes [2]") for line in ends):
+            raise SystemExit(f"two workers were to train 1024 samples, once each:\n{told}")
+        print(f"[wheel]     two workers trained {samples} samples on the torch ring", flush=True)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("wheels", type=Path, nargs="+")
+    options = parser.parse_args()
+    wheels = fitting(options.wheels)
+    if not wheels:
+        raise SystemExit(f"no wheel is for Python {sys.version.split()[0]}")
+    trial = Trial(options.work)
+    for wheel in wheels:
+        print(f"[wheel] trying {wheel.name} on Python {sys.version.split()[0]}, without a compiler", flush=True)
+        trial.install(wheel, fresh=wheel == wheels[0])
+        trial.use()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
