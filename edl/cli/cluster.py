@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import csv
 import os
 import re
 import sys
@@ -16,22 +15,18 @@ import msgspec
 
 from edl.cli import show
 from edl.cli.commands import heed_interrupts
+from edl.cli.reached import home_of, reached
 from edl.cli.simulate import parameters_of
 from edl.cluster.queue import accounts
 from edl.config import Settings
 from edl.coordination.settings import from_environment
-from edl.errors import ConfigError, EdlError
+from edl.errors import ConfigError, EdlError, UsageError
 from edl.scheduler import engines, starting
-from edl.scheduler.client import ClusterStatus, opened
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler.tokens import TokenBook
 
 POLICY = "elastic-tiresias"
 TLS, FILES = "EDL_COORDINATOR_TLS_", {"CA", "CERT", "KEY"}
-
-
-def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
-    settings = Settings.from_given(arguments.given, os.environ)
-    return settings, ClusterHome(settings.home)
 
 
 def start(arguments: argparse.Namespace) -> int:
@@ -51,6 +46,12 @@ def start(arguments: argparse.Namespace) -> int:
         started=time.time(),
         credentials={} if own else _credentials(settings, os.environ),
         engine=engine,
+        http=starting.http_of(
+            arguments.http,
+            arguments.http_certificate,
+            arguments.http_key,
+            None if (old := home.read()) is None else old.http,
+        ),
     )
     progress = show.Progress(sys.stderr)
     try:
@@ -59,6 +60,8 @@ def start(arguments: argparse.Namespace) -> int:
         progress.end()
     devices = sum(len(node.devices) for node in nodes)
     show.say(f"the cluster runs: {devices} devices on {len(nodes)} nodes, engine {engine}, policy {config.policy}")
+    if config.http is not None:
+        show.say(f"  other machines reach it at {config.http.url}, with the token in {TokenBook(home).owners}")
     show.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")
     return 0
 
@@ -100,16 +103,17 @@ async def _stop(home: ClusterHome, progress: show.Progress, *, kill: bool) -> in
 
 
 def status(arguments: argparse.Namespace) -> int:
-    _, home = home_of(arguments)
-    found = asyncio.run(_status(home))
+    found = reached(arguments).status()
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
         return 0
     name = found.scheduler.partition(" ")[0]
     leader = f"{name} leads, term {found.term}" if name else "no scheduler leads just now"
     show.say(f"cluster with policy {found.policy}: {leader}{'; it is being stopped' if found.draining else ''}")
-    show.say(f"  coordinator {found.coordinator}")
-    show.say("  processes " + ", ".join(f"{name} {pid}" for name, pid in found.processes.items()))
+    if found.coordinator:
+        show.say(f"  coordinator {found.coordinator}")
+    if found.processes:
+        show.say("  processes " + ", ".join(f"{name} {pid}" for name, pid in found.processes.items()))
     show.say("  jobs " + (", ".join(f"{count} {phase}" for phase, count in sorted(found.jobs.items())) or "none"))
     rows = [
         (node.name, str(len(node.devices)), str(len(node.held)), "there" if node.agent else "away",
@@ -122,28 +126,33 @@ def status(arguments: argparse.Namespace) -> int:
     return 0
 
 
-async def _status(home: ClusterHome) -> ClusterStatus:
-    async with opened(home) as client:
-        return await client.status()
-
-
 def show_accounts(arguments: argparse.Namespace) -> int:
-    _, home = home_of(arguments)
-    found = asyncio.run(_accounts(home))
+    found = reached(arguments).accounts()
     if arguments.json:
         sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
     elif arguments.csv:
-        writer = csv.writer(sys.stdout)
-        writer.writerow(accounts.COLUMNS)
-        writer.writerows(accounts.row(job) for job in found.jobs)
+        sys.stdout.write(accounts.as_csv(found))
     else:
         show.table(accounts.COLUMNS, [tuple(map(str, accounts.row(job))) for job in found.jobs])
     return 0
 
 
-async def _accounts(home: ClusterHome) -> accounts.Accounts:
-    async with opened(home) as client:
-        return accounts.accounts_of(await client.queue.jobs(), time.time())
+def token(arguments: argparse.Namespace) -> int:
+    _, home = home_of(arguments)
+    home.config()
+    book = TokenBook(home)
+    if arguments.revoke and arguments.user is None:
+        raise UsageError("name the user whose token is to open nothing any more: edl cluster token USER --revoke")
+    if arguments.user is None:
+        book.make()
+        show.say(f"the owner's token, which opens everything, is in {book.owners}")
+        show.say("users with a token: " + (", ".join(sorted(book.users())) or "none"))
+    elif arguments.revoke:
+        book.take(arguments.user)
+        show.say(f"the token of {arguments.user} opens nothing any more")
+    else:
+        sys.stdout.write(f"{book.give(arguments.user)}\n")
+    return 0
 
 
 def _credentials(settings: Settings, environ: Mapping[str, str]) -> dict[str, str]:

@@ -17,6 +17,8 @@ examples:
   edl cluster start --nodes localhost:4,localhost:4     two nodes of four devices each
   edl cluster start --policy fifo
   edl cluster start --engine slurm                      each worker a job of Slurm, on all nodes that take jobs
+  edl cluster start --http 8000                         and other machines reach it, through a tunnel to 127.0.0.1:8000
+  edl cluster start --http 0.0.0.0:8443 --http-certificate cert.pem --http-key key.pem
   edl cluster start --policy elastic-tiresias --set limits=600,3600 --quota ann:2
 
 Returns once it takes jobs. It goes on in the background, and with the queue that was there before.
@@ -43,7 +45,14 @@ examples:
   edl submit --name mnist --min-np 1 --max-np 4 python train.py --epochs 9
   edl submit --min-np 2 --max-np 8 --priority 5 --batch-range 256:2048 python train.py
 
-Prints the job's name. It runs in this folder, with the variables of this shell. EDL_HOME says which cluster.
+Prints the job's name. It runs in this folder, with the variables of this shell. EDL_HOME says which cluster. One on
+another machine (--cluster URL) gets the EDL_ variables, and those that --env names.
+"""
+OF_TOKENS: Final = """
+examples:
+  edl cluster token                where the owner's token is, and who else has one
+  edl cluster token ann > token    a fresh one for ann, whose last one opens nothing any more
+  edl cluster token ann --revoke
 """
 QUEUE: Final = """
 examples:
@@ -79,6 +88,9 @@ START_FLAGS: Final[dict[str, tuple[str, str]]] = {
     ),
     "policy": ("P", "which policy decides (default: elastic-tiresias)"),
     "engine": ("local|slurm", "what starts workers: processes of this machine, or jobs of Slurm (default: local)"),
+    "http": ("[ADDRESS:]PORT", "also take jobs by HTTP there, with a token (default: not; ADDRESS: 127.0.0.1)"),
+    "http-certificate": ("FILE", "speak HTTPS, with this certificate (default: plain HTTP, on loopback only)"),
+    "http-key": ("FILE", "the certificate's key"),
     "schedulers": ("N", "schedulers, of which one leads (default: 2)"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
@@ -86,5 +98,11 @@ SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "batch-range": ("A:B", "samples a step, of all workers together, that a policy may choose from (default: its own)"),
     "priority": ("N", "higher ones first; lower ones shrink for it, or are sent away (default: 0)"),
     "deadline": ("SECONDS", "it should be over by then, from now on: for policies that heed it (default: none)"),
+    "folder": ("DIR", "in which it runs, on the cluster's machine (default: this one)"),
     "user": ("U", "whose job it is (default: who types this)"),
+}
+REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
+    "cluster": ("URL", "a cluster on another machine, such as https://node1:8443 (default: that of EDL_HOME)"),
+    "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
+    "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
 }

@@ -8,29 +8,87 @@ import contextlib
 import os
 import socket
 import sys
+from collections.abc import Awaitable, Callable
 
 import msgspec
 
 from edl.cli import show
 from edl.cli.commands import heed_interrupts, located
+from edl.cli.reached import home_of, is_remote, reached
+from edl.cluster.queue.shown import JobShown
 from edl.config import Settings, any_port
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK
 from edl.launch.whereabouts import Whereabouts, locate
+from edl.scheduler.client import ClusterStatus
+
+ClusterSeen = tuple[ClusterStatus, tuple[JobShown, ...]]
 
 LOOK_S = 10.0  # for a job to be heard of
 
 
 def dashboard(arguments: argparse.Namespace) -> int:
     try:
-        from edl.dashboard.server import listen
+        from edl.host.serving import listen
     except ImportError as error:
         raise ConfigError(f"edl dashboard needs {error.name}: pip install 'horovod-edl[dashboard]'") from None
+    if of_cluster(arguments):
+        return show_cluster(arguments, listen)
     where = located(arguments)
     ear = listen(LOOPBACK, port_of(arguments.port))
     with ear, contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
         asyncio.run(_serve(arguments, where, ear))
     return 0
+
+
+def of_cluster(arguments: argparse.Namespace) -> bool:
+    """No job is named, and a cluster is, or one runs here."""
+    if arguments.job is not None:
+        return False
+    return is_remote(arguments) or ("EDL_JOB" not in os.environ and bool(home_of(arguments)[1].living()))
+
+
+def show_cluster(arguments: argparse.Namespace, listen: Callable[[str, int], socket.socket]) -> int:
+    if arguments.allow_scale:
+        raise ConfigError("--allow-scale gives buttons to the page of a job: name the job")
+    ear = listen(LOOPBACK, port_of(arguments.port))
+    with ear, contextlib.suppress(KeyboardInterrupt, asyncio.CancelledError):
+        asyncio.run(_serve_cluster(arguments, ear))
+    return 0
+
+
+async def _serve_cluster(arguments: argparse.Namespace, ear: socket.socket) -> None:
+    from edl.dashboard.access import Access
+    from edl.dashboard.cluster_feed import ClusterFeed, LooksHere
+    from edl.dashboard.cluster_server import ClusterPageServer
+
+    heed_interrupts()
+    here = LooksHere(home_of(arguments)[1])
+    feed = ClusterFeed(_looks_there(arguments) if is_remote(arguments) else here)
+    feeding = asyncio.create_task(feed.run())
+    try:
+        if not await feed.heard(LOOK_S):
+            raise EdlError(f"the cluster is not heard of: {feed.away or '`edl cluster status` says more'}")
+        access = Access.fresh(ear.getsockname()[1], LOOPBACK)
+        show.say(f"cluster: {access.link}")
+        sys.stdout.flush()
+        await ClusterPageServer(feed, access).serve(ear)
+    finally:
+        feeding.cancel()
+        await asyncio.gather(feeding, return_exceptions=True)
+        await here.close()
+
+
+def _looks_there(arguments: argparse.Namespace) -> Callable[[], Awaitable[ClusterSeen]]:
+    from edl.scheduler.remote import RemoteCluster
+
+    cluster = reached(arguments)
+    assert isinstance(cluster, RemoteCluster)
+
+    async def look() -> ClusterSeen:
+        return await asyncio.to_thread(lambda: (cluster.status(), cluster.whole_jobs()))
+
+    return look
 
 
 def port_of(text: str) -> int:

@@ -438,12 +438,17 @@ def _add_cluster(found: argparse._SubParsersAction[Parser]) -> None:
     _add_settings(parser, "home")
     parser = _command(commands, "status", _later("cluster", "status"), "show it as it is", cluster_flags.STATUS)
     _add_switch(parser, "--json", "one JSON object")
+    _add_reach(parser)
+    summary = "give a user a token for its HTTP interface"
+    parser = _command(commands, "token", _later("cluster", "token"), summary, cluster_flags.OF_TOKENS)
+    parser.add_argument("user", metavar="USER", nargs="?", help="whose token; left out: say who has one")
+    _add_switch(parser, "--revoke", "the user's token opens nothing any more")
     _add_settings(parser, "home")
     summary = "show what its devices were used for, by job and user"
     parser = _command(commands, "accounts", _later("cluster", "show_accounts"), summary, cluster_flags.ACCOUNTS)
     _add_switch(parser, "--json", "one JSON object")
     _add_switch(parser, "--csv", "comma-separated values, a line for each job")
-    _add_settings(parser, "home")
+    _add_reach(parser)
 
 
 def _add_submit(found: argparse._SubParsersAction[Parser]) -> None:
@@ -452,14 +457,22 @@ def _add_submit(found: argparse._SubParsersAction[Parser]) -> None:
     parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
     _add_flags(parser, cluster_flags.SUBMIT_FLAGS)
     _add_switch(parser, "--spread", "its workers on as many nodes as can be, instead of as few")
-    _add_settings(parser, "np", "min_workers", "max_workers", "checkpoint", "home")
+    parser.add_argument(
+        "--env",
+        metavar="NAME[=VALUE]",
+        action="append",
+        default=os.environ.get("EDL_ENV", "").split(),
+        help="a variable that it gets; may be given again [EDL_ENV]",
+    )
+    _add_settings(parser, "np", "min_workers", "max_workers", "checkpoint")
+    _add_reach(parser)
     parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
 
 
 def _add_jobs(found: argparse._SubParsersAction[Parser]) -> None:
     parser = _command(found, "queue", _later("queue", "queue"), "list the cluster's jobs", cluster_flags.QUEUE)
     _add_switch(parser, "--json", "one JSON object")
-    _add_settings(parser, "home")
+    _add_reach(parser)
     summaries = {
         "describe": ("show one job of the cluster", cluster_flags.DESCRIBE),
         "cancel": ("end a job of the cluster for good", cluster_flags.CANCEL),
@@ -469,7 +482,7 @@ def _add_jobs(found: argparse._SubParsersAction[Parser]) -> None:
     for name, (summary, examples) in summaries.items():
         parser = _command(found, name, _later("logs" if name == "logs" else "queue", name), summary, examples)
         parser.add_argument("job", metavar="JOB", help="name of the job")
-        _add_settings(parser, "home")
+        _add_reach(parser)
         if name == "describe":
             _add_switch(parser, "--json", "one JSON object")
         elif name == "logs":
@@ -477,6 +490,12 @@ def _add_jobs(found: argparse._SubParsersAction[Parser]) -> None:
             _add_flags(parser, {"worker": ("ID", "only of this worker (default: all)")})
         elif name == "wait":
             _add_flags(parser, {"timeout": ("SECONDS", "give up after so long (default: never)")})
+
+
+def _add_reach(parser: Parser) -> None:
+    """Which cluster it speaks to."""
+    _add_settings(parser, "home")
+    _add_flags(parser, cluster_flags.REACH_FLAGS)
 
 
 def _add_flags(parser: Parser, flags: Mapping[str, tuple[str, str]]) -> None:
@@ -501,6 +520,7 @@ def _add_dashboard(found: argparse._SubParsersAction[Parser]) -> None:
     parser.add_argument(
         "--port", metavar="PORT", default=port, help="of this machine (default: any free one) [EDL_PORT]"
     )
+    _add_flags(parser, cluster_flags.REACH_FLAGS)
     _add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
 
 

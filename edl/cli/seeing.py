@@ -7,6 +7,8 @@ examples:
   edl dashboard                   of the job that runs here; prints the link that opens its page
   edl dashboard mnist --port 8000 --allow-scale
                                   always at the same port, with buttons: grow, shrink, checkpoint, stop
+  edl dashboard                   of the cluster, where one runs here: its queue, its nodes, who had which device
+  edl dashboard --cluster https://node1:8443
   ssh -L 8000:localhost:8000 node1
                                   and then that link, from your own machine
 

@@ -1,4 +1,4 @@
-"""`python -m edl.scheduler keeper`, `scheduler NUMBER` or `agent NODE`: a process of the cluster of EDL_HOME."""
+"""`python -m edl.scheduler keeper`, `scheduler NUMBER`, `agent NODE` or `http`: a process of EDL_HOME's cluster."""
 
 from __future__ import annotations
 

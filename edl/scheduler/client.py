@@ -13,6 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
+from edl.cluster.queue.shown import JobShown
 from edl.coordination import connecting
 from edl.coordination.election import read_leader
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
@@ -89,6 +90,14 @@ class ClusterClient:
                 f"{left} is left of a job {name} that was forgotten since: give this one another name by --name"
             )
 
+    async def scale(self, job: JobShown, np: int | None) -> None:
+        """So many workers at most, for a job that is not over; None: as it was submitted. Raises UsageError."""
+        if job.over:
+            raise UsageError(f"job {job.name} is over: {job.state}")
+        if np is not None and not job.min_np <= np <= job.max_np:
+            raise UsageError(f"job {job.name} was submitted for {job.min_np} to {job.max_np} workers, and not for {np}")
+        await self.queue.ask_size(job.name, np or 0)
+
     async def leader(self) -> tuple[str, int]:
         """Its name and term; empty where none leads now."""
         elected = await read_leader(self.queue.store, SCHEDULER)
@@ -98,8 +107,9 @@ class ClusterClient:
         leads = any(name.endswith(f"-{elected.term}") and name.count("-") == 2 for name in candidates)
         return (elected.ident if leads else ""), elected.term
 
-    async def status(self) -> ClusterStatus:
-        jobs = await self.queue.jobs()
+    async def status(self, jobs: list[JobEntry] | None = None) -> ClusterStatus:
+        """`jobs`: all of them, for who has just read them."""
+        jobs = await self.queue.jobs() if jobs is None else jobs
         leader, term = await self.leader()
         there = set(await self.queue.agents())
         phases: dict[str, int] = {}

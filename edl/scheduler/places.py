@@ -29,6 +29,20 @@ class NodeGiven(msgspec.Struct, frozen=True):
     devices: tuple[int, ...]
 
 
+class HttpGiven(msgspec.Struct, frozen=True):
+    """Where the HTTP interface listens."""
+
+    address: str
+    port: int
+    certificate: str = ""  # files, as PEM; without them it is plain HTTP
+    key: str = ""
+
+    @property
+    def url(self) -> str:
+        host = f"[{self.address}]" if ":" in self.address else self.address
+        return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
+
+
 class ClusterConfig(msgspec.Struct, frozen=True):
     """What `edl cluster start` was told."""
 
@@ -43,6 +57,7 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     started: float
     credentials: dict[str, str] = {}  # EDL_COORDINATOR_…: who opens a coordinator that is not its own
     engine: str = "local"
+    http: HttpGiven | None = None
 
 
 class ClusterHome:

@@ -1,8 +1,9 @@
-"""The processes of a cluster: `python -m edl.scheduler keeper|scheduler|agent`. Each may be killed at any moment.
+"""The processes of a cluster: `python -m edl.scheduler keeper|scheduler|agent|http`. Each may be killed at any moment.
 
 - the *keeper* runs the embedded ZooKeeper or etcd, and starts schedulers and agents that are not there;
 - *schedulers* stand for election, and the one that leads decides;
-- an *agent* for each node has workers started and ended.
+- an *agent* for each node has workers started and ended;
+- the *HTTP server*, where it was asked for, takes the same wishes from other machines.
 
 A scheduler or an agent that finds no keeper starts one. Which of a name lives is told by a lock that the kernel frees.
 
@@ -46,6 +47,7 @@ LOOK_S = 0.5
 BOOT_S = 10.0  # for a process to take its name
 AGAIN_S = 0.5
 KEEPER = "keeper"
+HTTP = "http"
 
 
 def spawn(home: ClusterHome, name: str) -> int:
@@ -74,6 +76,7 @@ async def keep(home: ClusterHome) -> None:
     server = await _server(home, config) if config.own_coordinator else None
     names = [f"scheduler-{number}" for number in range(1, config.schedulers + 1)]
     names += [f"agent-{node.name}" for node in config.nodes]
+    names += [HTTP] if config.http is not None else []
     spawned: dict[str, float] = {}
     clock = asyncio.get_running_loop().time
     serving = None if server is None else asyncio.create_task(_serve(server))
@@ -232,9 +235,15 @@ async def serve_node(home: ClusterHome, name: str) -> None:
         await store.close()
 
 
+async def _serve_http(home: ClusterHome) -> None:
+    from edl.scheduler.web.process import serve_http  # only here: starlette and uvicorn
+
+    await serve_http(home)
+
+
 def main(kind: str, name: str, home: ClusterHome) -> int:
     """Runs one process under its name, unless another one has it."""
-    full = KEEPER if kind == KEEPER else f"{kind}-{name}"
+    full = kind if kind in {KEEPER, HTTP} else f"{kind}-{name}"
     log = logging.StreamHandler(sys.stderr)
     log.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     logger.addHandler(log)
@@ -244,6 +253,7 @@ def main(kind: str, name: str, home: ClusterHome) -> int:
             return 0
         works: dict[str, Callable[[ClusterHome], Coroutine[Any, Any, None]]] = {
             KEEPER: keep,
+            HTTP: _serve_http,
             "scheduler": lambda home: schedule(home, full),
         }
         try:

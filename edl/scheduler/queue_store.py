@@ -3,6 +3,7 @@
     /edl-cluster/jobs/<name>         a job as decided (JobEntry)             its owner, then schedulers, fenced
     /edl-cluster/environs/<name>     the variables that its workers get      its owner, in the same transaction
     /edl-cluster/wishes/<name>       its owner wants it cancelled            its owner
+    /edl-cluster/sizes/<name>        its owner wants so many workers         its owner
     /edl-cluster/drain               the cluster is to stop; `kill`: at once `edl cluster stop`
     /edl-cluster/orders/<node>       what its agent is to do                 schedulers, fenced
     /edl-cluster/reports/<node>      what its agent knows                    that agent
@@ -17,6 +18,7 @@ Owns: these nodes and their forms. Does not own: what is decided (`edl.cluster.q
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 
@@ -33,17 +35,30 @@ from edl.cluster.queue.entries import (
 )
 from edl.cluster.queue.inputs import Resolved
 from edl.cluster.queue.retries import RetryRules
-from edl.coordination.store import MAX_OPS, Create, Delete, Node, NodeExists, NoNode, Op, Store, Watch, Write
+from edl.coordination.store import (
+    MAX_OPS,
+    Create,
+    Delete,
+    Node,
+    NodeExists,
+    NoNode,
+    Op,
+    Store,
+    VersionConflict,
+    Watch,
+    Write,
+)
 from edl.errors import ConfigError, UsageError
 
 ROOT = "/edl-cluster"
-JOBS, ENVIRONS, WISHES, ORDERS, REPORTS, AGENTS = (
-    f"{ROOT}/{name}" for name in ("jobs", "environs", "wishes", "orders", "reports", "agents")
+JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
+    f"{ROOT}/{name}" for name in ("jobs", "environs", "wishes", "sizes", "orders", "reports", "agents")
 )
 DRAIN, STORY, SCHEDULER = f"{ROOT}/drain", f"{ROOT}/story", f"{ROOT}/scheduler"
-FOLDERS = (JOBS, ENVIRONS, WISHES, ORDERS, REPORTS, AGENTS)
+FOLDERS = (JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
 AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
 KEPT_STORY = 200
+READS_AT_ONCE = 64
 KEPT_OVER = 2000  # jobs that are over
 
 _JOB = msgspec.json.Decoder(JobEntry)
@@ -95,6 +110,17 @@ class QueueStore:
         with contextlib.suppress(NodeExists):
             await self.store.create(f"{WISHES}/{job}")
 
+    async def ask_size(self, job: str, np: int) -> None:
+        """The newest counts; 0: as it was submitted."""
+        path, value = f"{SIZES}/{job}", str(np).encode()
+        try:
+            await self.store.create(path, value)
+        except NodeExists:
+            try:
+                await self.store.write(path, value)
+            except NoNode:  # the one before was carried out meanwhile
+                await self.store.create(path, value)
+
     async def drain(self, *, kill: bool) -> None:
         value = b"kill" if kill else b""
         try:
@@ -136,8 +162,15 @@ class QueueStore:
         return None if node is None else _JOB.decode(node.value)
 
     async def jobs(self) -> list[JobEntry]:
-        found = [await self.job(name) for name in await self.names()]
-        return sorted((job for job in found if job is not None), key=lambda job: (job.asked.submitted, job.name))
+        found = await self.some(await self.names())
+        return sorted(found, key=lambda job: (job.asked.submitted, job.name))
+
+    async def some(self, names: Sequence[str]) -> list[JobEntry]:
+        """Those of that name that there are, many asked for at a time: there may be ten thousand."""
+        found: list[JobEntry | None] = []
+        for first in range(0, len(names), READS_AT_ONCE):
+            found += await asyncio.gather(*map(self.job, names[first : first + READS_AT_ONCE]))
+        return [job for job in found if job is not None]
 
     async def environ(self, job: str) -> dict[str, str]:
         node = await self.store.read(f"{ENVIRONS}/{job}")
@@ -156,6 +189,15 @@ class QueueStore:
 
     async def wishes(self) -> tuple[str, ...]:
         return await self.store.children(WISHES)
+
+    async def sizes(self) -> dict[str, tuple[int, int]]:
+        """By job: workers that are wanted, and the version of that wish."""
+        found = {}
+        for name in await self.store.children(SIZES):
+            node = await self.store.read(f"{SIZES}/{name}")
+            if node is not None:
+                found[name] = int(node.value), node.version
+        return found
 
     async def draining(self) -> bool | None:
         """None: no; else whether all are to be killed."""
@@ -250,6 +292,12 @@ class QueueStore:
         for name in wishes:
             with contextlib.suppress(NoNode):
                 await self.store.commit([Delete(f"{WISHES}/{name}")], fence=fence)
+
+    async def heed_sizes(self, sizes: Mapping[str, tuple[int, int]], fence: str) -> None:
+        """They were carried out; one that is newer stays."""
+        for name, (_, version) in sizes.items():
+            with contextlib.suppress(NoNode, VersionConflict):
+                await self.store.commit([Delete(f"{SIZES}/{name}", version)], fence=fence)
 
     async def forget(self, job: str, fence: str) -> None:
         """One that is over, for ever."""

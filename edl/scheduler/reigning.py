@@ -33,6 +33,7 @@ from edl.cluster.queue.inputs import (
     QueueInput,
     QueueTick,
     SendAway,
+    SizeWanted,
     Submitted,
 )
 from edl.cluster.queue.phases import ACTIVE, JobPhase
@@ -41,7 +42,7 @@ from edl.coordination.election import Reign
 from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, KEPT_OVER, REPORTS, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, KEPT_OVER, REPORTS, SIZES, WISHES, QueueStore
 
 logger = logging.getLogger("edl")
 
@@ -66,6 +67,7 @@ class QueueReign:
         self._reports: set[str] = set()  # nodes whose reports are watched
         self._there: set[str] = set()
         self._wishes: tuple[str, ...] = ()
+        self._sizes: dict[str, tuple[int, int]] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._looking: set[str] = set()
         self._looked_at = 0.0
@@ -98,7 +100,7 @@ class QueueReign:
             if job.over and not job.workers and job.name in environs:
                 await self._queue.forget_environ(job.name, self._reign.fence)
         await self._forget_old()
-        for path in (JOBS, WISHES, AGENTS, DRAIN):
+        for path in (JOBS, WISHES, SIZES, AGENTS, DRAIN):
             self._watch(path)
             self._dirty.add(path)
         for report in await self._queue.reports():
@@ -140,11 +142,13 @@ class QueueReign:
                 self._inbox.append(NodeReported(report))
         if WISHES in dirty:  # before the jobs: whose job is not found then, there is none
             self._wishes = await self._queue.wishes()
-        if JOBS in dirty or any(name not in machine.jobs for name in self._wishes):
-            for name in await self._queue.names():
-                if name not in machine.jobs and (job := await self._queue.job(name)) is not None:
-                    self._inbox.append(Submitted(job.asked))
+        if SIZES in dirty:
+            self._sizes = await self._queue.sizes()
+        if JOBS in dirty or any(name not in machine.jobs for name in (*self._wishes, *self._sizes)):
+            new = [name for name in await self._queue.names() if name not in machine.jobs]
+            self._inbox += [Submitted(job.asked) for job in await self._queue.some(new)]
         self._inbox += [CancelAsked(name) for name in self._wishes]
+        self._inbox += [SizeWanted(name, np) for name, (np, _) in self._sizes.items()]
         if DRAIN in dirty:
             kill = await self._queue.draining()
             self._inbox.append(DrainOver() if kill is None else DrainAsked(kill))
@@ -213,6 +217,10 @@ class QueueReign:
         if heeded:
             await self._queue.heed(heeded, self._reign.fence)
             self._wishes = ()
+        if self._sizes:
+            await self._queue.heed_sizes(self._sizes, self._reign.fence)
+            self._sizes = {}
+            self._dirty.add(SIZES)  # one that is newer than those
         for act in resolved.acts:
             self._begin(self._act(act))
 
@@ -236,7 +244,7 @@ class QueueReign:
         self._wake.clear()
         if self._clock.now() - self._all_looked_at >= ALL_EVERY_S:
             self._all_looked_at = self._clock.now()
-            self._dirty |= {JOBS, WISHES, AGENTS, DRAIN, *(f"{REPORTS}/{node}" for node in self._there)}
+            self._dirty |= {JOBS, WISHES, SIZES, AGENTS, DRAIN, *(f"{REPORTS}/{node}" for node in self._there)}
 
     # -------------------------------------------------------------------------------------------------------- acting
 

@@ -12,8 +12,11 @@ import re
 import secrets
 import signal
 import socket
+import ssl
 from collections import Counter
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
+from ipaddress import ip_address
 from pathlib import Path
 
 from edl.cluster.policies import registry
@@ -22,16 +25,19 @@ from edl.coordination.etcd.server_process import lasting_socket
 from edl.coordination.local_place import free_port
 from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
+from edl.host.network import LOOPBACK
 from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
+from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
+from edl.scheduler.tokens import TokenBook
 from edl.scheduler.worker_folders import mark_of
 
 START_S = 90.0
 STOP_S = 10.0
 DRAIN_S = 120.0
 LOOK_S = 0.1
+MOST_PORT = 65_535
 NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62}):([1-9][0-9]{0,3})")
 
 Say = Callable[[str], object]
@@ -61,6 +67,72 @@ def nodes_of(text: str | None) -> tuple[NodeGiven, ...]:
     return tuple(nodes)
 
 
+def http_of(text: str | None, certificate: str | None, key: str | None, before: HttpGiven | None) -> HttpGiven | None:
+    """[ADDRESS:]PORT; port 0: as before, else any. Raises ConfigError."""
+    if text is None:
+        if certificate or key:
+            raise ConfigError("--http-certificate and --http-key go with --http")
+        return None
+    host, _, digits = text.rpartition(":")
+    address = host.removeprefix("[").removesuffix("]") or LOOPBACK
+    if not re.fullmatch(r"[0-9]{1,5}", digits) or int(digits) > MOST_PORT:
+        raise ConfigError(f"--http {text}: must be PORT or ADDRESS:PORT, such as 8000")
+    _check_web()
+    if bool(certificate) != bool(key):
+        raise ConfigError("--http-certificate and --http-key go together: name both files")
+    if not certificate and not _is_loopback(address):
+        raise ConfigError(
+            f"--http {text}: tokens would cross the network in the clear: give --http-certificate and --http-key, or "
+            "listen at 127.0.0.1 behind something that speaks TLS"
+        )
+    files = [str(Path(name).resolve()) for name in (certificate, key) if name]
+    if files:
+        _check_tls(*files)
+    port = int(digits)
+    if not port and before is not None and before.address == address and _is_free(address, before.port):
+        port = before.port
+    return HttpGiven(address, port or _any_port(address), *files)
+
+
+def _is_loopback(address: str) -> bool:
+    try:
+        return ip_address("127.0.0.1" if address == "localhost" else address).is_loopback
+    except ValueError:
+        raise ConfigError(
+            f"--http {address}: name an address of this machine by its numbers, such as 0.0.0.0"
+        ) from None
+
+
+def _check_web() -> None:
+    for name in ("starlette", "uvicorn"):
+        if find_spec(name) is None:
+            raise ConfigError(f"--http needs {name}: pip install 'horovod-edl[dashboard]'")
+
+
+def _check_tls(certificate: str, key: str) -> None:
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except (OSError, ssl.SSLError) as error:
+        raise ConfigError(f"--http-certificate {certificate}, --http-key {key}: {error}") from None
+
+
+def _is_free(address: str, port: int) -> bool:
+    try:
+        socket.create_server((address, port)).close()
+    except OSError:
+        return False
+    return True
+
+
+def _any_port(address: str) -> int:
+    """Raises ConfigError."""
+    try:
+        with socket.create_server((address, 0)) as ear:
+            return int(ear.getsockname()[1])
+    except OSError as error:
+        raise ConfigError(f"--http {address}: cannot listen there: {error.strerror}") from None
+
+
 def devices_here() -> int:
     """GPUs of this machine, else its cores."""
     gpus = Path("/proc/driver/nvidia/gpus")
@@ -78,6 +150,12 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
         raise UsageError(f"the cluster of EDL_HOME={home.home} runs already ({pids}): `edl cluster stop` ends it")
     if not home.secret.exists():
         put(home.secret, secrets.token_hex(32).encode())
+    if config.http is not None:
+        TokenBook(home).make()
+        if not _is_free(config.http.address, config.http.port):
+            raise ConfigError(
+                f"--http {config.http.port}: {config.http.address}:{config.http.port} is taken; choose another"
+            )
     before = home.read()
     home.write(config)
     put(home.opening, b"")
@@ -126,7 +204,17 @@ async def _is_there(client: ClusterClient, config: ClusterConfig, say: Say) -> b
     reported = {report.node for report in await client.queue.reports()}
     wanted = {node.name for node in config.nodes}
     say(f"scheduler {leader or 'not there yet'}, {len(wanted & agents)} of {len(wanted)} agents")
-    return bool(leader) and wanted <= (agents & reported)
+    served = config.http is None or await asyncio.to_thread(_answers, config.http)
+    return bool(leader) and wanted <= (agents & reported) and served
+
+
+def _answers(http: HttpGiven) -> bool:
+    address = {"0.0.0.0": LOOPBACK, "::": "::1"}.get(http.address, http.address)  # noqa: S104 - to reach what listens
+    try:
+        socket.create_connection((address, http.port), timeout=LOOK_S * 10).close()
+    except OSError:
+        return False
+    return True
 
 
 async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:

@@ -8,7 +8,10 @@ import io
 import json
 import os
 import signal
+import subprocess
+import sys
 import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -103,7 +106,7 @@ def wait(condition: Callable[[], Any], what: str, timeout_s: float = 60.0) -> An
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory, warm: WarmPython) -> Iterator[LiveCluster]:
     cluster = LiveCluster(tmp_path_factory.mktemp("cluster") / "home", warm)
-    cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "fifo", "--session-timeout", "3")
+    cluster("cluster", "start", "--nodes", "localhost:2", "--policy", "fifo", "--session-timeout", "3", "--http", "0")
     try:
         yield cluster
     finally:
@@ -123,6 +126,57 @@ def test_a_command_runs_and_what_it_prints_is_kept(cluster: LiveCluster) -> None
     assert (job["state"], job["workers"]) == ("finished", [])
     log = cluster.places.job_logs("hello") / "hello-1.log"
     assert log.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_job_is_submitted_from_elsewhere_though_the_http_server_is_killed(
+    cluster: LiveCluster, tmp_path: Path
+) -> None:
+    given = cluster.places.config().http
+    assert given is not None
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(cluster("cluster", "token", "ann"))
+    url = given.url
+
+    def there(*words: str, code: int = 0) -> str:
+        return cluster(*words, code=code, EDL_CLUSTER=url, EDL_TOKEN_FILE=str(token), EDL_HOME=str(tmp_path))
+
+    line = ("--name", "far", "--folder", str(tmp_path), "--env", "WORD=hello", "sh", "-c", "echo $WORD from $PWD")
+    assert there("submit", *line) == "far\n"
+    cluster.kill("http")
+    assert "job far has finished" in there("wait", "far")
+    assert there("logs", "far", "-f") == f"hello from {tmp_path}\n"
+    assert "user ann" in there("describe", "far")
+    cluster("submit", "--name", "near", "true")
+    assert "and this token ann's" in there("logs", "near", code=2)
+    assert "far" in there("queue")
+    assert "far,ann,finished" in there("cluster", "accounts", "--csv")
+
+
+def test_the_clusters_page_is_served_here_and_of_a_cluster_elsewhere(cluster: LiveCluster, tmp_path: Path) -> None:
+    cluster("submit", "--name", "seen", "true")
+    cluster("wait", "seen")
+    given = cluster.places.config().http
+    assert given is not None
+    token = tmp_path / "token"
+    token.touch(0o600)
+    token.write_text(cluster("cluster", "token", "eve"))
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    there = ("--cluster", given.url, "--token-file", str(token))
+    for home, flags in ((cluster.home, ()), (tmp_path, there)):
+        line = [sys.executable, "-c", "import sys; from edl.cli import main; sys.exit(main())", "dashboard", *flags]
+        page = subprocess.Popen(line, env={**outside, "EDL_HOME": str(home)}, stdout=subprocess.PIPE, text=True)
+        try:
+            assert page.stdout is not None
+            link = page.stdout.readline().removeprefix("cluster: ").strip()
+            opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
+            text = opener.open(link, timeout=30).read().decode()
+            assert "localhost" in text
+            assert 'data-worker="seen-1"' in text
+        finally:
+            page.send_signal(signal.SIGINT)
+            assert page.wait(30) == 0
+            page.stdout.close()
 
 
 def test_a_fault_of_the_script_ends_its_job_and_says_why(cluster: LiveCluster) -> None:

@@ -18,7 +18,8 @@ from elastic_job import Job
 from seen_job import BEGAN, event, feed, status
 
 from edl.dashboard.access import Access
-from edl.dashboard.server import PageServer, listen
+from edl.dashboard.server import PageServer
+from edl.host.serving import listen
 from edl.launch.figures import Point
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]

@@ -6,6 +6,8 @@ leaving, and training that was lost with a failure. Owns: the sums. Does not own
 
 from __future__ import annotations
 
+import csv
+import io
 from collections.abc import Iterable
 
 import msgspec
@@ -71,6 +73,14 @@ def row(job: JobAccount) -> tuple[object, ...]:
     user = f"'{job.user}" if job.user[:1] in "=+-@" else job.user
     place = (job.job, user, job.state, f"{job.submitted:.1f}", began, ended)
     return (*place, *times, *badput, job.lives, job.preemptions, job.changes, job.cause)
+
+
+def as_csv(found: Accounts) -> str:
+    """A line for each job."""
+    writer = csv.writer(text := io.StringIO())
+    writer.writerow(COLUMNS)
+    writer.writerows(map(row, found.jobs))
+    return text.getvalue()
 
 
 def _of(job: JobEntry) -> JobAccount:

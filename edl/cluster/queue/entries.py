@@ -36,6 +36,7 @@ class Submission(msgspec.Struct, frozen=True):
     deadline: float | None = None  # a time of day, in seconds since 1970
     checkpoint: str = ""  # where it is saved
     spread: bool = False  # over nodes; else on as few as can be
+    ticket: str = ""  # drawn by who submits: the same one again is the same submission, whose answer was lost
 
 
 class WorkerWish(StrEnum):
@@ -57,6 +58,16 @@ class WorkerEntry(msgspec.Struct, frozen=True):
     since: float  # it has had its wish
     began: float
     wish: WorkerWish = WorkerWish.RUN
+
+
+class DeviceHeld(msgspec.Struct, frozen=True):
+    """A device that was a worker's, and is no more."""
+
+    worker: str
+    node: str
+    device: int
+    began: float
+    ended: float
 
 
 class WorkerExit(msgspec.Struct, frozen=True):
@@ -112,6 +123,7 @@ class JobEntry(msgspec.Struct, frozen=True):
     tries_left: int = 0  # before it is given up, unless it comes on
     rests_until: float = 0.0  # it is not begun again before
     batch: int = 0  # that was asked for; 0: its own
+    wanted: int = 0  # workers that its owner asked for since: it has at most these; 0: nothing was asked for
     # what is counted
     since: float = 0.0
     began: float | None = None
@@ -124,6 +136,7 @@ class JobEntry(msgspec.Struct, frozen=True):
     used: dict[str, float] = {}  # device-seconds, by what they were used for
     notes: dict[str, float] = {}  # the policy's
     preemptions: int = 0
+    held: tuple[DeviceHeld, ...] = ()  # devices that were its own, the newest
     story: tuple[QueueEvent, ...] = ()  # what has happened to it, the newest
 
     @property

@@ -58,6 +58,14 @@ class CancelAsked:
 
 
 @dataclass(frozen=True, slots=True)
+class SizeWanted:
+    """Its owner wants so many workers for it; 0: as it was submitted."""
+
+    job: str
+    np: int
+
+
+@dataclass(frozen=True, slots=True)
 class NodeReported:
     """Its agent is there, and this is all that it knows."""
 
@@ -122,6 +130,7 @@ class QueueTick:
 QueueInput = (
     Submitted
     | CancelAsked
+    | SizeWanted
     | NodeReported
     | NodeWent
     | LifeReady

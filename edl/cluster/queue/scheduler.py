@@ -28,6 +28,7 @@ from edl.cluster.queue.inputs import (
     QueueInput,
     QueueTick,
     Resolved,
+    SizeWanted,
     Submitted,
 )
 from edl.cluster.queue.phases import ACTIVE, JobPhase
@@ -62,18 +63,22 @@ class SchedulerMachine:
         state.changed, state.told, state.acts = {}, [], []
         for one in inputs:
             self._take(one, now)
-        for name in sorted(state.live):
-            lives.look_after(state, state.jobs[name], now)
+        self._look_after(now)
         if self._is_due(now):
             self._decided, state.news = now, False
             self._look_again = seating.decide(state, self._policy, self._speeds, now)
         seating.seat(state, now)
-        for name in sorted(state.live):
-            lives.look_after(state, state.jobs[name], now)
+        self._look_after(now)
         for name in [name for name, job in state.changed.items() if job.over and not job.workers]:
             state.seen.pop(name, None)
             self._speeds.forget(name)
         return Resolved(dict(state.changed), tuple(state.told), tuple(state.acts), self._next(now))
+
+    def _look_after(self, now: float) -> None:
+        """Of those that only wait there may be very many."""
+        state = self._state
+        for name in sorted(name for name in state.live if _holds(state.jobs[name])):
+            lives.look_after(state, state.jobs[name], now)
 
     def forget(self, name: str) -> None:
         """A job that is over, and is kept no more."""
@@ -103,6 +108,8 @@ class SchedulerMachine:
                 self._submitted(asked, now)
             case CancelAsked(name) if name in state.jobs:
                 lives.cancel(state, state.jobs[name], now)
+            case SizeWanted(name, np) if name in state.jobs:
+                self._sized(state.jobs[name], np, now)
             case NodeReported(report):
                 self._reported(report, now)
             case NodeWent(name):
@@ -117,7 +124,7 @@ class SchedulerMachine:
                     self._speeds.hear(state.jobs[name], look)
             case DrainAsked() | DrainOver():
                 self._drain(one, now)
-            case CancelAsked() | QueueTick():
+            case CancelAsked() | SizeWanted() | QueueTick():
                 pass
 
     def _submitted(self, asked: Submission, now: float) -> None:
@@ -127,6 +134,16 @@ class SchedulerMachine:
         tries = state.rules.retries.tries
         state.put(JobEntry(asked, since=now, since_phase=now, tries_left=tries), now)
         state.tell(now, "job_queued", asked.name, f"{asked.np} workers, {asked.min_np} to {asked.max_np}")
+        state.news = True
+
+    def _sized(self, job: JobEntry, np: int, now: float) -> None:
+        state, asked = self._state, job.asked
+        np = max(asked.min_np, min(np, asked.max_np)) if np else 0
+        if job.over or np == job.wanted:
+            return
+        state.put(job, now, wanted=np)
+        words = f"{np} workers are asked for" if np else f"{asked.np} workers are asked for, as at first"
+        state.tell(now, "size_asked", job.name, words, workers=np)
         state.news = True
 
     def _reported(self, report: NodeReport, now: float) -> None:
@@ -185,15 +202,22 @@ class SchedulerMachine:
             times.append(max(self._look_again, self._decided + rules.decide_s))
         for name in state.live:
             job = state.jobs[name]
+            if job.rests_until > now:
+                times.append(job.rests_until)
+            if not _holds(job):
+                continue
             times += [worker.since + rules.leave_s for worker in job.workers if worker.wish is WorkerWish.LEAVE]
             if job.over and job.workers:
                 times.append(job.since_phase + rules.cancel_s)
             if job.phase is JobPhase.PREEMPTING:
                 times.append(job.since_phase + rules.save_s + rules.save_slack_s)
-            if job.rests_until > now:
-                times.append(job.rests_until)
         later = [time for time in times if time > now]
         return min(later) if later else None
+
+
+def _holds(job: JobEntry) -> bool:
+    """It has devices, or a life to be looked after."""
+    return bool(job.workers) or not job.waits
 
 
 def _growing(job: JobEntry) -> bool:

@@ -73,6 +73,9 @@ def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[N
         yield Node(name, stays[name])
 
 
+FreeDevices = dict[str, list[int]]  # by node
+
+
 def decide(state: QueueState, policy: Policy, speeds: LiveSpeeds, now: float) -> float | None:
     """What each job is to have from now on; when to look again."""
     shown = outlook(state, speeds, now)
@@ -156,21 +159,23 @@ def _batch(state: QueueState, job: JobEntry, batch: int, now: float) -> None:
 
 def seat(state: QueueState, now: float) -> None:
     """As far as devices are free by now."""
+    free = _free(state)
     for name in sorted(
         state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
     ):
         job, wanted = state.jobs[name], state.desired[name]
         if job.waits and not state.draining:
-            _begin(state, job, wanted, now)
+            _begin(state, job, wanted, free, now)
         elif job.phase in ACTIVE:
-            _change(state, job, wanted, now)
+            _change(state, job, wanted, free, now)
 
 
-def _begin(state: QueueState, job: JobEntry, wanted: Placement, now: float) -> None:
+def _begin(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
     """All of the fewest at once, or none (gang); those beyond them come when their devices are free."""
-    seats = _seats(state, wanted)
+    seats = _seats(free, wanted)
     if len(seats) < job.asked.min_np or job.rests_until > now:
         return
+    _take(free, seats)
     again = job.phase is JobPhase.PREEMPTED or job.life > 0
     life = job.life + 1
     workers = tuple(_worker(job, at, seat, life, now) for at, seat in enumerate(seats, 1))
@@ -197,18 +202,23 @@ def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float
     return WorkerEntry(f"{job.name}-{number}", number, *seat, life=life, since=now, began=now)
 
 
-def _seats(state: QueueState, wanted: Placement) -> list[tuple[str, int]]:
+def _free(state: QueueState) -> FreeDevices:
+    holders = [job for name in state.live if (job := state.jobs[name]).workers]
+    there = {name: node for name, node in state.nodes.items() if node.there}
+    return {name: free_devices(node.devices, name, holders) for name, node in there.items()}
+
+
+def _seats(free: FreeDevices, wanted: Placement) -> list[tuple[str, int]]:
     """Node and device, of those that are free."""
-    found = []
-    holders = [state.jobs[name] for name in state.live]
-    for node, count in wanted.items():
-        seen = state.nodes.get(node)
-        if count > 0 and seen is not None and seen.there:
-            found += [(node, device) for device in free_devices(seen.devices, node, holders)[:count]]
-    return found
+    return [(node, device) for node, count in wanted.items() if count > 0 for device in free.get(node, [])[:count]]
 
 
-def _change(state: QueueState, job: JobEntry, wanted: Placement, now: float) -> None:
+def _take(free: FreeDevices, seats: Iterable[tuple[str, int]]) -> None:
+    for node, device in seats:
+        free[node].remove(device)
+
+
+def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
     has = placed(job)
     surplus = {node: count - wanted.get(node, 0) for node, count in has.items() if count > wanted.get(node, 0)}
     missing = {node: count - has.get(node, 0) for node, count in wanted.items() if count > has.get(node, 0)}
@@ -217,7 +227,7 @@ def _change(state: QueueState, job: JobEntry, wanted: Placement, now: float) -> 
     if surplus:
         _shrink(state, job, surplus, now)
     elif missing:
-        _grow(state, job, missing, now)
+        _grow(state, job, missing, free, now)
 
 
 def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> None:
@@ -232,7 +242,7 @@ def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) ->
     state.put(job, now, changed=now, changes=job.changes + 1)
 
 
-def _grow(state: QueueState, job: JobEntry, missing: Placement, now: float) -> None:
+def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevices, now: float) -> None:
     """Also in the place of workers that have failed, while there are tries left. A job that ends takes no more."""
     if any(one.cause is None for one in job.exits):
         return
@@ -242,9 +252,10 @@ def _grow(state: QueueState, job: JobEntry, missing: Placement, now: float) -> N
         return
     if job.rests_until > now:
         return
-    seats = _seats(state, missing)
+    seats = _seats(free, missing)
     if not seats:
         return
+    _take(free, seats)
     workers = tuple(_worker(job, at, seat, job.life, now) for at, seat in enumerate(seats, 1))
     has = len(job.staying) + len(workers)
     state.put(

@@ -51,13 +51,14 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
 def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> JobView:
     """Of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
-    placement = placed(job)
+    placement = placed(job) if job.workers else {}
+    np, max_np = (job.wanted, job.wanted) if job.wanted else (asked.np, asked.max_np)
     return JobView(
         name=job.name,
         submitted=asked.submitted,
-        request=max(asked.min_np, min(asked.np, most)),
+        request=max(asked.min_np, min(np, most)),
         smallest=asked.min_np,
-        largest=max(asked.min_np, min(asked.max_np, most)),
+        largest=max(asked.min_np, min(max_np, most)),
         speed=speed,
         batch=job.batch,
         user=asked.user,

@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from edl.cluster.queue.entries import JobEntry, QueueEvent, WorkerEntry, WorkerWish
+from edl.cluster.queue.entries import DeviceHeld, JobEntry, QueueEvent, WorkerEntry, WorkerWish
 from edl.cluster.queue.inputs import Act, ClusterRules, JobLook
 from edl.cluster.queue.phases import TERMINAL, Turn, after
 from edl.cluster.queue.sights import counted
@@ -19,6 +19,7 @@ from edl.cluster.views import Placement
 
 KEPT_REASON = 500
 KEPT_EVENTS = 50
+KEPT_HELD = 64
 
 
 @dataclass
@@ -62,7 +63,9 @@ class QueueState:
     def put(self, job: JobEntry, now: float, **changes: Any) -> JobEntry:
         """The job, counted up to now and changed."""
         job = counted(job, now)
+        before = job.workers
         job = msgspec.structs.replace(job, **changes) if changes else job
+        job = _let_go(job, before, now)
         self.jobs[job.name] = self.changed[job.name] = job
         if job.over and not job.workers:
             self.live.discard(job.name)
@@ -115,3 +118,14 @@ class QueueState:
         if what not in seen.asked:
             seen.asked.add(what)
             self.acts.append(act)
+
+
+def _let_go(job: JobEntry, before: tuple[WorkerEntry, ...], now: float) -> JobEntry:
+    """Who had which device until when is kept."""
+    there = {worker.id for worker in job.workers}
+    gone = tuple(
+        DeviceHeld(worker.id, worker.node, worker.device, worker.began, now)
+        for worker in before
+        if worker.id not in there
+    )
+    return msgspec.structs.replace(job, held=(*job.held, *gone)[-KEPT_HELD:]) if gone else job

@@ -37,20 +37,32 @@ class Shares:
 
     def __init__(self, cluster: ClusterView, allotments: Mapping[str, Allotment]) -> None:
         self.allotments = {name: one for name, one in allotments.items() if one.workers}
+        self._places = {job.name: place for place, job in enumerate(cluster.jobs)}
         self._jobs = cluster.jobs
+        self._lowest = self._lowest_of_all()
         self._free = cluster.devices - sum(one.workers for one in self.allotments.values())
 
     def workers(self, job: JobView) -> int:
         return self.allotments[job.name].workers if job.name in self.allotments else 0
 
+    def _holders(self) -> list[JobView]:
+        """Jobs that have workers: as many as devices at most, however many wait."""
+        return [self._jobs[place] for place in sorted(self._places[name] for name in self.allotments)]
+
+    def _lowest_of_all(self) -> int:
+        """The lowest priority of any that has workers: who has no higher one takes from nobody."""
+        return min((job.priority for job in self._holders()), default=0)
+
     def rescue(self, job: JobView) -> None:
-        others = [one for one in self._jobs if one.name != job.name and one.priority <= job.priority]
+        others = [one for one in self._holders() if one.name != job.name and one.priority <= job.priority]
         if self._surplus(others) + self._free >= job.smallest:
             self._shrink(others, job.smallest, f"others shrink before {job.name} is sent away")
             self._give(job, job.smallest, "others have shrunk so that it can go on")
 
     def prefer(self, job: JobView) -> None:
-        lower = [one for one in self._jobs if one.priority < job.priority and self.workers(one)]
+        if job.priority <= self._lowest:
+            return
+        lower = [one for one in self._holders() if one.priority < job.priority]
         has = self.workers(job)
         if not lower or has >= job.request or has + self._free + sum(map(self.workers, lower)) < job.smallest:
             return
@@ -63,6 +75,7 @@ class Shares:
         more = min(job.request - has, self._free)
         if more:
             self._give(job, more, f"its priority of {job.priority} is higher than that of others")
+        self._lowest = self._lowest_of_all()
 
     def _surplus(self, jobs: Sequence[JobView]) -> int:
         return sum(max(0, self.workers(job) - job.smallest) for job in jobs)

@@ -254,8 +254,9 @@ def _flags_of(parser) -> set[str]:
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
-CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker"}
-CLUSTER |= {f"--{name}" for name in (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS)}
+CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker", "--env", "--revoke"}
+OF_CLUSTERS = (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS, *cluster_flags.REACH_FLAGS)
+CLUSTER |= {f"--{name}" for name in OF_CLUSTERS}
 SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
 
 

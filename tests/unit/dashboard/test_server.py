@@ -13,11 +13,14 @@ from urllib.parse import quote
 import pytest
 from seen_job import EVIL, event, feed, scaled, status
 
-from edl.dashboard import server, snapshot
+from edl.dashboard import snapshot
 from edl.dashboard.access import Access
 from edl.dashboard.feed import Feed
-from edl.dashboard.server import CONNECTIONS, FILES, MOST_CONNECTIONS, STREAMS, PageServer, listen
+from edl.dashboard.server import STREAMS, PageServer
+from edl.dashboard.site import FILES
 from edl.errors import ConfigError
+from edl.host import serving
+from edl.host.serving import CONNECTIONS, MOST_CONNECTIONS, listen
 
 pytestmark = pytest.mark.integration
 
@@ -180,7 +183,7 @@ async def test_a_thousand_connections_are_bounded_and_those_who_look_go_on() -> 
 
 
 async def test_connections_that_ask_nothing_make_room_for_those_who_look(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(server, "ASK_S", 0.5)
+    monkeypatch.setattr(serving, "ASK_S", 0.5)
     async with served(feed([event(1)])) as page:
         begun = f"GET {page.access.place}/ HTTP/1.1\r\nHost: 127.0.0.1:{page.access.port}\r\n"
         whole = f"{begun}Cookie: {page.cookie['Cookie']}\r\n\r\n"

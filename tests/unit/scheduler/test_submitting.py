@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from edl.cli.queue import handed_on
 from edl.cluster.queue.entries import Submission
 from edl.coordination.memory import MemoryServer
 from edl.errors import ConfigError, StoreUnavailable, UsageError
 from edl.scheduler import client as client_module
 from edl.scheduler.client import ClusterClient
+from edl.scheduler.environs import handed_on
 from edl.scheduler.places import ClusterConfig, ClusterHome
 from edl.scheduler.queue_store import QueueStore
 

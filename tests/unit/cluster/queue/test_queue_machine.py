@@ -7,6 +7,7 @@ import pytest
 from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import POLICIES, build, known
+from edl.cluster.queue import lives
 from edl.cluster.queue.entries import NodeReport, WorkerSeen, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
     CancelAsked,
@@ -20,11 +21,13 @@ from edl.cluster.queue.inputs import (
     NodeReported,
     NodeWent,
     SendAway,
+    SizeWanted,
 )
 from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
 from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.seating import BATCH_AGAIN_S
 from edl.cluster.queue.speeds import UnknownSpeeds
+from edl.cluster.queue.yielding import Shares
 from edl.errors import InvalidTransition
 
 BUG = "Traceback (most recent call last):\n  File t.py\nValueError: no\n"
@@ -421,3 +424,52 @@ def test_a_life_that_two_schedulers_have_prepared_is_begun_once() -> None:
     play.submit("a")
     play(LifeRefused("a", 1, "the second came to nothing", again=False))
     assert (play.job("a").phase, play.workers("a")) == (JobPhase.STARTING, ["a-1"])
+
+
+def test_a_size_that_its_owner_asks_for_since_is_what_a_job_has_at_most() -> None:
+    play = QueuePlay()
+    play.submit("a", np=3, least=1, most=4)
+    play.look("a", size=3)
+    assert len(play.job("a").staying) == 3
+    play(SizeWanted("a", 2))
+    assert (play.job("a").wanted, len(play.job("a").staying)) == (2, 2)
+    assert "size_asked" in play.told
+    play.gone("a-3", code=0, told=True)
+    play(SizeWanted("a", 9))  # within what it was submitted with
+    assert (play.job("a").wanted, len(play.job("a").staying)) == (4, 4)
+    play(SizeWanted("a", 0))
+    assert play.job("a").wanted == 0
+    told = len(play.told)
+    play(SizeWanted("a", 0), SizeWanted("unknown", 2))
+    assert "size_asked" not in play.told[told:]
+
+
+def test_who_had_which_device_until_when_is_kept() -> None:
+    play = QueuePlay()
+    began = play.submit("a", np=2).workers[0].began
+    play.look("a")
+    play.gone("a-2", code=1, tail="x")
+    assert [(one.worker, one.device, one.began) for one in play.job("a").held] == [("a-2", 1, began)]
+    assert play.job("a").held[0].ended == play.now
+    play.end("a")
+    assert [one.worker for one in play.job("a").held][:2] == ["a-2", "a-1"]
+
+
+def test_jobs_that_only_wait_cost_no_look_each_however_many_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    play = QueuePlay()
+    looked: list[str] = []
+    look_after = lives.look_after
+    monkeypatch.setattr(
+        lives, "look_after", lambda state, job, now: (looked.append(job.name), look_after(state, job, now))
+    )
+    read = Shares._holders
+    reads: list[int] = []
+    monkeypatch.setattr(Shares, "_holders", lambda self: (reads.append(1), read(self))[1])
+    for number in range(40):
+        play.submit(f"j{number}")
+    looked.clear()
+    reads.clear()
+    play()
+    assert set(looked) == {job.name for job in play.machine.jobs.values() if job.workers}
+    assert len(set(looked)) == 4
+    assert len(reads) <= 2  # of all that have devices, not once for each that waits

@@ -1,0 +1,55 @@
+"""Who may do what by a token. Pure.
+
+The owner of the cluster may do everything. A user's token submits in that user's name, and opens that user's jobs;
+of others it shows that they are there, and what they hold. That is a rule of the interface: jobs run as the owner of
+the cluster, so who may submit is trusted as that owner is (docs/security.md).
+
+Owns: these rules, and whose a token is. Does not own: where tokens are kept (`edl.scheduler.tokens`).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+from collections.abc import Mapping
+
+import msgspec
+
+from edl.cluster.queue.shown import JobShown, outlined
+
+LONGEST_TOKEN = 256
+
+
+class TokenHolder(msgspec.Struct, frozen=True):
+    """Whose token came with a request. `user` empty: the owner of the cluster."""
+
+    user: str = ""
+
+    @property
+    def owner(self) -> bool:
+        return not self.user
+
+    def may_open(self, user: str) -> bool:
+        """Jobs of that user: what they are, what they print, and that they end."""
+        return self.owner or self.user == user
+
+    def sees(self, job: JobShown) -> JobShown:
+        return job if self.may_open(job.user) else outlined(job)
+
+
+def digest(token: str) -> str:
+    """What is kept of a token."""
+    return hashlib.sha256(token.encode(errors="surrogatepass")).hexdigest()
+
+
+def caller_of(header: str, owner: str, users: Mapping[str, str]) -> TokenHolder | None:
+    """`header`: of Authorization. `owner`, `users`: digests. Each is compared, and each in constant time."""
+    kind, _, token = header.partition(" ")
+    if kind.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
+        return None
+    given = digest(token.strip())
+    found = None
+    for user, known in (*users.items(), ("", owner)):
+        if hmac.compare_digest(given, known):
+            found = TokenHolder(user)
+    return found

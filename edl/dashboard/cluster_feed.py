@@ -1,0 +1,93 @@
+"""What the cluster's page is fed with: the queue and the nodes, looked at once a second, however many look.
+
+Owns: looking, and waking those who wait for news. Does not own: what is shown (`edl.dashboard.cluster_view`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import time
+from collections.abc import Awaitable, Callable
+from typing import Final
+
+from edl.cluster.queue.entries import JobEntry
+from edl.cluster.queue.shown import JobShown, shown
+from edl.errors import EdlError
+from edl.scheduler.client import ClusterClient, ClusterStatus, opened
+from edl.scheduler.places import ClusterHome
+
+LOOK_S: Final = 1.0
+
+ClusterSeen = tuple[ClusterStatus, tuple[JobShown, ...]]
+Look = Callable[[], Awaitable[ClusterSeen]]
+
+
+class ClusterFeed:
+    """Of one cluster. Run it as a task."""
+
+    def __init__(self, look: Look) -> None:
+        self._look = look
+        self.seen: ClusterSeen | None = None
+        self.at = 0.0
+        self.looks = 0
+        self.away = ""  # why it was not seen the last time
+        self._news = asyncio.Event()
+
+    @property
+    def news(self) -> asyncio.Event:
+        """Set once it was looked at again. Take it before looking at what there is."""
+        return self._news
+
+    async def heard(self, within_s: float) -> bool:
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(within_s):
+                while self.seen is None:
+                    await self._news.wait()
+        return self.seen is not None
+
+    async def run(self) -> None:
+        """Until cancelled."""
+        while True:
+            try:
+                self.seen, self.at, self.away = await self._look(), time.time(), ""
+            except (EdlError, OSError) as error:
+                self.away = str(error)
+            self.looks += 1
+            self._news.set()
+            self._news = asyncio.Event()
+            await asyncio.sleep(LOOK_S)
+
+
+class LooksHere:
+    """At the cluster of this machine, by one session for as long as that serves."""
+
+    def __init__(self, home: ClusterHome) -> None:
+        self._home = home
+        self._stack = contextlib.AsyncExitStack()
+        self._client: ClusterClient | None = None
+        self._over: dict[str, JobEntry] = {}  # they do not change any more
+
+    async def __call__(self) -> ClusterSeen:
+        try:
+            if self._client is None:
+                self._client = await self._stack.enter_async_context(opened(self._home))
+            jobs = await self._jobs(self._client)
+            status = await self._client.status(jobs)
+        except EdlError:
+            await self.close()
+            raise
+        now = time.time()
+        return status, tuple(shown(job, now) for job in jobs)
+
+    async def _jobs(self, client: ClusterClient) -> list[JobEntry]:
+        names = await client.queue.names()
+        self._over = {name: self._over[name] for name in names if name in self._over}
+        jobs = [*self._over.values(), *await client.queue.some([name for name in names if name not in self._over])]
+        self._over |= {job.name: job for job in jobs if job.over and not job.workers}
+        return sorted(jobs, key=lambda job: (job.asked.submitted, job.name))
+
+    async def close(self) -> None:
+        self._client = None
+        await self._stack.aclose()
+        self._stack = contextlib.AsyncExitStack()

@@ -1,0 +1,78 @@
+"""The server of the cluster's page, with the rules of a job's page (`edl.dashboard.access`).
+
+Owns: what is answered, and how many at a time. Does not own: what is shown (`edl.dashboard.cluster_view`).
+
+What is told is each part as it is now: a browser that lost its connection gets all of it with the next word.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import AsyncIterator
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from edl.dashboard.access import HEADERS, Access
+from edl.dashboard.cluster_feed import ClusterFeed
+from edl.dashboard.cluster_page import cluster_parts, page
+from edl.dashboard.cluster_view import SPAN, SPANS, ClusterSight, cluster_sight
+from edl.dashboard.server import BEAT_S, STREAMS
+from edl.dashboard.site import GuardedSite, message, plain
+
+
+class ClusterPageServer(GuardedSite):
+    """Of one cluster."""
+
+    def __init__(self, feed: ClusterFeed, access: Access) -> None:
+        super().__init__(access)
+        self._feed = feed
+        self._streams = 0
+        place = access.place
+        self.app = self.site([Route(f"{place}/", self._page), Route(f"{place}/events", self._events)])
+
+    async def _page(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        if (view := self._view(_span(request))) is None:
+            return plain("the cluster is not heard of yet; reload in a moment", 503)
+        return HTMLResponse(page(view), headers=HEADERS)
+
+    async def _events(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        if self._streams >= STREAMS:
+            return plain("too many look at this page just now", 503)
+        return StreamingResponse(self._tell(_span(request)), media_type="text/event-stream", headers=HEADERS)
+
+    async def _tell(self, span: int) -> AsyncIterator[str]:
+        self._streams += 1
+        told: dict[str, str] = {}
+        try:
+            while True:
+                news = self._feed.news
+                view = self._view(span)
+                if self._feed.away:
+                    yield message("away", {"words": "the cluster does not answer"})
+                elif view is not None:
+                    parts = cluster_parts(view)
+                    yield message(
+                        "look", {"parts": {key: part for key, part in parts.items() if told.get(key) != part}}
+                    )
+                    told = parts
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(BEAT_S):
+                        await news.wait()
+        finally:
+            self._streams -= 1
+
+    def _view(self, span: int) -> ClusterSight | None:
+        seen = self._feed.seen
+        return None if seen is None else cluster_sight(*seen, self._feed.at, span)
+
+
+def _span(request: Request) -> int:
+    given = request.query_params.get("span", "")
+    return next((seconds for seconds in SPANS.values() if given == str(seconds)), SPAN)

@@ -1,0 +1,83 @@
+"""What every page of edl's is served by: the link that opens it, its files, and the refusal of all else.
+
+Owns: these answers, and their life. Does not own: the rules (`edl.dashboard.access`), nor the pages.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from edl.dashboard.access import HEADERS, Access
+from edl.host.serving import serve
+
+SHIPPED: Final = Path(__file__).with_name("shipped")
+FILES: Final = {
+    "page.js": "text/javascript; charset=utf-8",
+    "page.css": "text/css; charset=utf-8",
+    "cluster.js": "text/javascript; charset=utf-8",
+    "cluster.css": "text/css; charset=utf-8",
+    "uPlot.iife.min.js": "text/javascript; charset=utf-8",
+    "uPlot.min.css": "text/css; charset=utf-8",
+}
+WRONG_NAME: Final = "this page answers to the address in its link only"
+NOT_OPENED: Final = "open the link that `edl dashboard` has printed: it has the token of this page"
+
+
+class GuardedSite:
+    """Of one page."""
+
+    app: Starlette
+
+    def __init__(self, access: Access) -> None:
+        self._access = access
+
+    def site(self, routes: Sequence[Route]) -> Starlette:
+        files = (Route(f"{self._access.place}/{name}", self._file) for name in FILES)
+        return Starlette(routes=[Route("/", self._open), *routes, *files])
+
+    def refusal(self, request: Request) -> Response | None:
+        if not self._access.names_us(request.headers.get("host", "")):
+            return plain(WRONG_NAME, 403)
+        if not self._access.opens(request.cookies.get(self._access.cookie)):
+            return plain(NOT_OPENED, 403)
+        return None
+
+    async def _open(self, request: Request) -> Response:
+        """The link: it trades its token for a cookie, and leads to the page."""
+        token = request.query_params.get("token")
+        if not self._access.names_us(request.headers.get("host", "")):
+            return plain(WRONG_NAME, 403)
+        if token is None or not self._access.opens(token):
+            return plain(NOT_OPENED, 403)
+        answer = RedirectResponse(f"{self._access.place}/", 303, headers=HEADERS)
+        answer.set_cookie(self._access.cookie, token, httponly=True, samesite="lax", path=self._access.place)
+        return answer
+
+    async def _file(self, request: Request) -> Response:
+        if refusal := self.refusal(request):
+            return refusal
+        name = request.url.path.rpartition("/")[2]
+        return Response((SHIPPED / name).read_bytes(), media_type=FILES[name], headers=HEADERS)
+
+    async def serve(self, ear: socket.socket) -> None:
+        """Until cancelled."""
+        await serve(self.app, ear)
+
+
+def message(kind: str, value: Any, number: int | None = None) -> str:
+    """A line of JSON holds no line break, so no text within ends the message."""
+    ident = "" if number is None else f"id: {number}\n"
+    return f"{ident}event: {kind}\ndata: {json.dumps(value, separators=(',', ':'))}\n\n"
+
+
+def plain(text: str, code: int) -> Response:
+    return PlainTextResponse(f"{text}\n", code, headers=HEADERS)

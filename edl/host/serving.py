@@ -1,0 +1,91 @@
+"""HTTP of this host, within bounds: starlette on uvicorn. Imported only by what was asked to serve something.
+
+Owns: listening, and how many are answered at a time. Does not own: what is answered, nor to whom.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import socket
+from typing import Any, Final
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from edl.errors import ConfigError
+
+CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
+MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond which they hear nothing
+ASK_S: Final = 10.0  # for a connection to ask for something
+HEAD_BYTES: Final = 16_384
+
+
+async def serve(app: Any, ear: socket.socket, certificate: str = "", key: str = "") -> None:
+    """Until cancelled. `certificate`, `key`: files, as PEM; without them it is plain HTTP."""
+    config = uvicorn.Config(
+        app,
+        log_config=None,
+        access_log=False,
+        lifespan="off",
+        server_header=False,
+        http=_Bounded,
+        ws="none",
+        limit_concurrency=CONNECTIONS,
+        timeout_keep_alive=5,
+        timeout_graceful_shutdown=1,
+        h11_max_incomplete_event_size=HEAD_BYTES,
+        ssl_certfile=certificate or None,
+        ssl_keyfile=key or None,
+    )
+    server = _Quiet(config)
+    serving = asyncio.create_task(server.serve([ear]))
+    try:
+        await asyncio.shield(serving)
+    finally:
+        server.should_exit = True
+        with contextlib.suppress(asyncio.CancelledError):
+            await serving
+
+
+class _Bounded(H11Protocol):
+    """One connection. uvicorn's own limits begin with the first answer."""
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        if len(self.connections) > MOST_CONNECTIONS:
+            transport.abort()
+        else:
+            self._expect(None)
+
+    def on_response_complete(self) -> None:
+        answered = self.cycle
+        super().on_response_complete()
+        self._expect(answered)
+
+    def _expect(self, before: RequestResponseCycle | None) -> None:
+        """Another request than that, soon: until its head is there in full it does not count."""
+
+        def look() -> None:
+            if self.cycle is before and not self.transport.is_closing():
+                self.transport.abort()
+
+        self.loop.call_later(ASK_S, look)
+
+
+class _Quiet(uvicorn.Server):
+    """Signals are the command's."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Any:
+        yield
+
+
+def listen(address: str, port: int, flag: str = "--port") -> socket.socket:
+    """Raises ConfigError."""
+    try:
+        return socket.create_server((address, port), backlog=CONNECTIONS)
+    except OSError as error:
+        raise ConfigError(
+            f"{flag} {port}: cannot listen at {address}: {error.strerror}; choose another, or 0 for any"
+        ) from None

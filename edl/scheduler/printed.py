@@ -1,0 +1,109 @@
+"""What the workers of a job have printed, as their wardens have kept it, read piece by piece.
+
+Owns: following these files, also while a warden puts one aside, in bounded memory. Does not own: who may read them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+import msgspec
+
+PIECE: Final = 65_536
+GONE: Final = "(output is missing here: it came faster than it was read)\n"
+
+
+class LogPlace(msgspec.Struct, frozen=True):
+    """How far a worker's log was read: in which file, and how many bytes of it."""
+
+    inode: int = 0
+    at: int = 0
+
+
+class LogPiece(msgspec.Struct, frozen=True):
+    """What comes next of one worker: whole lines, but for one that is very long, or the last of all."""
+
+    worker: str
+    text: str
+    place: LogPlace  # behind it
+
+
+class Printed:
+    """The logs of one job's workers, each as far as it was read."""
+
+    def __init__(self, folder: Path, worker: str | None, after: Mapping[str, LogPlace] | None = None) -> None:
+        self.worker = worker
+        self._folder = folder
+        self._places = dict(after or {})
+
+    def workers(self) -> list[str]:
+        """In the order in which they were made."""
+        names = f"{self.worker}.log" if self.worker is not None else "*.log"
+        found = {path.stem for pattern in (names, f"{names}.1") for path in self._folder.glob(pattern)}
+        stems = {name.removesuffix(".log") for name in found}
+        return sorted(stems, key=lambda name: (len(name), name))
+
+    def news(self, *, final: bool) -> Iterator[LogPiece]:
+        """What has come since. `final`: also a last line that has no end."""
+        for worker in self.workers():
+            yield from self._of(worker, final=final)
+
+    def _of(self, worker: str, *, final: bool) -> Iterator[LogPiece]:
+        path = self._folder / f"{worker}.log"
+        with contextlib.ExitStack() as stack:
+            files = {inode: file for name in (f"{worker}.log.1", path.name) if (file := self._opened(name, stack))
+                     for inode in [os.fstat(file).st_ino]}  # fmt: skip
+            known = self._places.get(worker, LogPlace())
+            order = list(files)
+            if known.inode in files and known.at <= os.fstat(files[known.inode]).st_size:
+                order = order[order.index(known.inode) :]
+            elif known.inode and order:  # or a number that was given on to another file
+                known = LogPlace()
+                yield LogPiece(worker, GONE, known)
+            for inode in order:
+                at = known.at if inode == known.inode else 0
+                for text, at in _pieces(files[inode], at, final=final or inode != order[-1]):  # noqa: B020
+                    self._places[worker] = LogPlace(inode, at)
+                    yield LogPiece(worker, text, self._places[worker])
+
+    def _opened(self, name: str, stack: contextlib.ExitStack) -> int | None:
+        """No link: a job could name any file by one."""
+        try:
+            file = os.open(self._folder / name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError:
+            return None
+        stack.callback(os.close, file)
+        return file
+
+
+def _pieces(file: int, at: int, *, final: bool) -> Iterator[tuple[str, int]]:
+    """Each with the place behind it."""
+    while piece := os.pread(file, PIECE, at):
+        whole = piece[: piece.rfind(b"\n") + 1]
+        if not whole and len(piece) == PIECE:
+            whole = _of_whole_letters(piece)
+        if not whole and final:
+            whole = piece
+        if not whole:
+            return
+        at += len(whole)
+        yield whole.decode(errors="replace"), at
+
+
+def _of_whole_letters(piece: bytes) -> bytes:
+    """Without the beginning of a letter whose rest is in the next piece."""
+    for back in range(1, 4):
+        if piece[-back] & 0xC0 == 0xC0:
+            return piece[:-back]
+        if piece[-back] & 0x80 == 0:
+            break
+    return piece
+
+
+def marked_lines(piece: LogPiece) -> str:
+    """Each line with its worker's id."""
+    return "".join(f"[{piece.worker}] {line}" for line in piece.text.splitlines(keepends=True))

@@ -1,0 +1,44 @@
+"""The process that serves the HTTP interface: `python -m edl.scheduler http`. The keeper starts it again where it dies.
+
+Owns: its life. Does not own: what it answers (`edl.scheduler.web.server`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+
+from edl.errors import ConfigError
+from edl.host.serving import listen, serve
+from edl.scheduler.client import ClusterClient
+from edl.scheduler.places import ClusterHome
+from edl.scheduler.processes import connected, mind_keeper
+from edl.scheduler.queue_store import QueueStore
+from edl.scheduler.tokens import TokenBook
+from edl.scheduler.web.server import ClusterServer
+
+logger = logging.getLogger("edl")
+
+
+async def serve_http(home: ClusterHome) -> None:
+    """Until it is cancelled. Raises ConfigError."""
+    config = home.config()
+    if config.http is None:
+        raise ConfigError("the cluster was started without --http")
+    book = TokenBook(home)
+    book.make()
+    store = await connected(home.coordinator(), config.session_timeout_s)
+    queue = QueueStore(store)
+    minding = asyncio.create_task(mind_keeper(home))
+    try:
+        with listen(config.http.address, config.http.port, "--http") as ear:
+            logger.info("listens at %s", config.http.url)
+            client = ClusterClient(home, config, queue)
+            await serve(
+                ClusterServer(client, book, dict(os.environ)).app, ear, config.http.certificate, config.http.key
+            )
+    finally:
+        minding.cancel()
+        await asyncio.gather(minding, return_exceptions=True)
+        await store.close()
