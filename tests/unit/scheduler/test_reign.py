@@ -18,7 +18,7 @@ from edl.errors import CheckpointError, PeerError
 from edl.scheduler import observer as observer_module
 from edl.scheduler import reigning
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
 from edl.scheduler.reigning import QueueReign
 
 
@@ -83,4 +83,4 @@ async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeyp
     async with asyncio.timeout(10):
         while not reign._dirty:
             await reign._rest()
-    assert reign._dirty == {JOBS, WISHES, AGENTS, DRAIN, f"{REPORTS}/n"}
+    assert reign._dirty == {JOBS, WISHES, SIZES, AGENTS, DRAIN, f"{REPORTS}/n"}
