@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import json
 import re
+import subprocess
 import time
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -21,6 +22,7 @@ from edl.coordination.memory import MemoryServer
 from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
 from edl.host.serving import listen, serve
 from edl.scheduler import remote as remote_module
+from edl.scheduler import starting
 from edl.scheduler.client import ClusterClient
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
 from edl.scheduler.queue_store import JOBS, QueueStore
@@ -399,3 +401,50 @@ def test_a_server_that_stays_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch)
         port = ear.getsockname()[1]
     with pytest.raises(EdlError, match=rf"127\.0\.0\.1:{port}: ConnectionRefusedError"):
         RemoteCluster(f"http://127.0.0.1:{port}", "token").jobs()
+
+
+async def test_beyond_loopback_it_speaks_tls_and_who_trusts_nobody_sends_no_token(tmp_path: Path) -> None:
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    line = [
+        "openssl",
+        "req",
+        "-x509",
+        "-newkey",
+        "rsa:2048",
+        "-nodes",
+        "-days",
+        "1",
+        "-subj",
+        "/CN=localhost",
+        "-addext",
+    ]
+    line += ["subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(line, check=True, capture_output=True)
+    found = Served(tmp_path / "home")
+    await found.queue.prepare()
+    task = asyncio.create_task(serve(found.server.app, found.ear, certificate, key))
+    url = f"https://localhost:{found.port}"
+    try:
+        assert await asyncio.to_thread(RemoteCluster(url, found.owner, certificate).jobs) == ()
+        with pytest.raises(ConfigError, match="its certificate is not trusted"):
+            await asyncio.to_thread(RemoteCluster(url, found.owner).jobs)
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        found.ear.close()
+
+
+def test_what_listens_beyond_loopback_has_a_certificate(tmp_path: Path) -> None:
+    for text in ("0.0.0.0:8443", "[::]:8443"):
+        with pytest.raises(ConfigError, match="tokens would cross the network in the clear"):
+            starting.http_of(text, None, None, None)
+    with pytest.raises(ConfigError, match="go together"):
+        starting.http_of("8443", "cert.pem", None, None)
+    with pytest.raises(ConfigError, match=r"cert\.pem"):
+        starting.http_of("0.0.0.0:8443", str(tmp_path / "cert.pem"), str(tmp_path / "key.pem"), None)
+    with pytest.raises(ConfigError, match="by its numbers"):
+        starting.http_of("node1:8443", None, None, None)
+    given = starting.http_of("0", None, None, None)
+    assert given is not None
+    assert (given.address, given.url) == ("127.0.0.1", f"http://127.0.0.1:{given.port}")
+    assert starting.http_of("0", None, None, given) == given  # as before
