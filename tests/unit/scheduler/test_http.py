@@ -403,23 +403,15 @@ def test_a_server_that_stays_away_is_said_to_be(monkeypatch: pytest.MonkeyPatch)
         RemoteCluster(f"http://127.0.0.1:{port}", "token").jobs()
 
 
+def self_signed(certificate: str, key: str) -> None:
+    line = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "1", "-subj", "/CN=localhost"]
+    line += ["-addext", "subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
+    subprocess.run(line, check=True, capture_output=True)
+
+
 async def test_beyond_loopback_it_speaks_tls_and_who_trusts_nobody_sends_no_token(tmp_path: Path) -> None:
     certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
-    line = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "1",
-        "-subj",
-        "/CN=localhost",
-        "-addext",
-    ]
-    line += ["subjectAltName=DNS:localhost", "-keyout", key, "-out", certificate]
-    subprocess.run(line, check=True, capture_output=True)
+    await asyncio.to_thread(self_signed, certificate, key)
     found = Served(tmp_path / "home")
     await found.queue.prepare()
     task = asyncio.create_task(serve(found.server.app, found.ear, certificate, key))
