@@ -61,6 +61,8 @@ class SimulatedEngine:
         self._timers: dict[str, asyncio.TimerHandle] = {}
         self._jobs: dict[str, tuple[str, int]] = {}
 
+    takes_workers = True
+
     async def find(self) -> list[WorkerFound]:
         return []
 
