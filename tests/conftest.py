@@ -1,5 +1,6 @@
 """For all tests: machines are shared, so no example of a property test fails for having taken long, and workers that
-wait for their peers leave the cores to others.
+wait for their peers leave the cores to others. EDL_EXAMPLES sets how many examples a property is tried on that does not
+say so itself; scripts/soak tries more.
 """
 
 from __future__ import annotations
@@ -9,7 +10,12 @@ import os
 import pytest
 from hypothesis import HealthCheck, settings
 
-settings.register_profile("shared machine", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "shared machine",
+    deadline=None,
+    max_examples=int(os.environ.get("EDL_EXAMPLES", "50")),
+    suppress_health_check=[HealthCheck.too_slow],
+)
 settings.load_profile("shared machine")
 os.environ.setdefault("EDL_SPIN_MS", "1")  # two jobs at a time: without naps they take 1.7 times the processor time
 

@@ -137,7 +137,7 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
 def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
     """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others."""
     rare = ("--checkpoint-every", "100000steps")
-    script = ("torch_saved.py", "--epochs", "40", "--ask", "20")
+    script = ("torch_saved.py", "--epochs", "16", "--ask", "20")
     first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=rare)
     first.wait_event("checkpoint_durable")
     first.wait_step(80)

@@ -157,11 +157,13 @@ def test_help_tells_of_each_flag_and_its_default(capsys: pytest.CaptureFixture[s
 
 def test_ctrl_c_is_one_line(home: Path) -> None:
     """While thousands of jobs are simulated."""
-    rows = "".join(f"{at},1,1000000\n" for at in range(100_000))
+    rows = "".join(f"{at},1,1000000\n" for at in range(30_000))
     (home / "long.csv").write_text("submitted,workers,duration\n" + rows)
     script = """
 import signal, sys
 signal.signal(signal.SIGINT, signal.default_int_handler)  # what runs in the background may be told to ignore it
+from edl.cli import simulate
+simulate.LINE_S = 0.1
 from horovod_edl import main
 sys.exit(main())
 """
