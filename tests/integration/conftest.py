@@ -51,12 +51,15 @@ class Edl:
 
     def start(self, *arguments: str, under: Sequence[str] = (), **environ: str) -> subprocess.Popen[str]:
         """`under`: a command that starts it, such as nohup. A warm job's ZooKeeper is warm too, unless
-        EDL_TEST_COORDINATOR is empty.
+        EDL_TEST_COORDINATOR is empty, and so are its daemons, unless EDL_TEST_OWN is.
         """
-        if not any(word.startswith(str(WARM)) for word in arguments):
-            return self.start_command([*under, *MAIN, *arguments], **environ)
-        environ = {"EDL_TEST_COORDINATOR": self.warm.coordinator(), **environ}
-        return self.start_command([*under, *MAIN[:2], FORKING, *arguments], **environ)
+        warm = any(word.startswith(str(WARM)) for word in arguments)
+        if warm:
+            environ = {"EDL_TEST_COORDINATOR": self.warm.coordinator(), **self.warm.own(), **environ}
+        code = FORKING if warm else MAIN[2]
+        boots = under or (arguments[:1] == ("run",) and not warm)
+        line = [*under, *MAIN[:2], code] if boots else self.warm.line(code)
+        return self.start_command([*line, *arguments], **environ)
 
     def start_command(self, command: Sequence[str], **environ: str) -> subprocess.Popen[str]:
         """Something else than `edl`, in the same surroundings."""

@@ -7,10 +7,15 @@ import os
 import select
 import signal
 import subprocess
+import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
+from elastic_job import Job
+from stub import ask, read_number
 from warm_python import WarmPython
 
 pytestmark = [
@@ -140,3 +145,68 @@ def test_no_worker_outlives_the_zygote(tmp_path: Path) -> None:
     wait_gone(pid)
     assert process.wait(30) == 1
     assert process.communicate() == ("", None)
+
+
+# ---------------------------------------------------------------------------------------- processes of edl, as forks
+
+SHOWS = (
+    "import json, os, sys; print(json.dumps([sys.argv, sys.orig_argv, sys.path[0], os.getcwd(), __name__]), flush=True)"
+)
+
+
+def test_code_runs_as_it_would_on_a_command_line(warm: WarmPython, tmp_path: Path) -> None:
+    code = f"{SHOWS}; sys.exit('no more')"
+    words = {}
+    for name, line in {"forked": warm.line(code), "booted": [sys.executable, "-c", code]}.items():
+        done = subprocess.run([*line, "a", "b"], cwd=tmp_path, capture_output=True, text=True, check=False)
+        words[name] = (done.returncode, json.loads(done.stdout), done.stderr)
+    assert words["forked"] == words["booted"]
+
+
+def test_what_outlives_its_asker_lives_on_and_its_end_is_told(warm: WarmPython, tmp_path: Path) -> None:
+    """As a daemon does, which its trainer has started, and a guard, which its launcher has."""
+    said = tmp_path / "said"
+
+    def start(statement: str) -> tuple[Any, int]:
+        command = ["-P", "-m", "timeit", "-n1", "-r1", f"print({str(tmp_path)!r}, flush=True); {statement}"]
+        with said.open("ab") as out:
+            streams = (0, out.fileno(), out.fileno())
+            asker = ask(str(warm.socket("edl")), command, dict(os.environ), str(tmp_path), streams, True)
+        return asker, read_number(asker)
+
+    asker, _ = start("import os; os._exit(3)")
+    with asker:
+        assert read_number(asker) == 3
+    asker, pid = start(WAITS)
+    handle = os.pidfd_open(pid)
+    asker.close()
+    try:
+        assert wait_lines(said, 2) == [str(tmp_path)] * 2
+        assert b"timeit" in Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+        assert not select.select([handle], [], [], 0.3)[0], "it has died with its asker"
+    finally:
+        os.kill(pid, signal.SIGKILL)
+        os.close(handle)
+
+
+def wait_lines(file: Path, count: int) -> list[str]:
+    deadline = time.monotonic() + 30.0
+    while len(lines := file.read_text().splitlines()) < count:
+        assert time.monotonic() < deadline, lines
+        time.sleep(0.01)
+    return lines
+
+
+def test_the_daemons_and_the_guard_of_a_warm_job_are_forks(edl: Any, tmp_path: Path) -> None:
+    """Their command lines say nothing of it; the parent of each is the zygote of edl, as of the launcher itself."""
+    job = Job(edl, tmp_path / "out", 1)
+    [worker] = job.wait_size(1)["workers"]
+    [guard] = edl.wait_process("edl.launch.guard")
+    parents = {parent_of(pid) for pid in (worker["daemon_pid"], guard)}
+    assert len(parents) == 1 and parents != {1}
+    assert b"edl" in Path(f"/proc/{parents.pop()}/cmdline").read_bytes().split(b"\0")
+    job.finish()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -1,9 +1,10 @@
 """A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
 
-Owns: one zygote for each framework (warm/zygote.py) and one ZooKeeper (warm/coordinator.py), started when they are
-first asked for, ended with the tests. What a boot is, is tested by jobs that are started cold: the first of
-test_run_job.py, an example of TensorFlow, a worker that the README starts by hand, test_horovodrun.py, and by all
-benchmarks; a launcher's own ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boot.
+Owns: one zygote for each framework and one for edl's own commands, launchers, guards and daemons (warm/zygote.py), and
+one ZooKeeper (warm/coordinator.py), started when they are first asked for, ended with the tests. What a boot is, is
+tested by jobs that are started cold, their launchers, guards and daemons too: the first of test_run_job.py, an example
+of TensorFlow, a worker that the README starts by hand, test_horovodrun.py, and by all benchmarks; a launcher's own
+ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boot.
 """
 
 from __future__ import annotations
@@ -39,6 +40,16 @@ class WarmPython:
         socket = self.socket(framework or needed(script))
         return [sys.executable, "-IS", str(WARM / "stub.py"), str(socket), str(script)]
 
+    def line(self, code: str) -> list[str]:
+        """What stands for `python -c CODE`, with all of edl that commands, launchers and daemons import."""
+        if os.environ.get("EDL_TEST_COLD"):
+            return [sys.executable, "-c", code]
+        return [sys.executable, "-IS", str(WARM / "stub.py"), str(self.socket("edl")), "-c", code]
+
+    def own(self) -> dict[str, str]:
+        """The environment of a job whose daemons and guard are forks, too."""
+        return {} if os.environ.get("EDL_TEST_COLD") else {"EDL_TEST_OWN": str(self.socket("edl"))}
+
     def typed(self, script: Path) -> dict[str, str]:
         """The environment of a shell in which `edl run python SCRIPT` forks its workers."""
         if os.environ.get("EDL_TEST_COLD"):
@@ -50,7 +61,7 @@ class WarmPython:
             command.chmod(0o700)
         path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
         zygote = str(self.socket(needed(script)))
-        return {"PATH": path, "EDL_TEST_ZYGOTE": zygote, "EDL_TEST_COORDINATOR": self.coordinator()}
+        return {"PATH": path, "EDL_TEST_ZYGOTE": zygote, "EDL_TEST_COORDINATOR": self.coordinator(), **self.own()}
 
     def socket(self, framework: str) -> Path:
         """Where the zygote can be asked, as soon as it has imported the framework."""

@@ -13,6 +13,7 @@ import asyncio
 import os
 import secrets
 import select
+import signal
 import subprocess
 import time
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -25,11 +26,12 @@ from stub import CALL_S, ask, read_number
 from edl.config import Settings
 from edl.coordination.settings import Coordinator
 from edl.host.credentials import digest_of
-from edl.launch import local, workers
+from edl.launch import guard, local, workers
 from edl.launch.records import Folder
 
 STUB = str(Path(__file__).with_name("stub.py"))
 COORDINATOR = "EDL_TEST_COORDINATOR"  # a file that tells where the shared one is, once it is there
+OWN = "EDL_TEST_OWN"  # the socket of the zygote of edl itself
 ZYGOTE = "EDL_TEST_ZYGOTE"  # the socket of the one that `python SCRIPT` is forked from, where a command is as typed
 
 
@@ -56,6 +58,37 @@ class Forked:
             self._status = read_number(self._zygote)
             self._zygote.close()
         return self._status
+
+
+class ForkedGuard:
+    """As far as `edl.launch.guard` knows it, a `subprocess.Popen`. It outlives its launcher, whose end it waits for."""
+
+    def __init__(self, socket: str, command: Sequence[str], environ: Mapping[str, str], log: int) -> None:
+        reader, self._writer = os.pipe()
+        self._zygote = ask(socket, command, dict(environ), str(Path.cwd()), [reader, log, log], True)
+        os.close(reader)
+        self.pid = read_number(self._zygote)
+
+    def kill(self) -> None:
+        if not select.select([self._zygote], [], [], 0)[0]:  # it lives, so that no other has its pid
+            os.kill(self.pid, signal.SIGKILL)
+
+    def communicate(self) -> None:
+        read_number(self._zygote)
+        self._zygote.close()
+        os.close(self._writer)
+
+
+class Guards:
+    """What `edl.launch.guard` looks up in the module subprocess."""
+
+    PIPE = subprocess.PIPE
+
+    @staticmethod
+    def Popen(command: Sequence[str], *, env: Mapping[str, str], stdout: Any, **how: Any) -> Any:  # noqa: N802
+        if not env.get(OWN):
+            return subprocess.Popen(command, env=env, stdout=stdout, **how)
+        return ForkedGuard(env[OWN], [*command[1:]], env, stdout.fileno())
 
 
 class Subprocess:
@@ -98,3 +131,4 @@ def address_in(shared: Path) -> str:
 
 its_own, local.coordinator_of = local.coordinator_of, coordinator_of  # type: ignore[attr-defined, assignment]
 workers.subprocess = Subprocess  # type: ignore[assignment, attr-defined]
+guard.subprocess = Guards  # type: ignore[assignment, attr-defined]

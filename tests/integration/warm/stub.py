@@ -15,9 +15,12 @@ CALL_S = 120.0  # a zygote may have to be imported yet, on a busy machine
 HANDED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, signal.SIGUSR1, signal.SIGUSR2)
 
 
-def ask(path, command, environ, folder, streams):
-    """The connection to the zygote, from which a worker's pid and then its exit status can be read, a line each."""
-    message = json.dumps({"command": command, "environ": environ, "folder": folder}).encode()
+def ask(path, command, environ, folder, streams, outlives=False):
+    """The connection to the zygote, from which a process's pid and then its exit status can be read, a line each.
+
+    `outlives`: it lives on when the connection ends.
+    """
+    message = json.dumps({"command": command, "environ": environ, "folder": folder, "outlives": outlives}).encode()
     zygote = call(path)
     socket.send_fds(zygote, [message[:1]], streams)
     zygote.sendall(message[1:])

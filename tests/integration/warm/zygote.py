@@ -7,6 +7,9 @@ soon as there is a second thread, so there must be none here.
 
 The stub that asks (stub.py) holds a connection: over it it hears the worker's pid, then its exit status. When the stub
 dies, its worker is killed.
+
+The "framework" edl is edl itself: what its commands, launchers, guards and daemons import. Forks of that one are asked
+for as `python -c CODE` or `python -P -m MODULE` would be started.
 """
 
 from __future__ import annotations
@@ -18,14 +21,19 @@ import gc
 import importlib
 import json
 import os
+import pkgutil
+import runpy
 import select
 import signal
 import socket
 import sys
 import threading
 import types
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from stub import ask, read_number
 
 # The last one takes as long as all others, and is what the first optimizer of a script imports.
 TORCH = ("horovod.torch", "torch.utils.data", "edl.torch", "torch._dynamo")
@@ -35,7 +43,9 @@ MODULES = {
     "lightning": (*TORCH, "edl.lightning"),
     "transformers": (*TORCH, "edl.transformers", "edl.accelerate"),
     "tensorflow": ("horovod.tensorflow", "edl.tensorflow"),
+    "edl": ("edl.cli", "edl.launch", "edl.daemon", "edl.coordination"),
 }
+OWN = "EDL_TEST_OWN"  # the socket of the zygote of edl itself, where daemons are forks
 ASK_S = 10.0
 STREAMS = 3
 
@@ -54,6 +64,7 @@ class Request:
         self.command: list[str] = asked["command"]
         self.environ: dict[str, str] = asked["environ"]
         self.folder: str = asked["folder"]
+        self.outlives: bool = asked["outlives"]
 
 
 class Forks:
@@ -70,6 +81,7 @@ class Forks:
         self._poll.register(self._listener, select.POLLIN)
         self._ends: dict[int, tuple[int, socket.socket]] = {}  # by pidfd
         self._askers: dict[int, tuple[int, socket.socket]] = {}  # by the connection's descriptor: pidfd
+        self._outliving: set[int] = set()  # pidfds of those that nobody's end ends
 
     def serve(self) -> Request:
         """Returns in a fork only."""
@@ -101,6 +113,8 @@ class Forks:
         handle = os.pidfd_open(pid)
         self._ends[handle] = pid, asker
         self._askers[asker.fileno()] = handle, asker
+        if request.outlives:
+            self._outliving.add(handle)
         self._poll.register(handle, select.POLLIN)
         self._poll.register(asker, 0)  # POLLHUP comes unasked
         _tell(asker, pid)
@@ -110,6 +124,7 @@ class Forks:
         pid, asker = self._ends.pop(handle)
         self._poll.unregister(handle)
         os.close(handle)
+        self._outliving.discard(handle)
         _, status = os.waitpid(pid, 0)
         if asker.fileno() >= 0:
             self._poll.unregister(asker)
@@ -121,6 +136,8 @@ class Forks:
         handle, asker = self._askers.pop(descriptor)
         self._poll.unregister(descriptor)
         asker.close()
+        if handle in self._outliving:
+            return
         pid, _ = self._ends[handle]  # it is not reaped yet, so that no other has its pid
         try:
             os.killpg(pid, signal.SIGKILL)
@@ -178,24 +195,44 @@ def become(request: Request, zygote: int, added: dict[str, str], places: Places)
     os.environ.update(environ)
     os.chdir(request.folder)
     sys.orig_argv = [sys.executable, *request.command]
-    sys.argv = request.command
-    sys.path[0] = str(Path(request.command[0]).resolve().parent)
+    sys.argv = arguments(request.command)
+    sys.path[0:1] = first_place(request.command)
     places.show(sys.orig_argv, environ)
     if numpy := sys.modules.get("numpy"):
         numpy.random.seed()  # as Python does for its own `random`; else all forks draw the same numbers
 
 
-def run(script: str) -> None:
+def arguments(command: Sequence[str]) -> list[str]:
+    return ["-c", *command[2:]] if command[0] == "-c" else ["-m", *command[3:]] if command[0] == "-P" else [*command]
+
+
+def first_place(command: Sequence[str]) -> list[str]:
+    """Where Python looks for modules first."""
+    return [] if command[0] == "-P" else [""] if command[0] == "-c" else [str(Path(command[0]).resolve().parent)]
+
+
+def execute(command: Sequence[str], main: types.ModuleType) -> None:
+    match command:
+        case ["-c", code, *_]:
+            exec(compile(code, "<string>", "exec"), main.__dict__)
+        case ["-P", "-m", module, *_]:
+            sys.modules.pop(module, None)
+            runpy._run_module_as_main(module)  # type: ignore[attr-defined]
+        case [script, *_]:
+            main.__file__ = script
+            exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+
+
+def run(command: Sequence[str]) -> None:
     """As Python runs a script, but that it does not take all modules apart at the end.
 
     That would be the longest part of a short job's end: each of the zygote's pages is copied for it. Threads are waited
     for, and what was registered for the end is called.
     """
     main = types.ModuleType("__main__")
-    main.__file__ = script
     sys.modules["__main__"] = main
     try:
-        exec(compile(Path(script).read_bytes(), script, "exec"), main.__dict__)
+        execute(command, main)
     except SystemExit as end:
         if not isinstance(end.code, int | None):
             raise
@@ -209,11 +246,36 @@ def run(script: str) -> None:
     os._exit(status)
 
 
+class Daemons:
+    """In the place of `spawn_daemon`: what is not to be forked is started as ever."""
+
+    def __init__(self, cold: Any) -> None:
+        self._cold = cold
+
+    def __call__(self, argv: Sequence[str], env: Mapping[str, str], log_path: Path) -> int:
+        if not env.get(OWN):
+            pid: int = self._cold(argv, env, log_path)
+            return pid
+        log = os.open(log_path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        null = os.open(os.devnull, os.O_RDONLY)
+        try:
+            with ask(env[OWN], [*argv[1:]], dict(env), str(Path.cwd()), [null, log, log], True) as zygote:
+                return int(read_number(zygote))
+        finally:
+            os.close(null)
+            os.close(log)
+
+
 def warm_up(framework: str) -> dict[str, str]:
     """Import it all; what that has put into the environment."""
     before = dict(os.environ)
     for module in MODULES[framework]:
-        importlib.import_module(module)
+        found = importlib.import_module(module)
+        if framework == "edl":
+            for inner in pkgutil.iter_modules(found.__path__, f"{module}."):
+                importlib.import_module(inner.name)
+    if link := sys.modules.get("edl.trainer.link"):
+        link.spawn_daemon = Daemons(link.spawn_daemon)  # type: ignore[attr-defined]
     gc.collect()
     gc.freeze()  # a collection in a fork must not copy all pages
     return {name: value for name, value in os.environ.items() if before.get(name) != value}
@@ -224,4 +286,4 @@ if __name__ == "__main__":
     zygote, places = os.getpid(), Places()
     request = Forks(Path(sys.argv[2])).serve()
     become(request, zygote, added, places)
-    run(request.command[0])
+    run(request.command)
