@@ -1,7 +1,7 @@
 """What saving a job costs its training: edl's checkpoints beside `torch.save` and PyTorch's `async_save`, in one run.
 
-    python -m benchmarks.checkpoint [--mb 10 100 500] [--rounds 6] [--every 5] [--ways save async] [--folder DIR]
-        [--json]
+    python -m benchmarks.checkpoint [--mb 10 100 500] [--rounds 6] [--every 5] [--ways save async]
+        [--device-ms MS] [--folder DIR] [--json]
 
 A job of two torch workers for each size of state (parameters and their momentum). In it windows of --every seconds
 follow each other, in the same processes: edl's checkpoint is begun with one; a window without any; rank 0 saves all by
@@ -23,6 +23,8 @@ again, and each way's newest checkpoint is read, from the page cache.
 
 Goal: edl slows down training by 1 % at most, at 100 MB, every 5 s; exit code 1 beyond. On a machine whose cores are
 all busy with training, what daemons do (to read the copy, its checksum, to write it) takes its time from the trainers.
+With --device-ms a step is a wait of so many milliseconds, as where a device computes it and cores are free: then what
+is seen is what edl takes from training itself. The state is a frozen base and a small head that is trained.
 """
 
 from __future__ import annotations
@@ -59,6 +61,7 @@ def measure(mb: int, options: argparse.Namespace) -> dict[str, Any]:
 def run(part: str, folder: Path, mb: int, options: argparse.Namespace) -> None:
     worker = [sys.executable, "-m", "benchmarks.checkpoint_worker", part, str(folder), "--mb", str(mb)]
     worker += ["--every", str(options.every), "--rounds", str(options.rounds), "--ways", *options.ways]
+    worker += [] if options.device_ms is None else ["--device-ms", str(options.device_ms)]
     # From one checkpoint of edl's to the next all other windows fit in, with half of one to spare for each.
     round_s = options.every * (2 + 2 * len(options.ways)) * 1.25 if part == "train" else 3600
     command = [
@@ -137,6 +140,7 @@ def main() -> int:
     parser.add_argument("--rounds", type=int, default=6, help="checkpoints of each way that are counted")
     parser.add_argument("--every", type=float, default=5.0, help="seconds from one checkpoint to the next")
     parser.add_argument("--ways", nargs="*", choices=OTHERS, default=list(OTHERS), help="beside edl's")
+    parser.add_argument("--device-ms", type=float, help="steps wait so long instead of computing")
     parser.add_argument("--folder", type=Path, help="on the disk that is to be written to")
     parser.add_argument("--json", action="store_true", help="one JSON object per size")
     options = parser.parse_args()

@@ -36,10 +36,31 @@ BYTES = WIDTH * WIDTH * 4 * 2  # of one layer, with its momentum
 GO_ON, STOP = 0, -1
 
 
-def built(state_mb: int) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+class OnDevice(torch.nn.Module):
+    """A step as processors see one that a device computes: a wait. The state is a frozen base, of which nothing is
+    computed here, and a head that is trained, as in fine-tuning.
+    """
+
+    def __init__(self, state_mb: int, device_ms: float) -> None:
+        super().__init__()
+        self._wait_s = device_ms / 1000
+        rows = round(state_mb * 1e6 / (WIDTH * WIDTH * 4))
+        self.base = torch.nn.ParameterList([torch.randn(WIDTH, WIDTH) for _ in range(rows)]).requires_grad_(False)
+        self.head = torch.nn.Linear(WIDTH, 10)
+
+    def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+        time.sleep(self._wait_s)
+        logits: torch.Tensor = self.head(inputs)
+        return logits
+
+
+def built(state_mb: int, device_ms: float | None) -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     """So many megabytes, of parameters and their momentum."""
     torch.set_num_threads(1)
     torch.manual_seed(0)
+    if device_ms is not None:
+        on_device = OnDevice(state_mb, device_ms)
+        return on_device, torch.optim.SGD(on_device.head.parameters(), lr=0.001, momentum=0.9)
     layers: list[torch.nn.Module] = []
     for _ in range(max(1, round(state_mb * 1e6 / BYTES))):
         layers += [torch.nn.Linear(WIDTH, WIDTH), torch.nn.LayerNorm(WIDTH), torch.nn.ReLU()]
@@ -223,7 +244,7 @@ def others_of(options: argparse.Namespace, rank: int) -> dict[str, Any]:
 def train(edl: Any, options: argparse.Namespace) -> None:
     from edl.torch.process import trainer
 
-    model, optimizer = built(options.mb)
+    model, optimizer = built(options.mb, options.device_ms)
     optimizer = edl.Optimizer(optimizer, model=model)
     inputs = torch.randn(BATCH, WIDTH)
     labels = torch.randint(10, (BATCH,))
@@ -266,7 +287,7 @@ def restore(edl: Any, options: argparse.Namespace) -> None:
     """The next life: what each way takes until the state is in the model."""
     took: dict[str, float] = {}
     _time_taking_over(took)
-    model, plain = built(options.mb)
+    model, plain = built(options.mb, options.device_ms)
     optimizer = edl.Optimizer(plain, model=model)
     for ids in edl.elastic_shard_generator(SAMPLES, epochs=10**6).batches(BATCH):
         optimizer.zero_grad()
@@ -309,6 +330,7 @@ def main() -> None:
     parser.add_argument("--mb", type=int, required=True)
     parser.add_argument("--every", type=float, required=True)
     parser.add_argument("--rounds", type=int, required=True)
+    parser.add_argument("--device-ms", type=float)
     parser.add_argument("--ways", nargs="*", required=True)
     options = parser.parse_args()
     import edl.torch as edl
