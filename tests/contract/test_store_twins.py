@@ -60,10 +60,9 @@ async def tree(store: Store, path: str = "/"):
 
 
 @pytest.mark.integration
-@pytest.mark.parametrize("kind", ["zookeeper", "etcd"])
+@pytest.mark.parametrize("server", ["zookeeper", "etcd"], indirect=True)
 @pytest.mark.parametrize("seed", range(12))
-async def test_same_calls_same_outcome(request, kind, seed):
-    server = request.getfixturevalue(f"{kind}_server")
+async def test_same_calls_same_outcome(server, seed):
     settings = Coordinator(f"{server.coordinator.hosts}/twins/{uuid.uuid4().hex}")
     real, twin = await connect(settings, 10.0), MemoryServer().connect()
     try:
