@@ -80,13 +80,14 @@ async def _serve_cluster(arguments: argparse.Namespace, ear: socket.socket) -> N
 
 
 def _looks_there(arguments: argparse.Namespace) -> Callable[[], Awaitable[ClusterSeen]]:
+    from edl.launch.lives import in_a_thread  # Ctrl-C does not wait for it
     from edl.scheduler.remote import RemoteCluster
 
     cluster = reached(arguments)
     assert isinstance(cluster, RemoteCluster)
 
     async def look() -> ClusterSeen:
-        return await asyncio.to_thread(lambda: (cluster.status(), cluster.whole_jobs()))
+        return await in_a_thread(lambda: (cluster.status(), cluster.whole_jobs()))
 
     return look
 

@@ -22,6 +22,11 @@ def address_towards(host: str, port: int) -> str:
         raise ConfigError(f"there is no way to {host}:{port} from here ({error}): check EDL_COORDINATOR") from None
 
 
+def family_of(address: str) -> socket.AddressFamily:
+    """Of an address in numbers, or a name that has one of IPv4."""
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
+
+
 def address_of(interface: str) -> str:
     """The IPv4 address of a network interface. Raises ConfigError."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:

@@ -14,6 +14,7 @@ import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from edl.errors import ConfigError
+from edl.host.network import family_of
 
 CONNECTIONS: Final = 128  # beyond which callers hear that it is too busy
 MOST_CONNECTIONS: Final = 2 * CONNECTIONS  # beyond which they hear nothing
@@ -84,7 +85,7 @@ class _Quiet(uvicorn.Server):
 def listen(address: str, port: int, flag: str = "--port") -> socket.socket:
     """Raises ConfigError."""
     try:
-        return socket.create_server((address, port), backlog=CONNECTIONS)
+        return socket.create_server((address, port), family=family_of(address), backlog=CONNECTIONS)
     except OSError as error:
         raise ConfigError(
             f"{flag} {port}: cannot listen at {address}: {error.strerror}; choose another, or 0 for any"

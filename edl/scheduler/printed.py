@@ -62,7 +62,7 @@ class Printed:
             if known.inode in files and known.at <= os.fstat(files[known.inode]).st_size:
                 order = order[order.index(known.inode) :]
             elif known.inode and order:  # or a number that was given on to another file
-                known = LogPlace()
+                known = self._places[worker] = LogPlace()  # it is said once
                 yield LogPiece(worker, GONE, known)
             for inode in order:
                 at = known.at if inode == known.inode else 0

@@ -96,7 +96,7 @@ class RemoteCluster:
     def logs(self, name: str, worker: str | None, write: Write, *, follow: bool) -> None:
         """Goes on where it broke off."""
         places: dict[str, LogPlace] = {}
-        until = time.monotonic() + PATIENCE_S
+        away_since = heard = time.monotonic()
         asked = f"/v1/jobs/{quote(name)}/logs?form=lines&follow={int(follow)}" + (f"&worker={worker}" if worker else "")
         several: set[str] = set()
         while True:
@@ -104,13 +104,18 @@ class RemoteCluster:
             try:
                 with self._answer("GET", f"{asked}&after={after}" if after else asked) as answer:
                     for piece in _pieces(answer):
+                        heard = time.monotonic()
+                        if piece is None:
+                            continue
                         several.add(piece.worker)
                         mark = f"[{piece.worker}] " if worker is None and len(several) > 1 else ""
                         write("".join(f"{mark}{line}" for line in piece.text.splitlines(keepends=True)))
-                        places[piece.worker], until = piece.place, time.monotonic() + PATIENCE_S
+                        places[piece.worker] = piece.place
                 return
             except _ServerAway as away:
-                if time.monotonic() > until:
+                if heard > away_since:  # since it was away the last time: a job may print nothing for hours
+                    away_since = heard = time.monotonic()
+                if time.monotonic() > away_since + PATIENCE_S:
                     raise StoreUnavailable(f"{self._url}: {away}") from None
                 time.sleep(AGAIN_S)
 
@@ -224,13 +229,16 @@ def _whole(answer: http.client.HTTPResponse) -> bytes:
     found = answer.read(MOST_ANSWER + 1)
     if len(found) > MOST_ANSWER:
         raise EdlError("the cluster answers more than this machine would keep")
+    if answer.length:  # http.client says nothing of it where it was told how much to read
+        raise http.client.IncompleteRead(found, answer.length)
     return found
 
 
-def _pieces(answer: http.client.HTTPResponse) -> Iterator[LogPiece]:
-    """Until it says that this is all. Raises what a broken connection raises."""
+def _pieces(answer: http.client.HTTPResponse) -> Iterator[LogPiece | None]:
+    """Until it says that this is all. None: it is there, and nothing was printed. Raises _ServerAway."""
     while line := _read(lambda: answer.readline(MOST_LINE)):
         if not line.strip():
+            yield None
             continue
         if not line.endswith(b"\n"):
             break

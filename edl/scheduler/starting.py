@@ -25,9 +25,10 @@ from edl.coordination.etcd.server_process import lasting_socket
 from edl.coordination.local_place import free_port
 from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
-from edl.host.network import LOOPBACK
+from edl.host.network import LOOPBACK, family_of
 from edl.launch.processes import marked, signal_marked
 from edl.scheduler.client import ClusterClient, opened
+from edl.scheduler.environs import handed_on
 from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
 from edl.scheduler.tokens import TokenBook
@@ -118,7 +119,7 @@ def _check_tls(certificate: str, key: str) -> None:
 
 def _is_free(address: str, port: int) -> bool:
     try:
-        socket.create_server((address, port)).close()
+        socket.create_server((address, port), family=family_of(address)).close()
     except OSError:
         return False
     return True
@@ -127,7 +128,7 @@ def _is_free(address: str, port: int) -> bool:
 def _any_port(address: str) -> int:
     """Raises ConfigError."""
     try:
-        with socket.create_server((address, 0)) as ear:
+        with socket.create_server((address, 0), family=family_of(address)) as ear:
             return int(ear.getsockname()[1])
     except OSError as error:
         raise ConfigError(f"--http {address}: cannot listen there: {error.strerror}") from None
@@ -151,6 +152,7 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
     if not home.secret.exists():
         put(home.secret, secrets.token_hex(32).encode())
     if config.http is not None:
+        handed_on(os.environ)  # to its jobs; what cannot be is said here, and not by a process that dies of it
         TokenBook(home).make()
         if not _is_free(config.http.address, config.http.port):
             raise ConfigError(

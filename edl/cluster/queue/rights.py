@@ -45,9 +45,10 @@ def digest(token: str) -> str:
 def caller_of(header: str, owner: str, users: Mapping[str, str]) -> TokenHolder | None:
     """`header`: of Authorization. `owner`, `users`: digests. Each is compared, and each in constant time."""
     kind, _, token = header.partition(" ")
+    token = token.strip()
     if kind.lower() != "bearer" or not token or len(token) > LONGEST_TOKEN:
         return None
-    given = digest(token.strip())
+    given = digest(token)
     found = None
     for user, known in (*users.items(), ("", owner)):
         if hmac.compare_digest(given, known):

@@ -150,7 +150,8 @@ class ClusterServer:
     async def _submitted_before(self, asked: Submission) -> Submission | None:
         """Whose answer was lost."""
         found = await self._client.queue.job(asked.name) if asked.ticket else None
-        return None if found is None or found.asked.ticket != asked.ticket else found.asked
+        same = found is not None and (found.asked.user, found.asked.ticket) == (asked.user, asked.ticket)
+        return found.asked if same and found is not None else None
 
     async def _opened(self, request: Request, caller: TokenHolder) -> JobShown:
         """Raises NoSuchJob, ConfigError; HTTPException where it is another's."""

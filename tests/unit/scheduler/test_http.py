@@ -7,8 +7,9 @@ import contextlib
 import json
 import re
 import subprocess
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from edl.scheduler import remote as remote_module
 from edl.scheduler import starting
 from edl.scheduler.client import ClusterClient
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler.printed import GONE, LogPlace, Printed
 from edl.scheduler.queue_store import JOBS, QueueStore
 from edl.scheduler.remote import RemoteCluster
 from edl.scheduler.tokens import TokenBook, read_token
@@ -148,6 +150,8 @@ def test_a_users_token_is_given_anew_and_taken_back(tmp_path: Path) -> None:
     book.take("ann")
     assert [whose(token) for token in (second, other)] == [None, "bob"]
     assert book.caller(f"Basic {other}") is None
+    book.owners.write_text("")
+    assert book.caller("Bearer \xa0") is None
     with pytest.raises(ConfigError, match="no token of a user ann"):
         book.take("ann")
 
@@ -244,6 +248,7 @@ async def test_the_same_submission_twice_is_one_and_another_of_that_name_is_refu
         answers = [(await http.submit("a", ticket="t"))[0] for _ in range(2)]
         assert answers == [201, 200]
         assert (await http.submit("a", ticket="other"))[0] == 409
+        assert (await http.submit("a", "bob", ticket="t"))[0] == 409
         assert (await http.submit("a"))[0] == 409
 
 
@@ -440,3 +445,54 @@ def test_what_listens_beyond_loopback_has_a_certificate(tmp_path: Path) -> None:
     assert given is not None
     assert (given.address, given.url) == ("127.0.0.1", f"http://127.0.0.1:{given.port}")
     assert starting.http_of("0", None, None, given) == given  # as before
+
+
+@contextlib.contextmanager
+def answering(*answers: bytes) -> Iterator[str]:
+    """One connection after the other gets these, as they are. Its address."""
+    with listen("127.0.0.1", 0) as ear:
+
+        def serve_each() -> None:
+            for answer in answers:
+                link, _ = ear.accept()
+                with link:
+                    link.recv(65536)
+                    link.sendall(answer)
+
+        thread = threading.Thread(target=serve_each, daemon=True)
+        thread.start()
+        yield f"http://127.0.0.1:{ear.getsockname()[1]}"
+        thread.join(20)
+
+
+def test_an_answer_that_breaks_off_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_module, "AGAIN_S", 0.01)
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 11\r\n\r\n"
+    with answering(head + b'{"jo', head + b'{"jobs":[]}') as url:
+        assert RemoteCluster(url, "token").jobs() == ()
+
+
+def test_a_log_that_was_silent_for_long_is_asked_for_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = iter(range(0, 10_000, 20))  # each look at the clock is 20 s later
+    monkeypatch.setattr("edl.scheduler.remote.time.monotonic", lambda: next(now))
+    monkeypatch.setattr(remote_module, "AGAIN_S", 0.0)
+    head = b"HTTP/1.1 200 OK\r\n\r\n"
+    with answering(head + b"\n\n", head + b'{"over":true}\n') as url:
+        RemoteCluster(url, "token").logs("a", None, repr, follow=True)
+
+
+def test_what_is_missing_of_a_log_is_said_once(tmp_path: Path) -> None:
+    (tmp_path / "a-1.log").write_text("no whole line")
+    printed = Printed(tmp_path, None, {"a-1": LogPlace(1, 999)})
+    assert [piece.text for piece in printed.news(final=False)] == [GONE]
+    assert list(printed.news(final=False)) == []
+
+
+def test_it_listens_at_addresses_of_ipv6() -> None:
+    here = Path("/proc/net/if_inet6")
+    if not here.exists() or f"{1:032x}" not in here.read_text():
+        pytest.skip("this machine has no ::1")
+    given = starting.http_of("[::1]:0", None, None, None)
+    assert given is not None
+    assert given.url == f"http://[::1]:{given.port}"
+    assert starting.http_of("[::1]:0", None, None, given) == given
