@@ -77,6 +77,7 @@ class JobSeen(msgspec.Struct, frozen=True):
     failed_by: FailedBy = FailedBy.FAULT
     resumed: str = ""  # the checkpoint that it goes on from
     base: int = 0  # the step of that
+    asked_more: int = 0  # workers that requests have added to the target so far; it only grows
 
 
 class JobSilent(msgspec.Struct, frozen=True):
@@ -228,6 +229,7 @@ class Supervisor:
         self._job = JobSeen("starting")
         self._limits = limits
         self._target = len(workers)
+        self._asked_more: int | None = None  # None: the job was not seen yet
         self._arrived: set[int] = set()  # pids that the job has known: a worker that is not known any more has left it
         self._going = False  # the job was asked to go
         self._telling = False  # its leader is told first that it ends, else it says that its workers were told to leave
@@ -388,9 +390,12 @@ class Supervisor:
         if job.migration:
             return self._make_room(job)
         if self._waits and not self._arrived & self._ours:
-            self._target = job.target
+            self._target, self._asked_more = job.target, job.asked_more
             return []
         grown, self._target = max(0, job.target - self._target), job.target
+        if self._asked_more is not None:  # a request may be taken back and asked again between two looks
+            grown = max(grown, job.asked_more - self._asked_more)
+        self._asked_more = job.asked_more
         on_their_way = sum(pid not in self._arrived for pid in self._pids.values())
         missing = max(0, job.target - job.members - on_their_way)
         asked = min(grown, missing)

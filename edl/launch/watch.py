@@ -120,6 +120,7 @@ def job_seen(status: Status) -> JobSeen:
         ranks={worker.pid: worker.rank for worker in here if worker.rank is not None},
         size=status.size,
         target=status.target,
+        asked_more=status.tally.asked_more,
         members=len(staying),
         pids=frozenset(worker.pid for worker in here),
         done=frozenset(worker.pid for worker in here if worker.state is WorkerState.DONE),

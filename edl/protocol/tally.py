@@ -59,6 +59,7 @@ class Tally(msgspec.Struct, frozen=True):
     scalings: dict[str, int] = {}  # by Growth
     lost: dict[str, int] = {}  # workers, by LossCause
     unfit: int = 0
+    asked_more: int = 0  # workers more than were asked for before, by each request
     voided: int = 0  # workers whose mini-batch was void, once for each ring
     diverged: int = 0
     decisions: int = 0  # of the job's own policy

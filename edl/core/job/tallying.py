@@ -83,6 +83,8 @@ def counted(tally: Tally, fact: Fact, wall: float) -> Tally:
     match fact:
         case facts.JobStarted():
             tally = set_(tally, at=wall)
+        case facts.SizeAsked():
+            tally = set_(tally, asked_more=tally.asked_more + max(0, fact.size - fact.before))
         case facts.Scaled():
             tally = _scaled(tally, fact)
         case facts.WorkerLost():

@@ -366,6 +366,15 @@ def test_growing_again_after_shrinking_starts_a_worker_again():
     assert play(supervisor, seen(2, 1, 100)) == [StartWorkers(1)]
 
 
+def test_a_request_that_is_taken_back_and_asked_again_between_two_looks_starts_a_worker():
+    supervisor = Supervisor({0: 100, 1: 101, 2: 102}, LIMITS)
+    assert play(supervisor, seen(3, 3, 100, 101, 102)) == []
+    again = msgspec.structs.replace(seen(3, 2, 100, 101, 102), asked_more=1)
+    assert play(supervisor, again) == [StartWorkers(1)]
+    play(supervisor, WorkerStarted(3, 103))
+    assert play(supervisor, again) == [], "it is on its way"
+
+
 def test_a_crashed_worker_is_replaced_as_often_as_allowed():
     supervisor = Supervisor({0: 100, 1: 101}, LIMITS, restarts=2)
     play(supervisor, seen(2, 2, 100, 101), WorkerExited(1, -9))

@@ -117,3 +117,11 @@ def test_a_machine_keeps_the_tally_in_its_record() -> None:
     job.see("w0", Phase.DONE, plan.generation, 9)
     assert job.machine.record.state is JobState.FINISHED
     assert job.machine.record.tally.doing is Doing.OVER
+
+
+def test_workers_that_were_asked_for_again_are_counted_again() -> None:
+    asked = (facts.SizeAsked(size=2, before=3), facts.SizeAsked(size=3, before=2), facts.SizeAsked(size=5, before=3))
+    tally = TRAINS
+    for fact in asked:
+        tally = counted(tally, fact, 100.0)
+    assert tally.asked_more == 3
