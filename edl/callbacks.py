@@ -96,7 +96,10 @@ class RunOfJob:
             self._open = True
         if step > self._told:  # else a life before has told it
             self._told = step
-            self._log(step, figures)
+            try:
+                self._log(step, figures)
+            except Exception as error:  # noqa: BLE001 - as above
+                self._warn(error)
 
     def _warn(self, error: Exception) -> None:
         """Once. The job trains on."""
@@ -109,7 +112,10 @@ class RunOfJob:
         self._next = None
         if self._open:
             self._open = False
-            self._end()
+            try:
+                self._end()
+            except Exception as error:  # noqa: BLE001 - as above: it comes between two steps
+                self._warn(error)
 
     def _begin(self) -> int:
         """Open the run. The newest step that it has, -1: none."""

@@ -73,6 +73,22 @@ def test_a_server_that_is_away_ends_no_worker_and_is_tried_again(caplog: pytest.
     assert [line.getMessage() for line in caplog.records] == ["Away: figures are missing there: nobody is there"]
 
 
+def test_a_server_that_goes_away_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
+    class GoesAway(Kept):
+        def _log(self, step: int, figures: dict[str, float]) -> None:
+            raise ConnectionError("no more")
+
+        def _end(self) -> None:
+            raise ConnectionError("no more")
+
+    face = FakeFace(0, {})
+    track = GoesAway(face, 1, {})
+    train([(face, track)], 1, 3)
+    face.place = 1
+    train([(face, track)], 4, 6)
+    assert [line.getMessage() for line in caplog.records] == ["GoesAway: figures are missing there: no more"]
+
+
 def test_wrong_use_is_told() -> None:
     with pytest.raises(UsageError, match="every=0"):
         Kept(FakeFace(0, {}), 0, {})
