@@ -5,7 +5,6 @@ Owns: these calls and the words of their answers. Does not own: what a job of Sl
 
 from __future__ import annotations
 
-import getpass
 import os
 import re
 import shlex
@@ -20,10 +19,11 @@ from edl.errors import ConfigError, EdlError
 
 ANSWER_S: Final = 30.0
 PROGRAMS: Final = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
-# States of a job in which a process of it may be, or come. All others are the last that it has.
-UNDER_WAY: Final = frozenset(
-    ("PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STOPPED", "RESIZING", "SIGNALING", "STAGE_OUT",
-     "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT")
+# The last states of a job, in which no process of it is, nor comes. One that is not known here may be of a newer Slurm:
+# a worker that is taken for gone while it runs would get its device doubled.
+OVER: Final = frozenset(
+    ("COMPLETED", "CANCELLED", "FAILED", "TIMEOUT", "NODE_FAIL", "PREEMPTED", "BOOT_FAIL", "DEADLINE", "OUT_OF_MEMORY",
+     "LAUNCH_FAILED", "RECONFIG_FAIL", "REVOKED")
 )  # fmt: skip
 TAKEN: Final[Mapping[str, str]] = {
     "PREEMPTED": "Slurm has preempted it",
@@ -68,22 +68,29 @@ class SlurmJob(msgspec.Struct, frozen=True):
 
     @property
     def under_way(self) -> bool:
-        return self.state in UNDER_WAY
+        return self.state not in OVER
 
 
 def nodes_of(text: str) -> list[SlurmNode]:
     """Lines of `sinfo -N -o %N|%T|%c|%G|%n`; a node of several partitions has several."""
     found: dict[str, SlurmNode] = {}
     for line in text.splitlines():
-        name, state, cpus, gres, host = line.strip().split("|")
-        gpus = sum(int(count) for count in GPUS.findall(gres))
-        found.setdefault(name, SlurmNode(name, state, int(cpus), gpus, host))
+        try:
+            name, state, cpus, gres, host = line.strip().split("|")
+            gpus = sum(int(count) for count in GPUS.findall(gres))
+            found.setdefault(name, SlurmNode(name, state, int(cpus), gpus, host))
+        except ValueError:
+            raise SlurmError(f"what sinfo says is not understood: {line[:200]!r}") from None
     return list(found.values())
 
 
 def jobs_of(text: str) -> list[SlurmJob]:
     """Lines of `squeue -o %i|%j|%T`."""
-    return [SlurmJob(int(number), name, state) for number, name, state in (line.split("|") for line in text.split())]
+    try:
+        words = [line.split("|") for line in text.split()]
+        return [SlurmJob(int(number), name, state) for number, name, state in words]
+    except ValueError:
+        raise SlurmError(f"what squeue says is not understood: {text[:200]!r}") from None
 
 
 class Slurm:
@@ -96,13 +103,20 @@ class Slurm:
         return nodes_of(_said("sinfo", "--noheader", "--Node", *which, "--format=%N|%T|%c|%G|%n"))
 
     def jobs(self, names: Sequence[str]) -> list[SlurmJob]:
-        """Of this user, with these names: those that are over, too, as long as Slurm remembers them."""
-        which = ["--user", getpass.getuser(), "--name", ",".join(names)]
+        """Of this user, with these names: those that are over, too, as long as Slurm remembers them.
+
+        The user is told by number: what LOGNAME or USER says may be another one.
+        """
+        which = ["--user", str(os.getuid()), "--name", ",".join(names)]
         return jobs_of(_said("squeue", "--noheader", "--states=all", *which, "--format=%i|%j|%T"))
 
     def submit(self, flags: Sequence[str], script: str) -> int:
         """The job's number."""
-        return int(_said("sbatch", "--parsable", *flags, text=script).split(";")[0])
+        said = _said("sbatch", "--parsable", *flags, text=script)
+        try:
+            return int(said.split(";")[0])
+        except ValueError:
+            raise SlurmError(f"what sbatch says is not understood: {said[:200]!r}") from None
 
     def cancel(self, number: int, *flags: str) -> None:
         _said("scancel", "--quiet", *flags, str(number))
@@ -134,7 +148,8 @@ def _said(*command: str, text: str | None = None) -> str:
 def script_of(warden: Sequence[str], environ: Mapping[str, str]) -> str:
     """A batch script of one step: Slurm tells steps that they are to go, and not the script around them."""
     step = ["srun", "--ntasks=1", "--export=ALL", "--unbuffered", "env", *(f"{k}={v}" for k, v in environ.items())]
-    return f"#!/bin/sh\nexport PATH={shlex.quote(environ['PATH'])}\nexec {shlex.join([*step, *warden])}\n"
+    cores = 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'  # srun does not take it over from sbatch since 22.05
+    return f"#!/bin/sh\nexport PATH={shlex.quote(environ['PATH'])}\n{cores}\nexec {shlex.join([*step, *warden])}\n"
 
 
 def flags_of(name: str, node: SlurmNode, slots: int, output: Path) -> list[str]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Iterable
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -39,6 +40,24 @@ ASKED = ("--signal=URG",)  # which goes to its step, where only the warden heeds
 KILLED = ("--signal=KILL",)
 ALL_KILLED = ("--signal=KILL", "--full")  # with the script around the step
 OUTPUT = "slurm.out"  # of the batch script, not of the worker
+
+
+def job_name(folder: Path) -> str:
+    """Of the worker that has this folder, in Slurm, where other clusters may have workers of the same id."""
+    return f"edl-{hashlib.sha256(str(folder.parent).encode()).hexdigest()[:12]}-{folder.name}"
+
+
+def left_of(folders: Iterable[Path]) -> dict[Path, int]:
+    """Those of workers whose jobs are under way, also only in Slurm's queue; with Slurm's numbers. Raises EdlError."""
+    names = {job_name(folder): folder for folder in folders}
+    jobs = Slurm().jobs(list(names)) if names else []
+    return {names[job.name]: job.number for job in jobs if job.name in names and job.under_way}
+
+
+def kill(number: int) -> None:
+    """Raises EdlError."""
+    for flags in (CANCELLED, KILLED, ALL_KILLED):
+        Slurm().cancel(number, *flags)
 
 
 class SlurmEngine:
@@ -81,11 +100,11 @@ class SlurmEngine:
         if folder is None:
             return None
         ours = {MARK: mark_of(folder), "PATH": path_here()}
-        put(folder / OUTPUT, b"")
         flags = flags_of(self._job_name(worker), self._node, self._slots, folder / OUTPUT)
         try:
+            put(folder / OUTPUT, b"")
             number = await asyncio.to_thread(self._slurm.submit, flags, script_of(self._folders.warden(start), ours))
-        except EdlError:
+        except (OSError, EdlError):
             if self._folders.withdraw(worker):
                 raise
             number = 0  # it runs all the same: its number is found by its name
@@ -106,8 +125,7 @@ class SlurmEngine:
     # -------------------------------------------------------------------------------------------------------- inside
 
     def _job_name(self, worker: str) -> str:
-        """In Slurm, where other clusters may have workers of the same id."""
-        return f"edl-{hashlib.sha256(str(self._folders.workers).encode()).hexdigest()[:12]}-{worker}"
+        return job_name(self._folders[worker])
 
     def _begin(self, what: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(what)
@@ -126,27 +144,30 @@ class SlurmEngine:
         if job is not None and job.under_way:
             self._jobs[worker] = number
             return WorkerFound(worker, device, number, None)
-        self._folders.withdraw(worker)
         return WorkerFound(worker, device, number, self._evidence(worker, job))
 
     async def _end(self, worker: str, *, kill: bool) -> None:
-        """A job that waits in Slurm is cancelled in either case."""
-        number = self._jobs.get(worker)
-        if not number:
-            return  # it is asked again
+        """One that has not begun never does: a step that is not there yet would not hear that it is to leave."""
         try:
+            kill = self._folders.withdraw(worker) or kill
+            number = self._jobs.get(worker)
+            if not number:
+                return  # nothing was submitted, or its number is not known yet: who is to be killed is told again
             for flags in (CANCELLED, KILLED, ALL_KILLED) if kill else (CANCELLED, ASKED):
                 await asyncio.to_thread(self._slurm.cancel, number, *flags)
-        except EdlError as error:
+        except (OSError, EdlError) as error:
             logger.warning("%s is not told to end: %s", worker, error)
 
     async def _watch(self) -> None:
         clock = asyncio.get_running_loop().time
         while True:
-            out = {worker for worker in self._jobs if (self._folders[worker] / "exit.json").exists()}
-            if out - self._out or clock() - self._asked >= (LOOK_S if out else ASK_S):
-                self._out, self._asked = out, clock()
-                await self._ask()
+            try:
+                out = {worker for worker in self._jobs if (self._folders[worker] / "exit.json").exists()}
+                if out - self._out or clock() - self._asked >= (LOOK_S if out else ASK_S):
+                    self._out, self._asked = out, clock()
+                    await self._ask()
+            except OSError as error:  # of folders, which may lie on another machine: ends are told when they are back
+                self._tell_dumb(error)
             await asyncio.sleep(LOOK_S)
 
     async def _ask(self) -> None:
@@ -163,8 +184,9 @@ class SlurmEngine:
             if job is not None and job.under_way:
                 self._jobs[worker] = job.number
             else:
+                known = self._evidence(worker, job)  # first: where this fails, it is told the next time
                 del self._jobs[worker]
-                self._ended(worker, self._evidence(worker, job))
+                self._ended(worker, known)
 
     async def _look_at_node(self) -> None:
         for node in await asyncio.to_thread(self._slurm.nodes, self._name):
@@ -182,9 +204,10 @@ class SlurmEngine:
 
     def _evidence(self, worker: str, job: SlurmJob | None) -> EndEvidence:
         folder = self._folders[worker]
-        found, state = evidence(folder), job.state if job else ""
+        state, never = job.state if job else "", self._folders.withdraw(worker)
+        found = evidence(folder)
         taken = TAKEN.get(state, "Slurm has asked it to go" if was_terminated(folder) else "")
-        if not taken and self._folders.withdraw(worker):
+        if never and not taken:
             return EndEvidence(refused=self._refusal(worker), unserved=True)
         return msgspec.structs.replace(found, taken=taken, starved=found.starved or state == "OUT_OF_MEMORY")
 
@@ -195,7 +218,7 @@ class SlurmEngine:
             lines = []
         return lines[-1] if lines else "Slurm could not start it"
 
-    def _tell_dumb(self, error: EdlError) -> None:
+    def _tell_dumb(self, error: OSError | EdlError) -> None:
         if not self._dumb:
-            logger.warning("Slurm does not answer: %s; trying again", error)
+            logger.warning("Slurm or a folder does not answer: %s; trying again", error)
         self._dumb = True

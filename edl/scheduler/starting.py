@@ -27,6 +27,7 @@ from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
 from edl.launch.processes import marked, signal_marked
+from edl.scheduler import engines
 from edl.scheduler.client import ClusterClient, opened
 from edl.scheduler.environs import handed_on
 from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put
@@ -243,9 +244,29 @@ async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
 
 
 def strays(home: ClusterHome) -> list[Path]:
-    """The folders of workers that run, as far as agents have written down."""
+    """The folders of workers that run, or wait in Slurm, as far as agents have written down. Raises EdlError."""
     folders = (home.folder / "nodes").glob("*/workers/*")
-    return sorted(one for one in folders if not (one / "forgotten").exists() and marked(mark_of(one)))
+    kept = [one for one in folders if not (one / "forgotten").exists()]
+    in_slurm = _in_slurm(home, kept)
+    return sorted(one for one in kept if one in in_slurm or marked(mark_of(one)))
+
+
+def _in_slurm(home: ClusterHome, folders: list[Path]) -> dict[Path, int]:
+    config = home.read()
+    if config is None or config.engine != engines.SLURM:
+        return {}
+    from edl.scheduler.slurm_engine import left_of
+
+    return left_of(folders)
+
+
+def _kill(home: ClusterHome, folders: list[Path]) -> None:
+    for one in folders:
+        signal_marked(mark_of(one), signal.SIGKILL)
+    for number in _in_slurm(home, folders).values():
+        from edl.scheduler.slurm_engine import kill
+
+        kill(number)
 
 
 async def _kill_strays(home: ClusterHome) -> None:
@@ -255,8 +276,7 @@ async def _kill_strays(home: ClusterHome) -> None:
     while left := strays(home):
         if clock() > until:
             raise EdlError(f"workers do not end, though they are killed: {', '.join(one.name for one in left[:8])}")
-        for one in left:
-            signal_marked(mark_of(one), signal.SIGKILL)
+        _kill(home, left)
         await asyncio.sleep(LOOK_S)
 
 

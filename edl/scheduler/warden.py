@@ -142,9 +142,9 @@ def main() -> None:
     start = os.path.join(folder, "start.json")
     with open(start, encoding="utf-8") as file:
         told = json.load(file)
+    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # until there is a worker to hand it to
     os.unlink(start)
     log, before = Log(path), killed_for_memory()
-    signal.pthread_sigmask(signal.SIG_BLOCK, HEARD)  # until there is a worker to hand it to
     try:
         worker = subprocess.Popen(
             ["setpriv", "--pdeathsig", "KILL", "--", *told["command"]],

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import asyncio
+import os
 import shlex
 from pathlib import Path
 
 import pytest
 
-from edl.errors import ConfigError
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
+from edl.errors import ConfigError, EdlError
+from edl.scheduler import slurm_engine
+from edl.scheduler.engine import Start
 from edl.scheduler.engines import slurm_nodes, wanted
-from edl.scheduler.places import NodeGiven
+from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
 from edl.scheduler.slurm import Slurm, SlurmError, SlurmJob, SlurmNode, flags_of, jobs_of, nodes_of, script_of
+from edl.scheduler.slurm_engine import SlurmEngine, job_name
+from edl.scheduler.starting import stop, strays
+from edl.scheduler.worker_folders import WorkerFolders
 
 NODES = """
 n1|idle|4|(null)|here
@@ -33,8 +42,10 @@ def play(programs: Path, name: str, text: str, *, code: int = 0) -> None:
     """Its flags are kept; it says this."""
     told, where = programs / f"{name}.told", ">&2" if code else ""
     script = f"printf '%s\\n' \"$*\" >> {told}\ncat {where} <<'END'\n{text}\nEND\nexit {code}\n"
-    (programs / name).write_text(f"#!/bin/sh\n{script}")
-    (programs / name).chmod(0o755)
+    new = programs / f"{name}.new"
+    new.write_text(f"#!/bin/sh\n{script}")
+    new.chmod(0o755)
+    new.rename(programs / name)  # at once: it may be asked just now
 
 
 def test_nodes_are_told_once_with_their_gpus_and_whether_they_take_jobs() -> None:
@@ -59,6 +70,7 @@ def test_jobs_are_under_way_until_their_last_process_is_gone() -> None:
         (9, "edl-a-3", True),
     ]
     assert not SlurmJob(1, "x", "PREEMPTED").under_way
+    assert SlurmJob(1, "x", "A_STATE_OF_A_NEWER_SLURM").under_way
 
 
 def test_a_worker_has_its_share_of_the_node() -> None:
@@ -71,7 +83,8 @@ def test_a_worker_has_its_share_of_the_node() -> None:
 def test_a_script_is_one_step_whatever_its_words_hold() -> None:
     lines = script_of(["py", "a b", "$(x)"], {"PATH": "/p'q", "M": "1 2"}).splitlines()
     assert shlex.split(lines[1]) == ["export", "PATH=/p'q"]
-    assert shlex.split(lines[2])[-6:] == ["env", "PATH=/p'q", "M=1 2", "py", "a b", "$(x)"]
+    assert lines[2] == 'export SRUN_CPUS_PER_TASK="$SLURM_CPUS_PER_TASK"'
+    assert shlex.split(lines[3])[-6:] == ["env", "PATH=/p'q", "M=1 2", "py", "a b", "$(x)"]
 
 
 def test_a_refusal_of_slurms_is_told_in_its_words(programs: Path) -> None:
@@ -129,3 +142,116 @@ def test_the_partition_that_sbatch_is_told_of_counts(programs: Path, monkeypatch
 
 def test_what_is_wanted_is_kept_in_order() -> None:
     assert list(wanted("b:1, a:2", "X").items()) == [("b", 1), ("a", 2)]
+
+
+ORDER = Start(
+    WorkerOrder("j-1", "j", 0, WorkerWish.RUN),
+    Submission("j", ("true",), "/", "ann", 0.0, np=1, min_np=1, max_np=1),
+    {},
+)
+
+
+class Heard:
+    """One engine of n1, with what it has told."""
+
+    def __init__(self, programs: Path) -> None:
+        self.programs = programs
+        self.ends: list[tuple[str, EndEvidence]] = []
+        self.folders = WorkerFolders(programs / "node", programs / "jobs")
+        self.engine = SlurmEngine("n1", 1, self.folders, lambda *end: self.ends.append(end))
+
+    def stands(self, state: str) -> None:
+        play(self.programs, "squeue", f"7|{job_name(self.folders['j-1'])}|{state}")
+
+
+@pytest.fixture
+async def heard(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Heard:
+    for name, value in (("LOOK_S", 0.01), ("ASK_S", 0.01)):
+        monkeypatch.setattr(slurm_engine, name, value)
+    for name, text in (("sinfo", NODES.splitlines()[0]), ("sbatch", "7"), ("scancel", ""), ("scontrol", "")):
+        play(programs, name, text)
+    found = Heard(programs)
+    assert await found.engine.find() == []
+    found.stands("PENDING")
+    assert await found.engine.start(ORDER) == 7
+    return found
+
+
+async def told(heard: Heard) -> EndEvidence:
+    async with asyncio.timeout(20):
+        while not heard.ends:  # noqa: ASYNC110 - a list does not tell
+            await asyncio.sleep(0.01)
+    await heard.engine.close()
+    [(worker, evidence)] = heard.ends
+    assert worker == "j-1"
+    return evidence
+
+
+def test_jobs_are_this_users_whatever_the_shell_calls_him(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOGNAME", "somebody-else")
+    play(programs, "squeue", "")
+    assert Slurm().jobs(["x"]) == []
+    assert f"--user {os.getuid()} " in (programs / "squeue.told").read_text()
+
+
+@pytest.mark.parametrize(("name", "ask"), [("squeue", lambda: Slurm().jobs(["x"])), ("sinfo", lambda: Slurm().nodes())])
+def test_an_answer_that_is_not_understood_is_no_answer(programs: Path, name: str, ask: object) -> None:
+    play(programs, name, "slurm: what is this")
+    with pytest.raises(SlurmError, match=f"what {name} says is not understood"):
+        ask()  # type: ignore[operator]
+
+
+async def test_an_end_is_told_though_a_folder_was_away_for_a_while(
+    heard: Heard, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    away = [5]
+    there = WorkerFolders.withdraw
+
+    def withdraw(folders: WorkerFolders, worker: str) -> bool:
+        if away[0]:
+            away[0] -= 1
+            raise OSError("stale file handle")
+        return there(folders, worker)
+
+    monkeypatch.setattr(WorkerFolders, "withdraw", withdraw)
+    heard.stands("FAILED")
+    assert (await told(heard)).unserved
+    assert away == [0]
+
+
+async def test_a_worker_that_slurm_takes_before_it_begins_never_begins(heard: Heard) -> None:
+    heard.stands("NODE_FAIL")
+    assert (await told(heard)).taken == "Slurm has lost its node"
+    assert not (heard.folders["j-1"] / "start.json").exists()
+
+
+async def test_who_is_to_leave_before_its_warden_begins_never_begins(heard: Heard) -> None:
+    heard.stands("RUNNING")
+    heard.engine.end("j-1", kill=False)
+    async with asyncio.timeout(20):
+        said = heard.programs / "scancel.told"
+        while not said.exists() or "--full" not in said.read_text():  # noqa: ASYNC110 - a file does not tell
+            await asyncio.sleep(0.01)
+    assert not (heard.folders["j-1"] / "start.json").exists()
+    heard.stands("CANCELLED")
+    await told(heard)
+
+
+async def test_what_waits_in_slurm_does_not_outlive_its_cluster(
+    programs: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = ClusterHome(programs / "home")
+    home.make()
+    nodes = (NodeGiven("n1", (0,)),)
+    home.write(ClusterConfig(nodes, "fifo", {}, {}, "127.0.0.1:1", False, 1, 10.0, 0.0, engine="slurm"))
+    folder = WorkerFolders(home.node("n1"), programs / "jobs")["j-1"]
+    folder.mkdir()
+    play(programs, "squeue", f"7|{job_name(folder)}|PENDING")
+    play(programs, "scancel", "")
+    assert strays(home) == [folder]
+    with pytest.raises(EdlError, match=r"1 of its workers do \(j-1\)"):
+        await stop(home, kill=False, say=print)
+    gone = f"#!/bin/sh\necho \"$*\" >> {programs}/scancel.told\nprintf '#!/bin/sh\\n' > {programs}/squeue\n"
+    (programs / "scancel").write_text(gone)
+    await stop(home, kill=True, say=print)
+    assert "--state=PENDING 7" in (programs / "scancel.told").read_text()
