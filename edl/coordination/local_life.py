@@ -7,7 +7,6 @@ lock and the ports (`local_place`).
 from __future__ import annotations
 
 import os
-import signal
 from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
@@ -87,12 +86,11 @@ async def started(process: P) -> P:
 
 
 async def _becomes_ready(process: ChildServer) -> bool:
-    process.spawn()
     try:
+        process.spawn()
         return await process.wait_ready(START_S)
     except BaseException:
-        process.signal(signal.SIGKILL)  # Ctrl-C in between, for example
-        await process.wait_exit()
+        await process.stop()  # no program to run, or Ctrl-C in between, for example
         process.forget()
         raise
 
