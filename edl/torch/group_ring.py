@@ -113,6 +113,8 @@ class GroupRing:
                 self._note(attempt)
                 if formed is not None and not attempt.given_up:
                     keep(formed)
+                else:  # also where Ctrl-C ended the waiting: its thread is to wait for nobody
+                    attempt.left.set()
         if attempt.given_up:  # a moment after it had formed
             self._let_go(formed, attempt.given_up)
             raise RingBroken(f"the ring did not form: {attempt.given_up}")

@@ -19,6 +19,7 @@ from edl.collectives import sockets
 from edl.errors import RingBroken
 from edl.protocol.ring import Place, solo
 from edl.testing.gathering import Gathering
+from edl.torch.group_forming import GroupForming
 from edl.torch.group_ring import GroupRing
 
 SIZE = 3
@@ -153,6 +154,27 @@ def test_who_leaves_first_takes_nothing_away(members: Members) -> None:
 
         assert members.all(reduce_and_leave, members.rings[:2]) == [None] * 2
         assert all(tensor.eq(3).all() for tensor in tensors)
+
+
+def test_a_ring_that_formed_as_its_waiting_was_interrupted_is_ended(
+    members: Members, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By Ctrl-C: nobody sits in it, so that nobody would leave it."""
+    begun: list[GroupForming] = []
+    wait = GroupForming.wait
+
+    def interrupted(attempt: GroupForming) -> None:
+        wait(attempt)
+        begun.append(attempt)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(GroupForming, "wait", interrupted)
+    places = members.gatherings.places(1, 2)
+    raised = members.all(lambda ring, rank: ring.enter(places[rank], 20.0), members.rings[:2])
+    assert [type(one) for one in raised] == [KeyboardInterrupt] * 2
+    for attempt in begun:
+        attempt.thread.join(10)
+    assert len(begun) == 2 and not any(attempt.thread.is_alive() for attempt in begun)
 
 
 def test_who_goes_on_in_a_ring_that_others_have_left_learns_of_it_at_once(members: Members) -> None:
@@ -307,6 +329,7 @@ def test_only_connections_of_the_ring_are_cut(members: Members) -> None:
 ENDING = """
 import threading, torch
 from edl.protocol.ring import Place
+from edl.torch.group_forming import GroupForming
 from edl.torch.group_ring import GroupRing
 from test_group_ring import Gatherings
 gatherings = Gatherings()
