@@ -282,11 +282,11 @@ def test_a_cluster_that_is_stopped_goes_on_with_its_queue(cluster: LiveCluster) 
 
 
 def test_what_devices_were_used_for_can_be_had_as_a_table(cluster: LiveCluster) -> None:
-    cluster("submit", "--name", "short", "--user", "ann", "sleep", "0.3")
+    cluster("submit", "--name", "short", "--user", "kim", "sleep", "0.3")
     cluster("wait", "short")
     found = json.loads(cluster("cluster", "accounts", "--json"))
-    [ann] = [user for user in found["users"] if user["user"] == "ann"]
-    assert (ann["jobs"], ann["device_s"] > 0.3) == (1, True)
+    [kim] = [user for user in found["users"] if user["user"] == "kim"]
+    assert (kim["jobs"], kim["device_s"] > 0.3) == (1, True)
     lines = cluster("cluster", "accounts", "--csv").splitlines()
     assert lines[0].startswith("job,user,state,")
     assert len(lines) == len(found["jobs"]) + 1
