@@ -6,7 +6,7 @@ Owns: which batch of it this worker gets next, and gathering what all have found
 The script owns the loop, so all workers go through it in rounds: in each one they get a batch each, and tell each other
 at `gather_for_metrics()`, or else at the end of the round, which batches are done. If a worker dies, what it had not
 told comes again in a later round, to another one. In the last round some may have no batch left. They get one that
-another one has, too, which counts once; so there is something to gather, whoever dies.
+another one has, too, of which nothing is gathered.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class RoundWord:
 class EvaluationRound:
     """One turn of the script's loop, on all workers."""
 
-    def __init__(self, mine: int) -> None:
+    def __init__(self, mine: int | None) -> None:
         self._mine = mine
         self.done: set[int] | None = None  # batches, of all workers, once they have told
 
@@ -47,7 +47,8 @@ class EvaluationRound:
         told = seat.evaluate_shared(RoundWord(packed_values([self._mine, values])))
         found: dict[int, Any] = {}
         for batch, theirs in map(unpacked_values, told):
-            found.setdefault(batch, theirs)
+            if batch is not None:
+                found.setdefault(batch, theirs)
         if self.done is not None and self.done != set(found):
             raise JobFailed(
                 "a worker died between two calls of gather_for_metrics() for one batch, so what it had computed of "
@@ -110,15 +111,20 @@ class OwnBatches:
         self._batches = batches
         self._expected: list[int] = []
         self._loading: Iterator[Any] = iter(())
+        self._newest: Any = None
 
-    def next(self, missing: Sequence[int]) -> tuple[int, Any]:
-        """With its number. Where none is left for this worker, it is one of somebody else's."""
+    def next(self, missing: Sequence[int]) -> tuple[int | None, Any]:
+        """Its number, or None: somebody else's."""
         mine = list(missing[seat.rank() :: seat.size()])
-        mine = mine or [missing[seat.rank() % len(missing)]]
-        if mine != self._expected:
+        if mine and mine != self._expected:
             self._expected, self._loading = mine, self._batches.load(mine)
-        self._expected = mine[1:]
-        return mine[0], next(self._loading)
+        if mine:
+            self._newest = next(self._loading)
+            self._expected = mine[1:]
+            return mine[0], self._newest
+        if self._newest is None:
+            [self._newest] = self._batches.load(missing[:1])
+        return None, self._newest
 
 
 def joined(like: Any, parts: Sequence[Any]) -> Any:

@@ -82,7 +82,6 @@ class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
             share = LoopShare(self, batches, place)
             share.take(evaluated(share, steps, holds_batch=holds_batch))
             self._store_dataloader_outputs()
-        self._has_run = True  # also where all batches were others': callbacks decide by it
         return self.on_run_end()
 
     def _begin(self) -> None:

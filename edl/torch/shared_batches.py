@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import msgspec
 from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, SequentialSampler
@@ -48,7 +48,7 @@ def shared_batches(loader: object, most: float = float("inf")) -> SharedBatches 
     """Those of `loader`, at `most` so many; a shuffled one gives its samples in order. None, with a warning, where the
     workers cannot know that they all read the same: each of them then computes all of it.
     """
-    if _iterates_as_torch(loader) and not isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader, DataLoader) and not isinstance(loader.dataset, IterableDataset):
         batches = loader.batch_sampler
         if type(batches) is BatchSampler and _in_order(batches.sampler, loader.dataset):
             whole, rest = divmod(len(loader.dataset), batches.batch_size)  # type: ignore[arg-type]
@@ -56,14 +56,9 @@ def shared_batches(loader: object, most: float = float("inf")) -> SharedBatches 
             return SharedBatches(loader, batches.batch_size, int(min(count, most)))
     logger.warning(
         "each worker evaluates all of the data: edl shares out that of a DataLoader with a dataset that has a length, "
-        "and without a sampler, or an `__iter__`, of its own"
+        "and without a sampler of its own"
     )
     return None
-
-
-def _iterates_as_torch(loader: object) -> TypeGuard[DataLoader[Any]]:
-    """Its class makes nothing else of the batches. Accelerate's loaders say of which class they would be."""
-    return isinstance(loader, DataLoader) and loader.__class__.__iter__ is DataLoader.__iter__
 
 
 def _in_order(sampler: object, dataset: Dataset[Any]) -> bool:

@@ -65,7 +65,7 @@ class PredictedBatches:
         self._answer: tuple[Any, Any, Any] = (None, None, None)
         # What Accelerate asks for, to count a loss as often as its batch has samples.
         self.end_of_dataloader = False  # with the newest batch
-        whole = batches.loader.batch_sampler.drop_last  # type: ignore[union-attr]  # Accelerate's loaders lose their own
+        whole = batches.loader.drop_last
         self.remainder = -1 if whole else len(batches.loader.dataset) % batches.size  # type: ignore[arg-type]
 
     @property

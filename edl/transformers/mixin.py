@@ -279,7 +279,6 @@ class EdlTrainerMixin:
             return whole(predicted, description, *args, **kwargs)
         finally:
             del self.prediction_step
-            self.callback_handler.eval_dataloader = dataloader  # callbacks that follow may iterate it
             self.preprocess_logits_for_metrics: Any = own
 
     def _wrap_model(self, model: Any, training: bool = True, **kwargs: Any) -> Any:

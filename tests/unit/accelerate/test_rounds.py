@@ -112,11 +112,6 @@ def test_what_a_dead_worker_has_not_told_comes_again(monkeypatch: Any, moment: i
     assert found[0] == found[2] and sorted(found[0]) == list(range(33))
 
 
-def test_a_death_in_the_last_round_leaves_something_to_gather(monkeypatch: Any) -> None:
-    """With the only worker for which a batch was left."""
-    assert ran(monkeypatch, 2, (0, 6), gathers) == {1: list(range(33))}
-
-
 def test_a_script_that_gathers_nothing_gets_a_share(monkeypatch: Any) -> None:
     found = ran(monkeypatch, 3, None, lambda _, loader: [int(batch[0]) for batch in loader])
     assert sorted(one for rows in found.values() for one in rows) == list(range(0, 33, 4))
