@@ -43,11 +43,6 @@ class ElasticBatches:
             yield shards.epochs_done
 
     @property
-    def in_step(self) -> bool:
-        """A batch was given out, and its step has not ended."""
-        return self._updates is not None
-
-    @property
     def dataset(self) -> Any:
         """What is trained on."""
         return self.parts.dataset

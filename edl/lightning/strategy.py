@@ -3,8 +3,8 @@
 Owns: what Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`), collectives
 (`edl.torch.ring_words`), the data (`edl.torch.conversion`).
 
-There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are
-asked anew each time.
+There is no process group of torch's, and no sampler is put in: edl deals out the samples, and each worker validates on
+all of the data that it is given. Size and rank are asked anew each time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins.precision import Precision
@@ -31,7 +31,6 @@ from lightning.pytorch.trainer.states import TrainerFn
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.lightning.loops import LightningSteps, make_elastic
-from edl.lightning.validation import share_out
 from edl.torch.conversion import StepParts, converted
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
@@ -51,13 +50,9 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         accelerator: Accelerator | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
-        share_evaluation: bool = True,
         **joining: Any,
     ) -> None:
-        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`.
-
-        `share_evaluation=False`: each worker validates and tests on all of the data.
-        """
+        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`."""
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         if not seat.began:
             elastic.init(**joining)
@@ -68,7 +63,6 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._parts: StepParts | None = None
         self._elastic: LightningSteps | None = None
         self._words = RingWords(framework, seat)
-        self._share_evaluation = share_evaluation
         self._sigterm: Any = None
         self._take_rank()
         seat.on_resize(lambda _old, _new: self._take_rank())
@@ -169,8 +163,6 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._sigterm = signal.getsignal(signal.SIGTERM)
         if trainer.state.fn == TrainerFn.FITTING:
             self._check(trainer)
-        if self._share_evaluation:
-            share_out(trainer, self._words)
         super().setup(trainer)
 
     def _check(self, trainer: Any) -> None:
@@ -195,11 +187,6 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         for name, (given, remedy) in refused.items():
             if given:
                 raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
-        if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
-            raise UsageError(
-                "GradientAccumulationScheduler does not go with strategy='edl': how many batches make a step is the "
-                "same in a whole job: say Trainer(accumulate_grad_batches=...)"
-            )
         if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
             raise UsageError(
                 f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
@@ -287,11 +274,8 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         return found[0] if isinstance(found, list) else found
 
     def on_validation_start(self) -> None:
-        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all. Where
-        the evaluation is shared out, that is seen to in each ring that it is made in.
-        """
-        if not getattr(self.lightning_module.trainer._evaluation_loop, "shared", False):
-            self._words.share_buffers(self.lightning_module)
+        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all."""
+        self._words.share_buffers(self.lightning_module)
 
 
 def _limit(trainer: Any) -> float:

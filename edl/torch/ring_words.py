@@ -9,8 +9,7 @@ already counts.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -56,23 +55,13 @@ class RingWords:
 
     def __init__(self, holder: RingHolder, seat: BesideSeat) -> None:
         self._holder, self._seat = holder, seat
-        self._apart = ""  # why nothing may be said now
-
-    @contextlib.contextmanager
-    def apart(self, reason: str) -> Iterator[None]:
-        """This worker does what the others do not: means and sums are its own, and for all else it is told why not."""
-        self._apart = reason
-        try:
-            yield
-        finally:
-            self._apart = ""
 
     def reduced(self, value: Any, operation: Any) -> Any:
         """The mean or the sum of all workers' tensors."""
         name = getattr(operation, "name", None) or str(operation or "mean")
         if (kind := name.lower().rpartition(".")[2]) not in MEAN | SUM:
             raise UsageError(f"reduce_op={operation!r}: edl has 'mean' and 'sum'")
-        if not isinstance(value, torch.Tensor) or self._apart or self._seat.size() == 1:
+        if not isinstance(value, torch.Tensor) or self._seat.size() == 1:
             return value
         whole = value if value.is_floating_point() else value.double()
         mean = self._try(lambda: self._holder.ring.mean(whole.detach().clone(), "edl.beside.mean"), whole)
@@ -122,8 +111,6 @@ class RingWords:
             self._try(lambda: synchronize_rest([], buffers, self._holder.ring, 0), None)
 
     def _try(self, act: Callable[[], T], otherwise: T) -> T:
-        if self._apart:
-            raise UsageError(self._apart)
         if self._seat.voided:
             return otherwise  # the ring is broken, and the others know it too
         try:

@@ -100,11 +100,6 @@ class TrainerSteps(LoopSteps):
         self.begin_step()
         return parts
 
-    @property
-    def holds_batch(self) -> bool:
-        """The coming step's is fetched."""
-        return self._coming is not None
-
     def pass_is_over(self) -> bool:
         """With the step that has just ended. Only then it is known: a worker that is lost leaves samples."""
         self._coming = self._fetched()

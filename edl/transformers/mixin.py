@@ -26,9 +26,7 @@ from edl.torch.loop_steps import StepEnd
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
 from edl.torch.ring_words import RingWords
-from edl.torch.shared_batches import shared_batches
 from edl.transformers import arguments, plan
-from edl.transformers.evaluation import PredictedBatches
 from edl.transformers.loop import Parts, TrainerSteps
 from edl.transformers.plan import UpdatePlan
 
@@ -40,10 +38,6 @@ class EdlTrainerMixin:
     _losses: list[torch.Tensor]  # of the parts of the step under way
     _share = 1.0  # of a part, in the samples of its step
     _over = False  # the pass that was trained last
-    _evaluates = False  # `evaluate()` is called, which may call itself
-    _evaluated: Any  # the model, as the Trainer evaluates it
-    _preprocess: Any  # the script's, of logits
-    prediction_step: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Joins the job, unless the script has called `edl.init()` before. What it takes is the Trainer's."""
@@ -248,53 +242,11 @@ class EdlTrainerMixin:
     # ---------------------------------------------------------------------------------- evaluating, and what is saved
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """While it trains, all go by the figures that the first worker has: those of time are each worker's own."""
-        if not self._in_loop or self._evaluates:
+        """Each worker on all of the data. While it trains, all go by what the first one has found."""
+        if not self._in_loop:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        self._evaluates = True
-        try:
-            return self._words.told(super().evaluate(*args, **kwargs), 0)  # type: ignore[misc]
-        finally:
-            self._evaluates = False
-
-    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
-        """The Trainer's, of evaluation and prediction; each batch is computed by one worker."""
-        whole = super().evaluation_loop  # type: ignore[misc]
-        batches = shared_batches(dataloader)
-        if batches is None:
-            self._words.share_buffers(self.model)
-            return whole(dataloader, description, *args, **kwargs)
-        given = dict(zip(("prediction_loss_only", "ignore_keys"), args, strict=False)) | kwargs
-        predict = functools.partial(self._predict, given.get("prediction_loss_only"), given.get("ignore_keys"))
-        keeps = "inputs" in self.args.include_for_metrics
-        main_input = getattr(self.model, "main_input_name", "input_ids")
-        predicted = PredictedBatches(
-            batches, predict, main_input, self.accelerator, keeps=keeps, steps=self._steps if self._in_loop else None
-        )
-        own = self.preprocess_logits_for_metrics
-        # Of the object: in front of whatever a subclass makes of them, which is asked for in `_predict`.
-        vars(self).update(prediction_step=predicted.answer, preprocess_logits_for_metrics=None)
-        self._preprocess = own
-        try:
-            return whole(predicted, description, *args, **kwargs)
-        finally:
-            del self.prediction_step
-            self.preprocess_logits_for_metrics: Any = own
-
-    def _wrap_model(self, model: Any, training: bool = True, **kwargs: Any) -> Any:
-        wrapped = super()._wrap_model(model, training=training, **kwargs)  # type: ignore[misc]
-        if not training:
-            self._evaluated = wrapped
-        return wrapped
-
-    def _predict(self, loss_only: bool | None, ignore_keys: Any, inputs: Any) -> tuple[Any, Any, Any]:
-        """What the model says of a batch of this worker's share."""
-        loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
-        step: Any = type(self).prediction_step
-        loss, logits, labels = step(self, self._evaluated, inputs, loss_only, ignore_keys=ignore_keys)
-        if logits is not None and self._preprocess is not None:
-            logits = self._preprocess(logits, labels)
-        return loss, logits, labels
+        self._words.share_buffers(self.model)
+        return self._words.told(super().evaluate(*args, **kwargs), 0)  # type: ignore[misc]
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """By one worker. The others know then where the best one lies."""

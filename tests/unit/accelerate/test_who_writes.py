@@ -42,16 +42,12 @@ class SeatOfRank:
 
     def __init__(self) -> None:
         self.number = 0
-        self.rehearses = False
 
     def rank(self) -> int:
         return self.number
 
-    def local_rank(self) -> int:
-        return self.number
-
     def rehearsing(self) -> bool:
-        return self.rehearses
+        return False
 
     def size(self) -> int:
         return 2
@@ -85,23 +81,6 @@ def test_what_is_decorated_runs_on_the_worker_that_is_the_main_one_at_the_moment
         assert called(3) is None
         seat.number = 0
         assert called(3) == 3
-
-
-def test_what_is_decorated_for_one_rank_runs_there_alone(seat: SeatOfRank) -> None:
-    accelerator = made()
-    where = [
-        (accelerator.on_last_process, 1),
-        (accelerator.on_process(process_index=1), 1),
-        (accelerator.on_local_process(local_process_index=1), 1),
-        (accelerator.on_process, 0),
-    ]
-    for decorate, rank in where:
-        called = decorate(lambda value: value)
-        seat.rehearses = False
-        for seat.number in (0, 1):
-            assert called(3) == (3 if seat.number == rank else None)
-        seat.number, seat.rehearses = rank, True
-        assert called(3) is None
 
 
 def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(seat: SeatOfRank) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import ModelCheckpoint, Timer
 
 from edl.errors import UsageError
 from edl.lightning.strategy import EdlStrategy
@@ -46,12 +46,6 @@ def test_the_time_at_each_batch_does_not_go_with_parts_of_a_step(settings: dict[
         strategy()._check(made_with(accumulate_grad_batches=2, **settings))
     assert "\n" not in str(caught.value)
     strategy()._check(made_with(**settings))
-
-
-def test_other_numbers_of_batches_in_a_step_are_refused() -> None:
-    with pytest.raises(UsageError, match="accumulate_grad_batches") as caught:
-        strategy()._check(made_with(callbacks=[GradientAccumulationScheduler({0: 2})]))
-    assert "\n" not in str(caught.value)
 
 
 def test_the_time_at_each_epoch_goes_with_them() -> None:
