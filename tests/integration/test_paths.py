@@ -41,8 +41,10 @@ def of_rank(job: Job, rank: int) -> dict[str, Any]:
 
 
 def kill(edl: Any, job: Job, victim: dict[str, Any]) -> None:
+    before = job.status()["generation"]
     os.kill(victim["pid"], signal.SIGKILL)
     edl.wait(lambda: victim["id"] not in ids(job), "its loss is known", timeout_s=60)
+    edl.wait(lambda: job.status()["generation"] > before, "the others are in another ring", timeout_s=60)
 
 
 def scale(job: Job, size: int) -> None:

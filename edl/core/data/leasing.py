@@ -122,7 +122,7 @@ class Leasing:
     def _has_short_epochs(self, ledger: Ledger) -> bool:
         """They are asked for one by one, and none is long enough for the word of a switch."""
         epoch_s = math.ceil(ledger.spec.total / max(1, ledger.batch)) * self.step_time_s()
-        return ledger.spec.open_ended and epoch_s < self._lead_times.notice_s + WORD_S
+        return ledger.spec.open_ended and 0.0 < epoch_s < self._lead_times.notice_s + WORD_S
 
     def crossing(self, roster: tuple[str, ...], *, spare: bool = False) -> Crossing | None:
         """How a ring of `roster` can follow that which trains. None: not now.
