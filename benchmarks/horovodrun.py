@@ -19,7 +19,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from benchmarks.pause import AFTER_STEPS, BEFORE_STEPS, Run, Worker, figures, program, wait
+from benchmarks.pause import AFTER_STEPS, BEFORE_STEPS, Options, Run, Worker, figures, program, wait
 from edl.core.audit.account import account
 from edl.trainer.data.audit import read
 
@@ -31,7 +31,9 @@ class Chain(Run):
     """One job that goes through all the sizes."""
 
     def __init__(self, mode: str, framework: str, folder: Path, sizes: list[int]) -> None:
-        super().__init__(mode, framework, folder, (sizes[0], sizes[-1]), state_mb=0)
+        super().__init__(
+            mode, framework, folder, (sizes[0], sizes[-1]), Options(state_mb=0, step_ms=20.0, ring="horovod")
+        )
         self.sizes = sizes
         self.audit = folder / "audit"
 

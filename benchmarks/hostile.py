@@ -17,14 +17,18 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import contextlib
 import itertools
 import json
+import os
 import random
+import signal
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +43,7 @@ from edl.trainer.data.audit import read
 AT_ONCE = 48
 LOG_BYTES = 4096  # may be added to the daemons' logs, however many inputs there are
 QUIET_STEPS = 150  # of each worker, for the step time before
-MORE_SWITCHES = 10
+MEET_S = 30.0  # half of what a worker may take for a step
 HARM = ("worker_lost", "batch_voided")
 REASONS = {
     "gRPC UNAUTHENTICATED": "unauthentic",
@@ -108,18 +112,44 @@ async def attack_rendezvous(attacker: Attacker, daemons: list[int], outcomes: Ou
 
 
 async def switch(job: Job, attacker: Attacker, status: dict[str, Any], times: int, outcomes: Outcomes) -> None:
-    """So many changes of size, and more until a rendezvous was met: on a busy machine it may be over too soon."""
+    """So many changes of size. A ring forms in some milliseconds; on a busy machine it is over before the stranger has
+    looked. So at each shrink one that stays is stopped until the stranger has met the rendezvous of another.
+    """
     daemons = [worker["daemon_pid"] for worker in status["workers"]]
     attacking = asyncio.create_task(attack_rendezvous(attacker, daemons, outcomes))
-    for number, size in enumerate(itertools.islice(itertools.cycle((2, 3)), times + MORE_SWITCHES)):
-        if number >= times and any(verdict.how.startswith("HTTP 4") for _, _, verdict in outcomes):
-            break
+    for size in itertools.islice(itertools.cycle((2, 3)), times):
         arguments = ("scale", NAME, str(size), "--wait", "--timeout", str(PATIENCE_S))
-        await asyncio.to_thread(job.edl, *arguments)
+        scaling = asyncio.create_task(asyncio.to_thread(job.edl, *arguments))
+        if size == 2:
+            with stopped(next(worker["pid"] for worker in status["workers"] if worker["rank"] == 1)):
+                await wait_refused(outcomes)
+        await scaling
         print(f"{size} workers, {outcomes.total()} inputs to a rendezvous", file=sys.stderr, flush=True)
         await wait_leavers_gone(job, size)
     attacking.cancel()
     await asyncio.gather(attacking, return_exceptions=True)
+
+
+@contextlib.contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+async def wait_refused(outcomes: Outcomes) -> None:
+    """Once more by a rendezvous."""
+
+    def refused() -> int:
+        return sum(number for (_, _, verdict), number in outcomes.items() if verdict.how.startswith("HTTP 4"))
+
+    before, deadline = refused(), time.monotonic() + MEET_S
+    while refused() == before:
+        if time.monotonic() > deadline:
+            raise SystemExit(f"no rendezvous was met in {MEET_S:g} s, though a worker is stopped")
+        await asyncio.sleep(0.01)
 
 
 async def wait_leavers_gone(job: Job, size: int) -> None:

@@ -1,12 +1,12 @@
 """What a change of size costs those who stay: edl beside stock Horovod elastic, the same model in the same run.
 
     python -m benchmarks.pause [--changes 2-3 3-2 1-4 4-1] [--frameworks torch tensorflow] [--modes edl stock]
-                               [--state-mb 0] [--rounds 1] [--json]
+                               [--ring horovod] [--step-ms 20] [--state-mb 0] [--rounds 1] [--json]
 
 For each change: start that many workers, let them train, ask for the other size (`edl scale`; Horovod's host discovery
 script), wait until all survivors train at it. A survivor's pause is its time between the ends of its last step at one
-size and its first at the other, less its median step; printed is the longest of all survivors, of edl's jobs with its
-parts:
+size and its first at the other, less its median step; printed is that of the survivor that lost most, as the median of
+the rounds and the longest of them, of edl's jobs with its parts:
 
     leave       the old ring
     rendezvous  until the last member of the new one has come
@@ -53,6 +53,17 @@ def wait(true: Callable[[], Any], what: str, job: subprocess.Popen[bytes], log: 
         time.sleep(0.1)
 
 
+class Options(argparse.Namespace):
+    changes: list[str]
+    frameworks: list[str]
+    modes: list[str]
+    ring: str
+    step_ms: float
+    state_mb: int
+    rounds: int
+    json: bool
+
+
 @dataclass
 class Worker:
     """What one worker has noted."""
@@ -95,9 +106,10 @@ class Worker:
 class Run:
     """One job of one kind, in a folder of its own."""
 
-    def __init__(self, mode: str, framework: str, folder: Path, change: tuple[int, int], state_mb: int) -> None:
-        self.mode, self.framework, self.folder, self.state_mb = mode, framework, folder, state_mb
+    def __init__(self, mode: str, framework: str, folder: Path, change: tuple[int, int], options: Options) -> None:
+        self.mode, self.framework, self.folder = mode, framework, folder
         self.before, self.after = change
+        self.state_mb, self.step_ms, self.ring = options.state_mb, options.step_ms, options.ring
         self.log = folder / "output.log"
 
     def measure(self) -> dict[str, float]:
@@ -125,9 +137,10 @@ class Run:
 
     def _start(self, log: Any) -> subprocess.Popen[bytes]:
         worker = [sys.executable, "-m", "benchmarks.pause_worker", self.mode, self.framework, str(self.folder)]
-        worker += ["--ballast-mb", str(self.state_mb)]
+        worker += ["--ballast-mb", str(self.state_mb), "--step-ms", str(self.step_ms)]
         if self.mode == "edl":
-            command = [program("edl"), "run", "-np", str(self.before), "--job", "pause", *worker]
+            command = [program("edl"), "run", "-np", str(self.before), "--job", "pause"]
+            command += [*(["--ring", self.ring] if self.framework == "torch" else []), *worker]
         else:
             self._hosts(self.before)
             script = self.folder / "hosts.sh"
@@ -221,7 +234,8 @@ def figures(survivors: list[Worker], asked: float) -> dict[str, float]:
 
 
 def medians(rounds: list[dict[str, float]]) -> dict[str, float]:
-    return {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    found = {name: statistics.median(one[name] for one in rounds) for name in rounds[0]}
+    return {**found, "longest": max(one["pause"] for one in rounds)}
 
 
 PARTS = ("leave", "rendezvous", "connect", "state", "first step", "prepare", "broadcast")
@@ -229,7 +243,8 @@ PARTS = ("leave", "rendezvous", "connect", "state", "first step", "prepare", "br
 
 def shown(framework: str, change: tuple[int, int], found: dict[str, dict[str, float]]) -> str:
     line = f"{framework:<10} {change[0]:>2} -> {change[1]:<2} "
-    line += "  ".join(f"{mode} {result['pause']:.0f} ms" for mode, result in found.items())
+    pauses = ((mode, result["pause"], result["longest"]) for mode, result in found.items())
+    line += "  ".join(f"{mode} {median:.0f} ms (longest {longest:.0f})" for mode, median, longest in pauses)
     if len(found) > 1:
         line += f"  ({found['stock']['pause'] / found['edl']['pause']:.0f} times)"
     if ours := found.get("edl"):
@@ -245,16 +260,18 @@ def main() -> int:
     parser.add_argument("--changes", nargs="+", default=["2-3", "3-2", "1-4", "4-1"])
     parser.add_argument("--frameworks", nargs="+", default=["torch", "tensorflow"])
     parser.add_argument("--modes", nargs="+", default=["edl", "stock"])
+    parser.add_argument("--ring", choices=["horovod", "torch"], default="horovod", help="of edl's jobs in PyTorch")
+    parser.add_argument("--step-ms", type=float, default=20.0, help="what a step takes at least")
     parser.add_argument("--state-mb", type=int, default=0)
     parser.add_argument("--rounds", type=int, default=1, help="medians of so many jobs of each kind")
     parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+    options = parser.parse_args(namespace=Options())
     for framework, change in itertools.product(options.frameworks, options.changes):
         before, after = (int(part) for part in change.split("-"))
         rounds: dict[str, list[dict[str, float]]] = {mode: [] for mode in options.modes}
         for _, mode in itertools.product(range(options.rounds), options.modes):
             with tempfile.TemporaryDirectory() as folder:
-                rounds[mode].append(Run(mode, framework, Path(folder), (before, after), options.state_mb).measure())
+                rounds[mode].append(Run(mode, framework, Path(folder), (before, after), options).measure())
         found = {mode: medians(results) for mode, results in rounds.items()}
         if options.json:
             print(json.dumps({"framework": framework, "from": before, "to": after, **found}), flush=True)

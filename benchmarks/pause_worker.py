@@ -67,9 +67,9 @@ class TorchTask:
         self.optimizer.step()
 
     def broadcast(self, count: int) -> None:
-        import horovod.torch as hvd
         import torch
 
+        hvd: Any = importlib.import_module("edl.torch")  # of the ring that it has
         hvd.broadcast_(torch.zeros(count // 4), 0, name="ballast")
 
 
@@ -143,14 +143,14 @@ class TensorFlowTask:
 TASKS: dict[str, type[TorchTask | TensorFlowTask]] = {"torch": TorchTask, "tensorflow": TensorFlowTask}
 
 
-def run_edl(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:
+def run_edl(framework: str, ballast_bytes: int, step_s: float, folder: Path, notes: Notes) -> None:
     edl: Any = importlib.import_module(f"edl.{framework}")
     note_entering(notes)
     edl.init()
     task = TASKS[framework](ballast_bytes)
     task.use_edl(edl)
     for _ in edl.elastic_shard_generator(SAMPLES, epochs=1000).batches(BATCH):
-        time.sleep(STEP_S)
+        time.sleep(step_s)
         task.train()
         rehearsing = edl.rehearsing()
         edl.notify_batch_end()
@@ -195,7 +195,7 @@ def note_entering(notes: Notes) -> None:
     Preparer._form = prepared  # type: ignore[method-assign]
 
 
-def run_stock(framework: str, ballast_bytes: int, folder: Path, notes: Notes) -> None:
+def run_stock(framework: str, ballast_bytes: int, step_s: float, folder: Path, notes: Notes) -> None:
     if framework == "torch":
         import horovod.torch as hvd
     else:
@@ -207,7 +207,7 @@ def run_stock(framework: str, ballast_bytes: int, folder: Path, notes: Notes) ->
     @hvd.elastic.run
     def loop(state: Any) -> None:
         while not (folder / "stop").exists():
-            time.sleep(STEP_S)
+            time.sleep(step_s)
             task.train()
             state.batch += 1
             notes.step(hvd.size())
@@ -223,10 +223,13 @@ def main() -> None:
     parser.add_argument("framework", choices=sorted(TASKS))
     parser.add_argument("folder", type=Path)
     parser.add_argument("--ballast-mb", type=int, default=0)
+    parser.add_argument("--step-ms", type=float, default=1000 * STEP_S)
     options = parser.parse_args()
     os.environ["TF_NUM_INTRAOP_THREADS"] = "1"
     run = {"edl": run_edl, "stock": run_stock}[options.mode]
-    run(options.framework, options.ballast_mb * 1_000_000, options.folder, Notes(options.folder))
+    run(
+        options.framework, options.ballast_mb * 1_000_000, options.step_ms / 1000, options.folder, Notes(options.folder)
+    )
     if options.mode == "stock":
         os._exit(0)  # the measurement is over: an orderly end would wait for the driver
 

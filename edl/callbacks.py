@@ -8,6 +8,9 @@ job, know of one run. Does not own: what a run looks like (the libraries' own na
 A run's name in the job travels by `edl.register`: the first ring gives all workers that of its rank 0, newcomers get
 it with the state, and a checkpoint has it. A step is written once another one is committed after it: the worker that
 has applied a step may die with it, and the others then make the step once more.
+
+A thread speaks with the library, from the first word to the last. A server that stalls, or is away and is called again
+and again, holds up no training: while `MOST` steps wait for it, others are left out.
 """
 
 from __future__ import annotations
@@ -19,14 +22,15 @@ import queue
 import secrets
 import threading
 import time
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from edl.errors import ConfigError, UsageError
 
 STEP: Final = "job/step"  # of all lives, in Weights & Biases: its own step counts calls
 JOB: Final = "edl.job"
 RUN: Final = "edl.run"
-MOST: Final = 256  # entries under way to MLflow at once
+MOST: Final = 256  # steps that wait to be written; later ones are left out
+END_S: Final = 30.0  # at the script's end, for what waits
 
 logger = logging.getLogger("edl")
 
@@ -41,6 +45,14 @@ class ScriptSeat(Protocol):
     def register(self, **values: Any) -> Any: ...
 
 
+class FiguresOfStep(NamedTuple):
+    """What a run is told of one step."""
+
+    step: int
+    ts: float
+    figures: dict[str, float]
+
+
 class RunOfJob:
     """What both have in common. Call it once for each committed step, on all workers."""
 
@@ -52,9 +64,14 @@ class RunOfJob:
         self._edl, self._every = edl, every
         self._name = f"edl_run_{self.kind}"
         self._shared = edl.register(**{self._name: secrets.token_hex(8)})
-        self._next: tuple[int, dict[str, float]] | None = None
-        self._told = -1  # the newest step that the run has
-        self._open = False
+        self._next: FiguresOfStep | None = None
+        self._writes = False  # something was given to the thread since this worker has rank 0
+        self._left = threading.Event()  # set once what was written before another worker had rank 0 is there
+        self._left.set()
+        self._waiting: queue.SimpleQueue[FiguresOfStep | threading.Event] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+        self._told = -1  # the thread's: the newest step that the run has
+        self._open = False  # the thread's
         self._failed = False
         atexit.register(self.close)
 
@@ -70,65 +87,84 @@ class RunOfJob:
     def __call__(self, **figures: float) -> None:
         """Figures of the step that was just committed. Costs nothing on other ranks, and in other steps."""
         if self._edl.rank() != 0:
+            self._next = None
             self._leave()
             return
         self._write()
         origin = self._edl.resumed()
         step = self._edl.step() - 1 + (0 if origin is None else origin.step)
         if step % self._every == 0:
-            self._next = step, {"size": float(self._edl.size()), **{name: float(one) for name, one in figures.items()}}
+            given = {"size": float(self._edl.size()), **{name: float(one) for name, one in figures.items()}}
+            self._next = FiguresOfStep(step, time.time(), given)
+            if self._thread is None:  # not in `close`: from Python 3.12 on, a process that ends can start no thread
+                self._thread = threading.Thread(target=self._serve, daemon=True, name=f"edl-{self.kind}")
+                self._thread.start()
 
     def close(self) -> None:
-        """Write what is left. At the script's end it happens by itself."""
+        """Write what is left, for up to `END_S`. At the script's end it happens by itself."""
         self._write()
         self._leave()
+        if not self._left.wait(END_S):
+            self._left.set()  # a script that closes it is not to wait once more at its end
+            self._warn(f"not written after {END_S:g} s")
 
     def _write(self) -> None:
         if self._next is None:
             return
-        (step, figures), self._next = self._next, None
-        if not self._open:
-            try:
-                self._told = self._begin()
-            except Exception as error:  # noqa: BLE001 - whatever a server raises: another rank 0 must not die of it, too
-                self._warn(error)
-                return
-            self._open = True
-        if step > self._told:  # else a life before has told it
-            self._told = step
-            try:
-                self._log(step, figures)
-            except Exception as error:  # noqa: BLE001 - as above
-                self._warn(error)
+        given, self._next = self._next, None
+        self._writes = True
+        if self._waiting.qsize() < MOST:
+            self._waiting.put(given)
+        else:
+            self._warn(f"{MOST} steps wait to be written")
 
-    def _warn(self, error: Exception) -> None:
+    def _leave(self) -> None:
+        """Another worker has rank 0 now, and goes on."""
+        if self._writes:
+            self._writes, self._left = False, threading.Event()
+            self._waiting.put(self._left)
+
+    def _warn(self, reason: object) -> None:
         """Once. The job trains on."""
         if not self._failed:
             self._failed = True
-            logger.warning("%s: figures are missing there: %s", type(self).__name__, error)
+            logger.warning("%s: figures are missing there: %s", type(self).__name__, reason)
 
-    def _leave(self) -> None:
-        """Another worker has rank 0 now: it goes on."""
-        self._next = None
+    # ------------------------------------------------------------------------------------------------- in the thread
+
+    def _serve(self) -> None:
+        while True:
+            one = self._waiting.get()
+            try:
+                self._end_part() if isinstance(one, threading.Event) else self._take(one)
+            except Exception as error:  # noqa: BLE001 - whatever a library or a server raises: it is tried again
+                self._warn(error)
+            finally:
+                if isinstance(one, threading.Event):
+                    one.set()
+
+    def _take(self, given: FiguresOfStep) -> None:
+        if not self._open:
+            self._told = self._begin()
+            self._open = True
+        if given.step > self._told:  # else a life before has told it
+            self._told = given.step
+            self._log(given)
+
+    def _end_part(self) -> None:
         if self._open:
             self._open = False
-            try:
-                self._end()
-            except Exception as error:  # noqa: BLE001 - as above: it comes between two steps
-                self._warn(error)
+            self._end()
 
     def _begin(self) -> int:
         """Open the run. The newest step that it has, -1: none."""
         raise NotImplementedError
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
+    def _log(self, given: FiguresOfStep) -> None:
         raise NotImplementedError
 
     def _end(self) -> None:
         raise NotImplementedError
-
-    def _flush(self) -> None:
-        """Until what was logged is written."""
 
 
 class MlflowCallback(RunOfJob):
@@ -152,21 +188,6 @@ class MlflowCallback(RunOfJob):
         self._client: Any = MlflowClient(tracking_uri)
         self._experiment = experiment or os.environ.get("MLFLOW_EXPERIMENT_NAME") or "Default"
         self._id = ""
-        self._entries: queue.Queue[tuple[str, list[Any]]] = queue.Queue(MOST)  # a store that stalls holds up rank 0
-        threading.Thread(target=self._send, daemon=True, name="edl-mlflow").start()
-
-    def _send(self) -> None:
-        while True:
-            run, metrics = self._entries.get()
-            try:
-                self._client.log_batch(run, metrics)
-            except Exception as error:  # noqa: BLE001 - whatever a store raises, the job trains on
-                self._warn(error)
-            finally:
-                self._entries.task_done()
-
-    def _flush(self) -> None:
-        self._entries.join()
 
     def _begin(self) -> int:
         known = self._client.get_experiment_by_name(self._experiment)
@@ -181,14 +202,14 @@ class MlflowCallback(RunOfJob):
         names = found[0].data.metrics
         return max((one.step for name in names for one in self._client.get_metric_history(self._id, name)), default=-1)
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
-        """By a thread, one entry after the other: MLflow's own threads lose some of them in a store of files."""
-        now_ms = int(time.time() * 1000)
-        metrics = [self._metric(name, value, now_ms, step) for name, value in figures.items()]
-        self._entries.put((self._id, metrics))
+    def _log(self, given: FiguresOfStep) -> None:
+        """One entry after the other: MLflow's own threads lose some of them in a store of files."""
+        at_ms = int(given.ts * 1000)
+        self._client.log_batch(
+            self._id, [self._metric(name, value, at_ms, given.step) for name, value in given.figures.items()]
+        )
 
     def _end(self) -> None:
-        self._flush()
         self._client.update_run(self._id, status="FINISHED")
 
 
@@ -218,8 +239,8 @@ class WandbCallback(RunOfJob):
         self._run.define_metric("*", step_metric=STEP)
         return int(self._run.summary.get(STEP, -1))
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
-        self._run.log({STEP: step, **figures})
+    def _log(self, given: FiguresOfStep) -> None:
+        self._run.log({STEP: given.step, **given.figures})
 
     def _end(self) -> None:
         self._run.finish()

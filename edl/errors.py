@@ -6,6 +6,7 @@ Owns: every exception that may cross a layer. Does not own: how one is shown (`e
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Final
 
 
 class EdlError(Exception):
@@ -81,6 +82,14 @@ class InvalidTransition(EdlError):
         self.state = state
         self.event = event
         self.history = tuple(history)
+
+
+FAILED_JOB: Final = "edl: the job has failed: "  # begins the line that a worker prints which ends for that
+
+
+def told_of_failed_job(error: JobFailed) -> str:
+    """The line with which a worker ends whose job has: the fault is not where its script is."""
+    return f"{FAILED_JOB}{' '.join(str(error).split())}\n"
 
 
 def said_of(error: Exception) -> str:

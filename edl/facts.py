@@ -280,6 +280,9 @@ class BatchVoided(Fact, frozen=True, kw_only=True):
     voided_step: int
     reason: str
 
+    def words(self) -> str:
+        return f"{self.worker} in step {self.voided_step}: {self.reason}"
+
 
 class WorkersDiverged(Fact, frozen=True, kw_only=True):
     """Workers of one ring were found to differ in what must be equal."""

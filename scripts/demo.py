@@ -2,7 +2,8 @@
 
 Two workers train a digits classifier under `edl run`. A third process joins like any newcomer, by the job's name alone.
 Then one worker is killed, and one is told to leave by SIGTERM. All the while the job is shown, here and on its page,
-whose link is printed; at the end, what each change cost the survivors, a plot of it all, and the page as one file.
+whose link is printed; at the end, what each change cost the survivors, a plot of it all, the page as one file, and a
+picture of it where there is a chromium.
 Exit code 0 if and only if the job finished.
 """
 
@@ -21,7 +22,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from demo_view import Seen, View, plot, table_of_pauses
+from demo_view import Seen, View, picture, plot, table_of_pauses
 from rich.console import Console
 
 from edl.client import Job, JobState, Status, WorkerStatus
@@ -216,6 +217,9 @@ def main() -> int:
             console.print("demo: no plot without matplotlib: .venv/bin/pip install 'horovod-edl[plot]'", markup=False)
         if finished and demo.report(options.html):
             console.print(f"demo: its page, as one file: {options.html}", highlight=False)
+            image = options.html.resolve().with_name(f"{options.html.stem}-page.png")
+            if picture(options.html.resolve(), image):
+                console.print(f"demo: a picture of that page: {image}", highlight=False)
         console.print(f"demo: job {demo.job} {'finished' if finished else 'failed'}", highlight=False)
         return 0 if finished else 1
 

@@ -5,6 +5,11 @@ Owns: what was seen (`Seen`) and how it looks. Does not own: the job, nor what i
 
 from __future__ import annotations
 
+import contextlib
+import os
+import shutil
+import subprocess
+import tempfile
 import time
 from collections import deque
 from dataclasses import dataclass, field
@@ -24,6 +29,7 @@ from edl.protocol.job import Status
 
 RATE_OVER_S = 2.0  # a leader hears of mere progress once a second
 PLAIN_EVERY_S = 5.0
+PICTURE_S = 60.0  # for a browser, on a busy machine
 LAST_LINES = 10
 BARS = "▁▂▃▄▅▆▇█"
 NOT_SHOWN = {Kind.EPOCH_ENDED}
@@ -184,3 +190,20 @@ def plot(seen: Seen, file: Path) -> bool:
     file.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(file, dpi=100)
     return True
+
+
+def picture(page: Path, file: Path) -> bool:
+    """Of a page, as a browser shows it. False: there is no browser, or it made none."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    browser = next((found for name in names if (found := shutil.which(name))), None)
+    if browser is None:
+        return False
+    file.unlink(missing_ok=True)
+    with tempfile.TemporaryDirectory(prefix="edl-demo-") as profile:
+        looks = ["--headless=new", "--disable-gpu", "--hide-scrollbars", "--window-size=1280,1700", "--no-first-run"]
+        if os.geteuid() == 0:
+            looks.append("--no-sandbox")  # it has none for root, and reads nothing but the file just made
+        command = [browser, *looks, f"--user-data-dir={profile}", f"--screenshot={file}", page.as_uri()]
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=PICTURE_S, check=False)
+    return file.exists()

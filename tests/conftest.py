@@ -5,10 +5,12 @@ say so itself; scripts/soak tries more.
 
 from __future__ import annotations
 
+import contextlib
 import os
 
 import pytest
 from hypothesis import HealthCheck, settings
+from warm_python import shared
 
 settings.register_profile(
     "shared machine",
@@ -17,9 +19,17 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared machine")
-os.environ.setdefault("EDL_SPIN_MS", "1")  # two jobs at a time: without naps they take 1.7 times the processor time
+os.environ.setdefault("EDL_SPIN_MS", "1")  # several jobs at a time: without naps they take 1.7 times the processor time
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     what = "write what follows in tests/transcripts anew, to be looked at"
     parser.addoption("--rewrite-transcripts", action="store_true", help=what)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """In the process that starts those of pytest-xdist: what they have in common lives as long as it."""
+    if config.getoption("dist", "no") != "no" and not hasattr(config, "workerinput"):
+        warm = contextlib.ExitStack()
+        warm.enter_context(shared())
+        config.add_cleanup(warm.close)

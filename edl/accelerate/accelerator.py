@@ -3,8 +3,8 @@
 Owns: what `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where steps end
 (`edl.accelerate.batches`).
 
-Accelerate's own state stays that of one process: there is no process group, loaders of other data than that which is
-trained on are not shared out, and `gather()` gives what it was given.
+Accelerate's own state stays that of one process: there is no process group. Loaders of other data than that which is
+trained on are shared out in rounds (`edl.accelerate.evaluation`), where the script is between two passes over it.
 """
 
 from __future__ import annotations
@@ -18,14 +18,17 @@ from typing import Any
 import torch
 from accelerate import Accelerator
 from accelerate.scheduler import AcceleratedScheduler
-from accelerate.utils import send_to_device
+from accelerate.utils import recursively_apply, send_to_device
 
 import edl.torch as elastic
 from edl.accelerate.batches import ElasticBatches
+from edl.accelerate.evaluation import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
+from edl.accelerate.logs import log_by_rank
 from edl.torch.conversion import converted
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
 from edl.torch.ring_words import RingWords
+from edl.torch.shared_batches import shared_batches
 
 
 class ElasticScheduler(AcceleratedScheduler):  # type: ignore[misc]
@@ -49,9 +52,11 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         if not seat.began:
             elastic.init()
         super().__init__(*args, **kwargs)
-        self._words = RingWords(framework, seat)
+        self._words = RingWords(framework, seat, lambda: seat.evaluate_shared if self._stands() else None)
+        log_by_rank(lambda: self.is_main_process, seat.rank)
         self._data_seed = data_seed
         self._batches: ElasticBatches | None = None
+        self._evaluated: list[SharedLoader] = []
         self._registered = 0
         self._scales = False
         self._saves = False
@@ -60,14 +65,21 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
     # --------------------------------------------------------------------------------------------------- preparing
 
     def prepare_data_loader(self, data_loader: Any, device_placement: Any = None, **more: Any) -> Any:
-        """The first one is trained on; each worker has all of the others."""
-        if isinstance(data_loader, ElasticBatches):
+        """The first one is trained on; all others are evaluated."""
+        if isinstance(data_loader, (ElasticBatches, SharedLoader)):
             return data_loader
-        if self._batches is not None:
-            return super().prepare_data_loader(data_loader, device_placement, **more)
         place = self.device_placement if device_placement is None else device_placement
+        if self._batches is not None:
+            whole = super().prepare_data_loader(data_loader, device_placement, **more)
+            if (batches := shared_batches(data_loader)) is None:
+                return whole
+            shared = SharedLoader(whole, batches, self._to_device if place else lambda batch: batch, self._in_step)
+            self._evaluated.append(shared)
+            self._dataloaders[-1] = shared  # in the place of `whole`
+            return shared
         parts = converted(data_loader, self.gradient_accumulation_steps, self._data_seed)
         self._batches = ElasticBatches(parts, self._to_device if place else lambda batch: batch)
+        self._dataloaders.append(self._batches)
         return self._batches
 
     def prepare_model(self, model: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
@@ -125,6 +137,51 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         else:
             self.gradient_state._set_sync_gradients(self._batches.parts.last)
 
+    # -------------------------------------------------------------------------------------------------- evaluating
+
+    def _in_step(self) -> bool:
+        """The script is in the middle of a mini-batch, where workers may not all do the same."""
+        return self._batches is not None and self._batches.in_step
+
+    @property
+    def _round(self) -> EvaluationRound | None:
+        return next((one.round for one in self._evaluated if one.round is not None), None)
+
+    def gather_for_metrics(self, input_data: Any, use_gather_object: bool = False) -> Any:  # noqa: ARG002 - either way
+        """In a loop over a prepared loader, between two passes of the training: what all workers have found, each
+        sample once. Elsewhere it gives what it was given.
+        """
+        now = self._round
+        return input_data if now is None else joined(input_data, now.gathered(now.cut(input_data)))
+
+    def gather(self, tensor: Any) -> Any:
+        """As `gather_for_metrics`; elsewhere between two passes what each worker has, one after another."""
+        if self._round is not None:
+            return self.gather_for_metrics(tensor)
+        return recursively_apply(lambda one: joined(one, told_by_all(one)), tensor) if self._between() else tensor
+
+    def reduce(self, tensor: Any, reduction: str = "sum", scale: float = 1.0) -> Any:
+        """Between two passes, the sum or the mean of what the workers have. Elsewhere what it was given."""
+        if not self._between() or reduction == "none":
+            return super().reduce(tensor, reduction, scale)
+        return recursively_apply(lambda one: _reduced(one, told_by_all(one), reduction) * scale, tensor)
+
+    def pad_across_processes(self, tensor: Any, dim: int = 0, pad_index: int = 0, pad_first: bool = False) -> Any:
+        """In such a loop: as long as the longest one of this round."""
+        now = self._round
+        if now is None:
+            return tensor
+        sizes = [*now.told(lengths(tensor, dim)).values()]
+        return padded(tensor, dim, sizes, pad_index, first=pad_first)
+
+    def _stands(self) -> bool:
+        """Between two passes, where all workers do the same, also one that has just come."""
+        return self._batches is not None and self._batches.between
+
+    def _between(self) -> bool:
+        """The same, and in no round of an evaluation."""
+        return self._stands() and self._round is None
+
     # -------------------------------------------------------------------------------------------------- who writes
 
     @property
@@ -150,6 +207,25 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
         """The same."""
         return self.on_main_process(function)
 
+    def on_last_process(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        """The same, of the worker with the last rank."""
+        return _only_where(lambda: seat.rank() == seat.size() - 1 and not seat.rehearsing(), function)
+
+    def on_process(self, function: Callable[..., Any] | None = None, process_index: int | None = None) -> Any:
+        """The same, of the worker with this rank."""
+        if function is None:
+            return functools.partial(self.on_process, process_index=process_index)
+        return _only_where(lambda: seat.rank() == (process_index or 0) and not seat.rehearsing(), function)
+
+    def on_local_process(
+        self, function: Callable[..., Any] | None = None, local_process_index: int | None = None
+    ) -> Any:
+        """The same, of the worker with this rank on each host."""
+        if function is None:
+            return functools.partial(self.on_local_process, local_process_index=local_process_index)
+        wanted = local_process_index or 0
+        return _only_where(lambda: seat.local_rank() == wanted and not seat.rehearsing(), function)
+
     def init_trackers(self, *args: Any, **kwargs: Any) -> None:
         """On the main process alone. Another one that takes its place begins trackers of its own as it logs."""
         self._trackers_due = functools.partial(super().init_trackers, *args, **kwargs)
@@ -173,8 +249,9 @@ class EdlAccelerator(Accelerator):  # type: ignore[misc]
 
     def wait_for_everyone(self) -> None:
         """All workers call it, at the same place."""
-        if not self._saves:
-            self._words.meet()
+        if self._saves:
+            return
+        self._words.meet()
 
     def save_state(self, *args: Any, **kwargs: Any) -> Any:
         """By the main process alone; nobody waits for it, as a script that counts batches by itself counts others on a
@@ -208,6 +285,11 @@ def _only_where(holds: Callable[[], bool], function: Callable[..., Any]) -> Call
         return function(*args, **kwargs) if holds() else None
 
     return called
+
+
+def _reduced(like: torch.Tensor, parts: list[torch.Tensor], reduction: str) -> torch.Tensor:
+    whole = torch.stack(parts).sum(0, dtype=like.dtype)
+    return (whole / len(parts) if reduction == "mean" else whole).to(like.device)
 
 
 def _next_number(folder: Path) -> int:

@@ -19,6 +19,7 @@ class ElasticBatches:
         self.parts = parts
         self._placed = placed
         self._updates: int | None = None  # there were when the newest batch was given out, and its step has not ended
+        self.between = False  # the newest step has ended, and the next one has not begun
 
     def __len__(self) -> int:
         """Batches of this worker in a whole epoch, at the present size."""
@@ -28,7 +29,7 @@ class ElasticBatches:
         if self._updates is not None and framework.updates() != self._updates:
             self._end()  # of an iteration that the script has left after an update
         for batch in self.parts:
-            self._updates = framework.updates()
+            self._updates, self.between = framework.updates(), False
             yield self._placed(batch)
             if self.parts.last:
                 self._end()
@@ -43,6 +44,11 @@ class ElasticBatches:
             yield shards.epochs_done
 
     @property
+    def in_step(self) -> bool:
+        """A batch was given out, and its step has not ended."""
+        return self._updates is not None
+
+    @property
     def dataset(self) -> Any:
         """What is trained on."""
         return self.parts.dataset
@@ -51,5 +57,5 @@ class ElasticBatches:
         """Nothing to do: each pass has an order of its own."""
 
     def _end(self) -> None:
-        self._updates = None
+        self._updates, self.between = None, True
         trainer.notify_batch_end()

@@ -14,7 +14,7 @@ from edl.checkpoints.local import LocalFiles
 from edl.checkpoints.names import CheckpointName, parse_name
 from edl.checkpoints.objects import ObjectFiles
 from edl.checkpoints.port import Files
-from edl.config import NAME
+from edl.config.forms import NAME
 from edl.errors import UsageError
 
 _FILE = re.compile(r"(file|local)://")

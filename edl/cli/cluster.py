@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import msgspec
 
@@ -22,8 +23,11 @@ from edl.config import Settings
 from edl.coordination.settings import from_environment
 from edl.errors import ConfigError, EdlError, UsageError
 from edl.scheduler import engines, starting
-from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven
+from edl.scheduler.places import ClusterConfig, ClusterHome, KubernetesGiven
 from edl.scheduler.tokens import TokenBook
+
+if TYPE_CHECKING:
+    from edl.scheduler.kubernetes.manifests import ManifestsWanted
 
 POLICY = "elastic-tiresias"
 TLS, FILES = "EDL_COORDINATOR_TLS_", {"CA", "CERT", "KEY"}
@@ -33,7 +37,8 @@ def start(arguments: argparse.Namespace) -> int:
     settings, home = home_of(arguments)
     engine = engines.checked(arguments.engine)
     own = settings.coordinator is None
-    nodes = _nodes(engine, arguments.nodes, own_coordinator=own)
+    kubernetes = _kubernetes(engine, arguments)
+    nodes, address = _nodes(engine, arguments.nodes, kubernetes, own_coordinator=own)
     config = ClusterConfig(
         nodes=nodes,
         policy=arguments.policy or POLICY,
@@ -46,12 +51,14 @@ def start(arguments: argparse.Namespace) -> int:
         started=time.time(),
         credentials={} if own else _credentials(settings, os.environ),
         engine=engine,
+        ray=address,
         http=starting.http_of(
             arguments.http,
             arguments.http_certificate,
             arguments.http_key,
             None if (old := home.read()) is None else old.http,
         ),
+        kubernetes=kubernetes,
     )
     progress = show.Progress(sys.stderr)
     try:
@@ -63,14 +70,34 @@ def start(arguments: argparse.Namespace) -> int:
     if config.http is not None:
         show.say(f"  other machines reach it at {config.http.url}, with the token in {TokenBook(home).owners}")
     show.say(f"  submit jobs by `edl submit COMMAND...`; its logs are in {home.logs}")
+    if arguments.foreground:
+        asyncio.run(starting.stay(home))
     return 0
 
 
-def _nodes(engine: str, text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, ...]:
+def _kubernetes(engine: str, arguments: argparse.Namespace) -> KubernetesGiven | None:
     """Raises ConfigError."""
-    if engine == engines.SLURM:
-        return engines.slurm_nodes(text, own_coordinator=own_coordinator)
-    return starting.nodes_of(text)
+    if engine == engines.KUBERNETES:
+        from edl.scheduler.kubernetes.choosing import given_of
+
+        return given_of(arguments.kubernetes, arguments.kubernetes_account, arguments.pod_template, os.environ)
+    given = {"--kubernetes": arguments.kubernetes, "--kubernetes-account": arguments.kubernetes_account}
+    if flags := [flag for flag, value in {**given, "--pod-template": arguments.pod_template}.items() if value]:
+        raise ConfigError(f"{flags[0]} goes with --engine kubernetes")
+    return None
+
+
+def _nodes(
+    engine: str, text: str | None, kubernetes: KubernetesGiven | None, *, own_coordinator: bool
+) -> engines.EngineNodes:
+    """Raises ConfigError."""
+    if kubernetes is not None:
+        from edl.scheduler.kubernetes.choosing import kubernetes_nodes
+
+        return engines.EngineNodes(kubernetes_nodes(kubernetes, text, own_coordinator=own_coordinator), "")
+    if engine in engines.SYSTEMS:
+        return engines.nodes_of(engine, text, own_coordinator=own_coordinator)
+    return engines.EngineNodes(starting.nodes_of(text), "")
 
 
 async def _start(home: ClusterHome, config: ClusterConfig, progress: show.Progress) -> None:
@@ -79,6 +106,49 @@ async def _start(home: ClusterHome, config: ClusterConfig, progress: show.Progre
         await starting.start(home, config, progress.show)
     except asyncio.CancelledError:
         raise EdlError("interrupted: the cluster does not run") from None
+
+
+def print_manifests(arguments: argparse.Namespace) -> int:
+    from edl.scheduler.kubernetes.manifests import manifests
+    from edl.scheduler.kubernetes.yaml_text import as_yaml
+
+    sys.stdout.write(as_yaml(manifests(_manifests_wanted(arguments, Settings.from_given(arguments.given, os.environ)))))
+    return 0
+
+
+def _manifests_wanted(arguments: argparse.Namespace, settings: Settings) -> ManifestsWanted:
+    """Raises ConfigError."""
+    from edl.scheduler.kubernetes.manifests import ManifestsWanted
+
+    def fitting(flag: str, pattern: str, what: str, usual: str = "") -> str:
+        text = getattr(arguments, flag.replace("-", "_")) or usual
+        if text and not re.fullmatch(pattern, text):
+            raise ConfigError(f"--{flag} {text}: must be {what}")
+        return str(text)
+
+    image = fitting("image", r"[!-~]{1,500}", "an image with edl in it, such as registry.example.org/training:1")
+    etcd_image = fitting("etcd-image", r"[!-~]{1,500}", "an image with etcd in it")
+    if not image:
+        raise UsageError("name an image that has edl and what the jobs need: edl cluster manifests --image IMAGE")
+    if bool(etcd_image) == bool(settings.coordinator):
+        raise ConfigError(
+            "name an image of etcd's for the queue by --etcd-image IMAGE, or a coordinator that there is by "
+            "--coordinator HOST:PORT: one of them"
+        )
+    nodes = arguments.nodes or ""
+    if nodes:
+        engines.wanted(nodes, "NODE:SLOTS of Kubernetes")
+    return ManifestsWanted(
+        namespace=fitting("namespace", r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "a name in small letters", "edl"),
+        image=image,
+        coordinator=settings.coordinator or "",
+        etcd_image=etcd_image,
+        nodes=nodes,
+        storage=fitting("storage", r"[1-9][0-9]{0,6}[MGTP]i", "a size such as 50Gi", "50Gi"),
+        storage_class=fitting("storage-class", r"[a-z0-9][a-z0-9.-]{0,252}", "the name of a storage class"),
+        gpu=fitting("gpu", r"[a-z0-9.-]+/[A-Za-z0-9_.-]+", "a resource of nodes, such as nvidia.com/gpu"),
+        user=_whole("user-id", arguments.user_id or "1000", 1, 2_000_000_000),
+    )
 
 
 def stop(arguments: argparse.Namespace) -> int:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
 from typing import Final
+
+from edl.cli.arguments import Commands, Parser, add_list, add_settings, add_switch, add_values, command, group, later
 
 CLUSTER: Final = """
 examples:
@@ -17,6 +20,7 @@ examples:
   edl cluster start --nodes localhost:4,localhost:4     two nodes of four devices each
   edl cluster start --policy fifo
   edl cluster start --engine slurm                      each worker a job of Slurm, on all nodes that take jobs
+  edl cluster start --engine ray                        each worker an actor of Ray: of that of RAY_ADDRESS, or of here
   edl cluster start --http 8000                         and other machines reach it, through a tunnel to 127.0.0.1:8000
   edl cluster start --http 0.0.0.0:8443 --http-certificate cert.pem --http-key key.pem
   edl cluster start --policy elastic-tiresias --set limits=600,3600 --quota ann:2
@@ -54,6 +58,14 @@ examples:
   edl cluster token ann > token    a fresh one for ann, whose last one opens nothing any more
   edl cluster token ann --revoke
 """
+OF_MANIFESTS: Final = """
+examples:
+  edl cluster manifests --image registry.example.org/training:1 --etcd-image registry.example.org/etcd:3.5 > edl.yaml
+  edl cluster manifests --image IMAGE --coordinator zk1:2181,zk2:2181 --gpu nvidia.com/gpu --namespace research
+  kubectl apply -f edl.yaml
+
+Look at worker.json in it: the Pod that each worker's is made from. It was tried on a made-up API server only.
+"""
 QUEUE: Final = """
 examples:
   edl queue                        jobs that wait or run, and the last ones that are over
@@ -84,14 +96,30 @@ Exit code: 0 when the job has finished, 1 when it has failed or was cancelled.
 START_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "nodes": (
         "HOST:SLOTS[,...]",
-        "nodes, and their devices (default: this machine's GPUs, else its cores; Slurm's nodes)",
+        "nodes, and their devices (default: this machine's GPUs, else its cores; all nodes of Slurm or Ray)",
     ),
     "policy": ("P", "which policy decides (default: elastic-tiresias)"),
-    "engine": ("local|slurm", "what starts workers: processes of this machine, or jobs of Slurm (default: local)"),
+    "engine": (
+        "local|slurm|ray|kubernetes",
+        "what starts workers: this machine, jobs of Slurm, actors of Ray, Pods of Kubernetes (default: local)",
+    ),
     "http": ("[ADDRESS:]PORT", "also take jobs by HTTP there, with a token (default: not; ADDRESS: 127.0.0.1)"),
     "http-certificate": ("FILE", "speak HTTPS, with this certificate (default: plain HTTP, on loopback only)"),
     "http-key": ("FILE", "the certificate's key"),
+    "pod-template": ("FILE", "with --engine kubernetes: the Pod that each worker's is made from, as JSON"),
+    "kubernetes": ("URL", "its API server, such as https://10.0.0.1:6443 (default: that of the Pod that this is)"),
+    "kubernetes-account": ("DIR", "a service account's token, ca.crt and namespace (default: the Pod's own)"),
     "schedulers": ("N", "schedulers, of which one leads (default: 2)"),
+}
+MANIFESTS_FLAGS: Final[dict[str, tuple[str, str]]] = {
+    "image": ("IMAGE", "of schedulers and workers: it has edl, and what the jobs need"),
+    "etcd-image": ("IMAGE", "of the etcd that the queue lies in; instead of --coordinator"),
+    "namespace": ("NAME", "of all that is in a namespace (default: edl)"),
+    "nodes": ("NODE:SLOTS[,...]", "Kubernetes' nodes for workers (default: all that take such Pods when it starts)"),
+    "gpu": ("RESOURCE", "what a worker has one of, such as nvidia.com/gpu (default: a core)"),
+    "storage": ("SIZE", "of the volume that all share (default: 50Gi)"),
+    "storage-class": ("NAME", "of that volume: one that many nodes may write to (default: the cluster's own)"),
+    "user-id": ("UID", "as whom all run (default: 1000)"),
 }
 SUBMIT_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "name": ("NAME", "name of the job (default: a new one like brisk-otter-42)"),
@@ -106,3 +134,74 @@ REACH_FLAGS: Final[dict[str, tuple[str, str]]] = {
     "token-file": ("FILE", "with --cluster: the file that holds your token (default: ~/.edl/token)"),
     "ca-file": ("FILE", "with --cluster https://...: who signed its certificate (default: whom this machine trusts)"),
 }
+
+
+def add_cluster(found: Commands) -> None:
+    commands = group(found, "cluster", "run jobs on a cluster of this machine", CLUSTER)
+    parser = command(commands, "start", later("cluster", "start"), "start a cluster", START)
+    add_values(parser, START_FLAGS)
+    add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
+    add_list(parser, "--quota", "USER:DEVICES", "devices that this user may have at once")
+    add_switch(parser, "--foreground", "stay until SIGTERM or Ctrl-C, then end its processes; workers go on")
+    add_settings(parser, "coordinator", "local_coordinator", "session_timeout_s", "home")
+    parser = command(commands, "stop", later("cluster", "stop"), "stop it", STOP)
+    add_switch(parser, "--now", "do not save its jobs first: kill them")
+    add_settings(parser, "home")
+    parser = command(commands, "status", later("cluster", "status"), "show it as it is", STATUS)
+    add_switch(parser, "--json", "one JSON object")
+    _add_reach(parser)
+    summary = "print what a cluster in Kubernetes is made of"
+    parser = command(commands, "manifests", later("cluster", "print_manifests"), summary, OF_MANIFESTS)
+    add_values(parser, MANIFESTS_FLAGS)
+    add_settings(parser, "coordinator")
+    summary = "give a user a token for its HTTP interface"
+    parser = command(commands, "token", later("cluster", "token"), summary, OF_TOKENS)
+    parser.add_argument("user", metavar="USER", nargs="?", help="whose token; left out: say who has one")
+    add_switch(parser, "--revoke", "the user's token opens nothing any more")
+    add_settings(parser, "home")
+    summary = "show what its devices were used for, by job and user"
+    parser = command(commands, "accounts", later("cluster", "show_accounts"), summary, ACCOUNTS)
+    add_switch(parser, "--json", "one JSON object")
+    add_switch(parser, "--csv", "comma-separated values, a line for each job")
+    _add_reach(parser)
+
+
+def add_submit(found: Commands) -> None:
+    summary = "give a job to the cluster"
+    parser = command(found, "submit", later("queue", "submit"), summary, SUBMIT)
+    parser.usage = "edl submit [--name NAME] [-np N] [--min-np A] [--max-np B] [flags] COMMAND..."
+    add_values(parser, SUBMIT_FLAGS)
+    add_switch(parser, "--spread", "its workers on as many nodes as can be, instead of as few")
+    add_list(parser, "--env", "NAME[=VALUE]", "a variable that it gets")
+    add_settings(parser, "np", "min_workers", "max_workers", "checkpoint")
+    _add_reach(parser)
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
+
+
+def add_jobs(found: Commands) -> None:
+    parser = command(found, "queue", later("queue", "queue"), "list the cluster's jobs", QUEUE)
+    add_switch(parser, "--json", "one JSON object")
+    _add_reach(parser)
+    summaries = {
+        "describe": ("show one job of the cluster", DESCRIBE),
+        "cancel": ("end a job of the cluster for good", CANCEL),
+        "wait": ("wait until a job of the cluster is over", WAIT),
+        "logs": ("show what a job's workers have printed", LOGS),
+    }
+    for name, (summary, examples) in summaries.items():
+        parser = command(found, name, later("logs" if name == "logs" else "queue", name), summary, examples)
+        parser.add_argument("job", metavar="JOB", help="name of the job")
+        _add_reach(parser)
+        if name == "describe":
+            add_switch(parser, "--json", "one JSON object")
+        elif name == "logs":
+            add_switch(parser, "--follow", "go on until the job is over", "-f")
+            add_values(parser, {"worker": ("ID", "only of this worker (default: all)")})
+        elif name == "wait":
+            add_values(parser, {"timeout": ("SECONDS", "give up after so long (default: never)")})
+
+
+def _add_reach(parser: Parser) -> None:
+    """Which cluster it speaks to."""
+    add_settings(parser, "home")
+    add_values(parser, REACH_FLAGS)

@@ -16,7 +16,8 @@ from edl.cli import show
 from edl.cli.commands import heed_interrupts, located
 from edl.cli.reached import home_of, is_remote, reached
 from edl.cluster.queue.shown import JobShown
-from edl.config import Settings, any_port
+from edl.config import Settings
+from edl.config.forms import any_port
 from edl.errors import ConfigError, EdlError
 from edl.host.network import LOOPBACK
 from edl.launch.whereabouts import Whereabouts, locate

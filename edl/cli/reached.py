@@ -9,7 +9,7 @@ from pathlib import Path
 from edl.cli.commands import heed_interrupts
 from edl.config import Settings
 from edl.errors import ConfigError
-from edl.scheduler.places import ClusterHome
+from edl.scheduler.places import OWN, ClusterHome
 from edl.scheduler.reaching import ClusterHere, ReachedCluster
 
 TOKEN = "token"  # noqa: S105 - a file below EDL_HOME
@@ -17,7 +17,7 @@ TOKEN = "token"  # noqa: S105 - a file below EDL_HOME
 
 def home_of(arguments: argparse.Namespace) -> tuple[Settings, ClusterHome]:
     settings = Settings.from_given(arguments.given, os.environ)
-    return settings, ClusterHome(settings.home)
+    return settings, ClusterHome(settings.home, os.environ.get(OWN) or None)
 
 
 def is_remote(arguments: argparse.Namespace) -> bool:

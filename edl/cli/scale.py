@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import sys
+from pathlib import Path
 
 from edl.cli import show
 from edl.cli.commands import heed_interrupts, located, seconds
+from edl.config import Settings
 from edl.errors import EdlError, ScaleRejected, TimedOut, UsageError
 from edl.events import Event, Kind
 from edl.launch.whereabouts import Whereabouts
@@ -21,7 +24,13 @@ LEAST_S = 5.0  # to ask, however late the coordinator came
 def scale(arguments: argparse.Namespace) -> int:
     if not arguments.size.isdecimal() or int(arguments.size) < 1:
         raise UsageError(f"{arguments.size}: the number of workers must be a whole number of at least 1")
-    where, size, timeout_s = located(arguments), int(arguments.size), seconds(arguments.timeout)
+    size, timeout_s = int(arguments.size), seconds(arguments.timeout)
+    if arguments.cluster or is_kept(Settings.from_given(arguments.given, os.environ).home):
+        from edl.cli.cluster_scale import cluster_of, scale_in_cluster  # only where there is a cluster
+
+        if (cluster := cluster_of(arguments)) is not None:
+            return scale_in_cluster(cluster, arguments.job, size, timeout_s=timeout_s, wait=arguments.wait)
+    where = located(arguments)
     asked = f"{size} workers stay asked for: `edl status {where.job}` shows how far it is"
     progress = show.Progress(sys.stderr)
     try:
@@ -36,6 +45,11 @@ def scale(arguments: argparse.Namespace) -> int:
         progress.end()
     show.say(line)
     return 0
+
+
+def is_kept(home: Path) -> bool:
+    """Whether a cluster ever was there."""
+    return (home / "cluster" / "cluster.json").exists()
 
 
 async def _scale(where: Whereabouts, size: int, progress: show.Progress, *, timeout_s: float | None, wait: bool) -> str:

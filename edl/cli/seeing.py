@@ -1,6 +1,9 @@
-"""What `edl dashboard`, `edl top` and `edl report` say of themselves."""
+"""What can be typed after `edl dashboard`, `edl top` and `edl report`."""
 
 from __future__ import annotations
+
+from edl.cli.arguments import Commands, add_job, add_switch, add_value, add_values, command, later
+from edl.cli.cluster_flags import REACH_FLAGS
 
 DASHBOARD_EXAMPLES = """
 examples:
@@ -24,3 +27,24 @@ examples:
   edl report mnist --html mnist.html
                                   one file with all that is on record of the job: open it in any browser
 """
+
+
+def add_dashboard(found: Commands) -> None:
+    summary = "show a job as a page that lives"
+    parser = command(found, "dashboard", later("dashboard", "dashboard"), summary, DASHBOARD_EXAMPLES)
+    add_job(parser, nargs="?")
+    add_value(parser, "--port", "PORT", "of this machine (default: any free one)", default="0")
+    add_values(parser, REACH_FLAGS)
+    add_switch(parser, "--allow-scale", "give the page buttons: grow, shrink, checkpoint, stop")
+
+
+def add_top(found: Commands) -> None:
+    parser = command(found, "top", later("top", "top"), "show a job in the terminal as it goes on", TOP_EXAMPLES)
+    add_job(parser, nargs="?")
+
+
+def add_report(found: Commands) -> None:
+    summary = "write the page of a job as one file"
+    parser = command(found, "report", later("report", "report"), summary, REPORT_EXAMPLES)
+    add_job(parser)
+    add_value(parser, "--html", "FILE", "the file", required=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Final
 
+from edl.cli.arguments import Commands, add_list, add_switch, add_value, command, later
+
 EXAMPLES: Final = """
 examples:
   edl simulate jobs.csv --policy fifo --nodes 4x8
@@ -57,3 +59,15 @@ FLAGS: Final[dict[str, tuple[str, str, str | None]]] = {
     "throughputs": ("DIR", "an ElasticFlow trace's tables (default: beside the trace)", None),
     "plot": ("FILE", "also draw it, as .png, .svg or .pdf: each job's workers, and the devices in use", None),
 }
+
+
+def add_simulate(found: Commands) -> None:
+    summary = "see what a policy would do with the jobs of a trace"
+    parser = command(found, "simulate", later("simulate", "simulate"), summary, EXAMPLES)
+    parser.add_argument("trace", metavar="TRACE", help="a CSV file of jobs")
+    add_value(parser, "--policy", "P", "which one decides", required=True)
+    add_list(parser, "--set", "NAME=VALUE", "a parameter of the policy")
+    for name, (metavar, text, default) in FLAGS.items():
+        known = f" (default: {default})" if default else ""
+        add_value(parser, f"--{name}", metavar, f"{text}{known}", default=default)
+    add_switch(parser, "--json", "one JSON object")

@@ -14,16 +14,21 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import secrets
 import socket
 import struct
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from edl.errors import RingBroken
+
 Listening = tuple[str, int]
 
 DESCRIPTORS = Path("/proc/self/fd")
 SO_ATTACH_FILTER = 26
+TCP_MD5SIG_EXT = 32
 _RETURN_NOTHING = ctypes.create_string_buffer(struct.pack("=HBBI", 0x06, 0, 0, 0))  # BPF_RET | BPF_K, no bytes
+_OF_ALL_PEERS = 1  # TCP_MD5SIG_FLAG_PREFIX, of no bits
 
 
 def cut(ours: Collection[Listening], theirs: Collection[Listening]) -> int:
@@ -49,15 +54,36 @@ def seal(ours: Collection[Listening]) -> int:
     how many there were.
 
     gloo listens for as long as its ring lives, and cannot be told that all members are there. So the kernel is told to
-    drop what comes to that socket.
+    drop what comes to that socket. Raises RingBroken where it will not.
     """
     found = 0
-    drop = struct.pack("HL", 1, ctypes.addressof(_RETURN_NOTHING))  # struct sock_fprog
     for one in _sockets():
         if one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) and one.getsockname()[:2] in ours:
-            one.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, drop)
+            try:
+                _filter_out(one)
+            except OSError as error:  # newer kernels let only root filter what comes to a socket of TCP
+                _ask_for_signatures(one, error)
             found += 1
     return found
+
+
+def _filter_out(listening: socket.socket) -> None:
+    drop = struct.pack("HL", 1, ctypes.addressof(_RETURN_NOTHING))  # struct sock_fprog
+    listening.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, drop)
+
+
+def _ask_for_signatures(listening: socket.socket, unfiltered: OSError) -> None:
+    """Each segment that comes to it is to be signed with a key that nobody has. Root is not needed for that."""
+    peer = struct.pack("=H126x", listening.family)  # struct sockaddr_storage
+    key = secrets.token_bytes(80)
+    demand = peer + struct.pack("=BBHi", _OF_ALL_PEERS, 0, len(key), 0) + key  # struct tcp_md5sig
+    try:
+        listening.setsockopt(socket.IPPROTO_TCP, TCP_MD5SIG_EXT, demand)
+    except OSError as error:
+        raise RingBroken(
+            "the kernel does not close the ring's port to strangers: it takes neither a filter "
+            f"({unfiltered.strerror}; root may set one) nor signatures of TCP ({error.strerror})"
+        ) from error
 
 
 def _shut_down(ours: Collection[Listening], theirs: Collection[Listening], way: int) -> int:

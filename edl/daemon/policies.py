@@ -16,7 +16,8 @@ from typing import Final
 
 import msgspec
 
-from edl.config import AUTO, Settings, interval, share
+from edl.config import Settings
+from edl.config.forms import AUTO, interval, share
 from edl.daemon.policy_process import PolicyProcess
 from edl.errors import ConfigError
 from edl.policy.choice import GROUP, MOST_WORKERS, Choice

@@ -30,6 +30,7 @@ class ClusterPageServer(GuardedSite):
         super().__init__(access)
         self._feed = feed
         self._streams = 0
+        self._made: dict[int, tuple[int, dict[str, str]]] = {}  # by span: of which look
         place = access.place
         self.app = self.site([Route(f"{place}/", self._page), Route(f"{place}/events", self._events)])
 
@@ -53,11 +54,9 @@ class ClusterPageServer(GuardedSite):
         try:
             while True:
                 news = self._feed.news
-                view = self._view(span)
                 if self._feed.away:
                     yield message("away", {"words": "the cluster does not answer"})
-                elif view is not None:
-                    parts = cluster_parts(view)
+                elif parts := self._parts(span):
                     yield message(
                         "look", {"parts": {key: part for key, part in parts.items() if told.get(key) != part}}
                     )
@@ -67,6 +66,14 @@ class ClusterPageServer(GuardedSite):
                         await news.wait()
         finally:
             self._streams -= 1
+
+    def _parts(self, span: int) -> dict[str, str]:
+        """Once a look for all who see that span; empty: the cluster is not heard of yet."""
+        looks = self._feed.looks
+        if span not in self._made or self._made[span][0] != looks:
+            view = self._view(span)
+            self._made[span] = looks, {} if view is None else cluster_parts(view)
+        return self._made[span][1]
 
     def _view(self, span: int) -> ClusterSight | None:
         seen = self._feed.seen

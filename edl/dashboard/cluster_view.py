@@ -5,7 +5,9 @@ Owns: what is worth showing, in which words and how much of it. Does not own: it
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from typing import Final
 from zlib import crc32
 
@@ -189,6 +191,6 @@ def _tiles(status: ClusterStatus, jobs: Sequence[JobShown], nodes: Sequence[Node
 
 
 def _told(status: ClusterStatus, jobs: Sequence[JobShown]) -> tuple[QueueEvent, ...]:
-    found = [*status.story, *(event for job in jobs for event in job.events)]
-    newest = sorted(found, key=lambda event: -event.ts)[:MOST_EVENTS]
+    found = chain(status.story, (event for job in jobs for event in job.events))
+    newest = heapq.nlargest(MOST_EVENTS, found, key=lambda event: event.ts)
     return tuple(msgspec.structs.replace(event, words=clipped(event.words)) for event in newest)

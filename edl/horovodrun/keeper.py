@@ -30,8 +30,8 @@ from edl.errors import ConfigError, EdlError
 from edl.host.network import address_of
 from edl.host.processes import process_start_time, spawn_daemon
 from edl.launch.coordinator import coordinator_of
+from edl.launch.happenings import JobSeen
 from edl.launch.records import OVER, Folder, LaunchRecord, claim, launch_record
-from edl.launch.supervision import JobSeen
 from edl.launch.watch import JobWatch
 from edl.outside.client import JobClient
 from edl.protocol import tree

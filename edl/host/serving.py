@@ -27,6 +27,7 @@ async def serve(app: Any, ear: socket.socket, certificate: str = "", key: str = 
     config = uvicorn.Config(
         app,
         log_config=None,
+        log_level="error",  # a line for each wrong request would let strangers fill a log
         access_log=False,
         lifespan="off",
         server_header=False,
@@ -75,7 +76,27 @@ class _Bounded(H11Protocol):
 
 
 class _Quiet(uvicorn.Server):
-    """Signals are the command's."""
+    """Signals are the command's. A handshake has as long as a question: asyncio's own bound is a minute."""
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        config = self.config
+        await self.lifespan.startup()
+
+        def answering() -> asyncio.Protocol:
+            made: asyncio.Protocol = config.http_protocol_class(  # type: ignore[call-arg]
+                config=config, server_state=self.server_state, app_state=self.lifespan.state
+            )
+            return made
+
+        handshake_s = ASK_S if config.ssl else None
+        loop, self.servers = asyncio.get_running_loop(), []
+        for ear in sockets or ():
+            self.servers.append(
+                await loop.create_server(
+                    answering, sock=ear, ssl=config.ssl, backlog=config.backlog, ssl_handshake_timeout=handshake_s
+                )
+            )
+        self.started = True
 
     @contextlib.contextmanager
     def capture_signals(self) -> Any:

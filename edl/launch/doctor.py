@@ -33,7 +33,7 @@ from edl.coordination.settings import ETCD
 from edl.core.job.deadlines import Deadlines
 from edl.core.job.lead_times import LeadTimes
 from edl.errors import ConfigError
-from edl.launch.supervision import Bounds
+from edl.launch.bounds import Bounds
 
 PYTHON = (3, 11)  # what scripts/setup makes, with Horovod
 PYTHONS = (PYTHON, (3, 12))  # what was tried, the others on the torch ring

@@ -34,6 +34,8 @@ def check(settings: Settings) -> None:
         raise ConfigError("--tensorboard needs tensorboard: pip install 'horovod-edl[tensorboard]'")
     try:
         settings.tensorboard.mkdir(parents=True, exist_ok=True)
+    except FileExistsError:
+        raise ConfigError(f"--tensorboard: {settings.tensorboard} is a file: name a folder, which may be new") from None
     except OSError as error:
         raise ConfigError(f"--tensorboard: cannot make {settings.tensorboard}: {error.strerror}") from None
     if not os.access(settings.tensorboard, os.W_OK | os.X_OK):

@@ -26,11 +26,11 @@ from edl.events import Event
 from edl.launch import exporting
 from edl.launch.former import clear
 from edl.launch.guard import LauncherGuard
+from edl.launch.happenings import OwnChoice
 from edl.launch.local import PRINT_TIMEOUT_S, Launch, Outcome
 from edl.launch.output import Printer
 from edl.launch.records import Folder, LaunchRecord, claim, renew
 from edl.launch.restarting import Again, Enough, LifeEnd, Restarting
-from edl.launch.supervision import OwnChoice
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.protocol.job import JobState, Status
 
@@ -84,9 +84,10 @@ class Lives:
         claim(self._settings.home, self._record)
         verdict = INTERRUPTED
         guard = LauncherGuard(self._folder, self._record.mark)
-        exports = exporting.start(self._settings, self._folder, self._record.mark, self._printer.say)
+        exports: exporting.Exports | None = None
         logging.getLogger("edl").addHandler(logging.FileHandler(self._folder.logs / "edl-run.log", delay=True))
         try:
+            exports = exporting.start(self._settings, self._folder, self._record.mark, self._printer.say)
             while (end := await self._again(await self._live())) is None:
                 pass
             verdict = end.verdict
@@ -95,7 +96,8 @@ class Lives:
             raise
         finally:
             self._write(state=verdict.state, reason=verdict.reason, ended=self._clock.wall())
-            await exports.end()
+            if exports is not None:
+                await exports.end()
             guard.dismiss()
         return end
 

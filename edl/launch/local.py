@@ -30,15 +30,11 @@ from edl.errors import ConfigError, EdlError, JobFailed
 from edl.events import Event
 from edl.host.folders import sweep
 from edl.host.processes import wait_exit
+from edl.launch.bounds import TELL_GRACE_S, Bounds
 from edl.launch.coordinator import coordinator_of
-from edl.launch.output import Printer, rank_folder
-from edl.launch.processes import MARK, end_marked, wait_marked_gone
-from edl.launch.records import OVER, Folder, LaunchRecord
-from edl.launch.supervision import (
-    TELL_GRACE_S,
+from edl.launch.happenings import (
     AskedToGo,
     AskForLastWord,
-    Bounds,
     Command,
     DeadlineReached,
     EndWorkers,
@@ -52,13 +48,15 @@ from edl.launch.supervision import (
     Looked,
     OwnChoice,
     PreemptJob,
-    Stage,
     StartWorkers,
     StopJob,
-    Supervisor,
     WorkerExited,
     WorkerStarted,
 )
+from edl.launch.output import Printer, rank_folder
+from edl.launch.processes import MARK, end_marked, wait_marked_gone
+from edl.launch.records import OVER, Folder, LaunchRecord
+from edl.launch.supervision import Stage, Supervisor
 from edl.launch.verdicts import INTERRUPTED, NOT_BEGUN, LaunchVerdict
 from edl.launch.watch import JobWatch
 from edl.launch.workers import Worker, search_path, start_worker

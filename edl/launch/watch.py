@@ -15,8 +15,8 @@ from edl.errors import EdlError
 from edl.events import Event, Kind
 from edl.host.network import is_this_host
 from edl.launch.figures import FigureLog
+from edl.launch.happenings import JobSeen
 from edl.launch.records import OVER, Folder
-from edl.launch.supervision import JobSeen
 from edl.protocol.job import Status, WorkerState
 
 INTERVAL_S = 1.0

@@ -114,7 +114,7 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
         elastic = self.elastic
         batch, self._coming = self._coming or self._fetched(), None
         if elastic.take_over() and elastic.was_over():
-            self._in_step = False
+            self._in_step, elastic.between = False, True
             raise SavedAtEnd
         if not self._in_step:
             elastic.begin_step()
@@ -123,6 +123,7 @@ class ElasticFetcher(_PrefetchDataFetcher):  # type: ignore[misc]
 
     def _fetched(self) -> Any:
         elastic, self.done = self.elastic, False
+        elastic.note_fetched()
         anew, elastic.begun_anew = elastic.begun_anew, False
         try:
             return self._plain()

@@ -3,8 +3,8 @@
 Owns: what Lightning asks of its strategy. Does not own: the training loop (`edl.lightning.loops`), collectives
 (`edl.torch.ring_words`), the data (`edl.torch.conversion`).
 
-There is no process group of torch's, and no sampler is put in: edl deals out the samples, and each worker validates on
-all of the data that it is given. Size and rank are asked anew each time.
+There is no process group of torch's, and no sampler is put in: edl deals out the samples. Size and rank are
+asked anew each time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from lightning.fabric.plugins import CheckpointIO
 from lightning.fabric.plugins.environments import LightningEnvironment
 from lightning.fabric.utilities.rank_zero import rank_zero_only
 from lightning.pytorch.accelerators import Accelerator
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
 from lightning.pytorch.plugins.precision import Precision
@@ -31,10 +31,11 @@ from lightning.pytorch.trainer.states import TrainerFn
 import edl.torch as elastic
 from edl.errors import UsageError
 from edl.lightning.loops import LightningSteps, make_elastic
+from edl.lightning.validation import share_out
 from edl.torch.conversion import StepParts, converted
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
-from edl.torch.ring_words import RingWords
+from edl.torch.ring_words import Ask, RingWords
 
 SETTING_UP = frozenset({"pre_setup", "post_setup", "run-stage", "_CheckpointConnector.resume_end"})
 LOADERS = "_dataloader()"
@@ -50,9 +51,13 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         accelerator: Accelerator | None = None,
         checkpoint_io: CheckpointIO | None = None,
         precision_plugin: Precision | None = None,
+        share_evaluation: bool = True,
         **joining: Any,
     ) -> None:
-        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`."""
+        """Joins the job, unless the script has called `edl.init()` before. `joining`: keywords of `edl.init`.
+
+        `share_evaluation=False`: each worker validates and tests on all of the data.
+        """
         super().__init__(accelerator, checkpoint_io, precision_plugin)
         if not seat.began:
             elastic.init(**joining)
@@ -62,7 +67,9 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         self._devices: list[Any] = []
         self._parts: StepParts | None = None
         self._elastic: LightningSteps | None = None
-        self._words = RingWords(framework, seat)
+        self._words = RingWords(framework, seat, self._between)
+        self._fits = True  # or is about to
+        self._share_evaluation = share_evaluation
         self._sigterm: Any = None
         self._take_rank()
         seat.on_resize(lambda _old, _new: self._take_rank())
@@ -129,6 +136,14 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
 
     # ------------------------------------------------------------------------------------------------ collectives
 
+    def _between(self) -> Ask | None:
+        """How to ask all workers, between two mini-batches. A fit that has not trained yet is before all of them: a
+        newcomer sets it up beside the others' training.
+        """
+        if self._elastic is not None:
+            return self._elastic.ask if self._elastic.between else None
+        return None if self._fits else seat.evaluate_shared
+
     def reduce(self, tensor: Any, group: Any = None, reduce_op: Any = "mean") -> Any:  # noqa: ARG002 - there is one
         """The mean, or the sum, of all workers' tensors."""
         return self._words.reduced(tensor, reduce_op)
@@ -161,8 +176,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     def setup(self, trainer: Any) -> None:
         """Before all of a fit, a validation, a test."""
         self._sigterm = signal.getsignal(signal.SIGTERM)
-        if trainer.state.fn == TrainerFn.FITTING:
+        self._fits = trainer.state.fn == TrainerFn.FITTING
+        if self._fits:
             self._check(trainer)
+        if self._share_evaluation:
+            share_out(trainer, self._words, self._between)
         super().setup(trainer)
 
     def _check(self, trainer: Any) -> None:
@@ -187,6 +205,11 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         for name, (given, remedy) in refused.items():
             if given:
                 raise UsageError(f"Trainer({name}=...) does not go with strategy='edl': {remedy}")
+        if any(isinstance(one, GradientAccumulationScheduler) for one in trainer.callbacks):
+            raise UsageError(
+                "GradientAccumulationScheduler does not go with strategy='edl': how many batches make a step is the "
+                "same in a whole job: say Trainer(accumulate_grad_batches=...)"
+            )
         if trainer.accumulate_grad_batches > 1 and (timed := _asks_the_clock(trainer.callbacks)):
             raise UsageError(
                 f"Trainer(accumulate_grad_batches={trainer.accumulate_grad_batches}) and {timed} do not go together "
@@ -229,11 +252,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
             )
         fit._combined_loader.limits = None  # they are counted as the job counts, on a newcomer too
         fit.max_batches = math.inf  # how many there are of an epoch changes with the number of workers
-        if trainer.val_check_interval == 1.0:
-            trainer.val_check_batch = math.inf  # at the end of each epoch, whenever that is
-        elif isinstance(trainer.val_check_batch, int):  # at the end of a step
-            parts_of_step = trainer.accumulate_grad_batches
-            trainer.val_check_batch = math.ceil(trainer.val_check_batch / parts_of_step) * parts_of_step
+        trainer.val_check_batch = _batches_between_validations(trainer)
         self._elastic = LightningSteps(trainer, seat, parts, limit)
         make_elastic(self._elastic)
         self._elastic.registered = seat.register(loop=self._elastic.traveller, **_modules_of(trainer.callbacks))
@@ -274,8 +293,24 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         return found[0] if isinstance(found, list) else found
 
     def on_validation_start(self) -> None:
-        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all."""
-        self._words.share_buffers(self.lightning_module)
+        """Statistics of batch norm are each worker's own while a ring stands; metrics shall be the same on all. Where
+        the evaluation is shared out, that is seen to in each ring that it is made in.
+        """
+        if not getattr(self.lightning_module.trainer._evaluation_loop, "shared", False):
+            self._words.share_buffers(self.lightning_module)
+
+    def on_test_start(self) -> None:
+        """The same."""
+        self.on_validation_start()
+
+
+def _batches_between_validations(trainer: Any) -> float:
+    """Whole steps; or infinity: at the end of each epoch, whenever that is. A whole 1 is each batch."""
+    if isinstance(trainer.val_check_interval, float) and trainer.val_check_interval == 1.0:
+        return math.inf
+    parts_of_step: int = trainer.accumulate_grad_batches
+    given: float = trainer.val_check_batch
+    return given if math.isinf(given) else math.ceil(given / parts_of_step) * parts_of_step
 
 
 def _limit(trainer: Any) -> float:

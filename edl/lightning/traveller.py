@@ -19,6 +19,9 @@ from edl.lightning.progress import Counters
 from edl.torch.loop_steps import LoopState, StepEnd
 from edl.torch.traveller import as_plain, from_plain
 
+# Of a ModelCheckpoint, which its own state leaves out: whether it saves after the step at which a newcomer comes.
+SAVES = ("_last_global_step_saved", "_last_checkpoint_saved", "_defer_save_until_validation")
+
 
 class Traveller(LoopState):
     """Of one `Trainer.fit`."""
@@ -43,9 +46,11 @@ class Traveller(LoopState):
         if found["datamodule"] and trainer.datamodule is not None:
             trainer.datamodule.load_state_dict(found["datamodule"])
         self._take_callbacks(found["callbacks"])
+        for callback, state in zip(self._checkpoints(), found["saves"], strict=True):
+            vars(callback).update(state)
 
-    def now(self) -> dict[str, Any]:
-        """All of it, as of one moment."""
+    def read(self) -> dict[str, Any]:
+        """All of it."""
         trainer, datamodule = self._trainer, self._trainer.datamodule
         return {
             "counters": self._counters.read(),
@@ -58,7 +63,11 @@ class Traveller(LoopState):
             "precision": trainer.precision_plugin.state_dict(),
             "datamodule": {} if datamodule is None else as_plain(datamodule.state_dict()),
             "callbacks": as_plain(call._call_callbacks_state_dict(trainer)),
+            "saves": [{name: getattr(one, name) for name in SAVES} for one in self._checkpoints()],
         }
+
+    def _checkpoints(self) -> list[Any]:
+        return [one for one in self._trainer.callbacks if isinstance(one, ModelCheckpoint)]
 
     def _take_callbacks(self, states: Mapping[str, Any]) -> None:
         for callback in self._trainer.callbacks:

@@ -23,9 +23,6 @@ from edl.coordination import connecting
 from edl.coordination.election import Elected, read_leader
 from edl.coordination.settings import Coordinator
 from edl.coordination.store import Store
-from edl.core.job.lead_times import LeadTimes
-from edl.core.job.machine import JobMachine
-from edl.core.job.report import status_of
 from edl.errors import ConfigError, JobFailed, NoSuchJob, PeerError, ScaleRejected, StoreUnavailable, TimedOut
 from edl.events import Event
 from edl.host.credentials import known_secret, with_secret
@@ -107,9 +104,8 @@ class JobClient:
                 if isinstance(reply, say.Told):
                     return reply.status
         leader = await read_leader(self._opened(), tree.root(self._job))
-        machine = JobMachine(record, LeadTimes.of(SESSION_S))
         term, ident = (leader.term, leader.ident.partition(" ")[0]) if leader else (0, "")
-        return status_of(machine, term, ident, {})
+        return _status_without_leader(record, term, ident)
 
     async def events(self, after: int = 0) -> tuple[int, list[Event]]:
         """Events beyond the first `after`, oldest first, and the number to ask with next time."""
@@ -330,6 +326,15 @@ async def when_back(client: JobClient, patience_s: float, away: Callable[[str], 
                 away(str(error))
                 await asyncio.sleep(RETRY_S)
         yield client
+
+
+def _status_without_leader(record: Record, term: int, leader: str) -> Status:
+    # The leader's machine is most of what a short command would import; most of them have a leader to ask.
+    from edl.core.job.lead_times import LeadTimes
+    from edl.core.job.machine import JobMachine
+    from edl.core.job.report import status_of
+
+    return status_of(JobMachine(record, LeadTimes.of(SESSION_S)), term, leader, {})
 
 
 def _new_id() -> str:

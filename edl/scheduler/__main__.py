@@ -6,9 +6,9 @@ import os
 import sys
 
 from edl.config import Settings
-from edl.scheduler.places import ClusterHome
+from edl.scheduler.places import OWN, ClusterHome
 from edl.scheduler.processes import main
 
 if __name__ == "__main__":
     settings = Settings.from_environment({"EDL_HOME": os.environ["EDL_HOME"]})
-    sys.exit(main(sys.argv[1], "".join(sys.argv[2:3]), ClusterHome(settings.home)))
+    sys.exit(main(sys.argv[1], "".join(sys.argv[2:3]), ClusterHome(settings.home, os.environ.get(OWN))))

@@ -42,7 +42,9 @@ LOOK_S = 0.5
 class AgentProcess:
     """Use it once, in a running loop."""
 
-    def __init__(self, home: ClusterHome, node: NodeGiven, store: Store, make: Make) -> None:
+    def __init__(self, home: ClusterHome, node: NodeGiven, store: Store, make: Make, fence: str | None = None) -> None:
+        """`fence`: where agents on several machines take turns, this one's."""
+        self._fence = fence
         self._home, self._node = home, node
         self._store = store
         self._queue = QueueStore(store)
@@ -138,7 +140,7 @@ class AgentProcess:
         if report == self._told:
             return
         try:
-            await self._queue.tell(report)
+            await self._queue.tell(report, self._fence)
         except (StoreUnavailable, StoreRefused):
             return  # at the next turn
         self._told = report

@@ -41,8 +41,8 @@ class WorkerEngine(Protocol):
         """
 
     async def start(self, start: Start) -> int | None:
-        """Claims the worker's id for good, and starts it; its pid, or by which number the other system knows it. None:
-        the id was claimed before: nothing is done.
+        """Claims the worker's id for good, and starts it; its pid, or by which number the other system knows it, 0: by
+        none. None: the id was claimed before: nothing is done.
 
         A worker that cannot be started ends at once, with a reason.
         """

@@ -7,15 +7,17 @@ from __future__ import annotations
 
 import re
 import socket
+from typing import NamedTuple
 
-from edl.errors import ConfigError
+from edl.errors import ConfigError, EdlError
 from edl.scheduler.engine import Ended, Make, WorkerEngine
 from edl.scheduler.local_engine import LocalEngine
-from edl.scheduler.places import ClusterHome, NodeGiven
+from edl.scheduler.places import ClusterHome, KubernetesGiven, NodeGiven
 from edl.scheduler.worker_folders import WorkerFolders
 
-LOCAL, SLURM = "local", "slurm"
-ENGINES = (LOCAL, SLURM)
+LOCAL, SLURM, RAY, KUBERNETES = "local", "slurm", "ray", "kubernetes"
+ENGINES = (LOCAL, SLURM, RAY, KUBERNETES)
+SHARED = (KUBERNETES,)  # agents of one node may be on several machines, of which one is to act
 NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62}):([1-9][0-9]{0,3})")
 
 
@@ -26,7 +28,7 @@ def checked(engine: str | None) -> str:
     raise ConfigError(f"--engine {engine}: must be one of {', '.join(ENGINES)}")
 
 
-def maker(engine: str, node: NodeGiven, home: ClusterHome) -> Make:
+def maker(engine: str, node: NodeGiven, home: ClusterHome, kubernetes: KubernetesGiven | None = None) -> Make:
     """For the agent of that node."""
     folder, logs = home.node(node.name), home.folder / "jobs"
 
@@ -35,33 +37,61 @@ def maker(engine: str, node: NodeGiven, home: ClusterHome) -> Make:
             from edl.scheduler.slurm_engine import SlurmEngine
 
             return SlurmEngine(node.name, len(node.devices), WorkerFolders(folder, logs), ended)
+        if engine == KUBERNETES and kubernetes is not None:
+            from edl.scheduler.kubernetes.engine import KubernetesEngine
+
+            return KubernetesEngine(node.name, kubernetes, WorkerFolders(folder, logs), ended, home.identity)
+        if engine == RAY:
+            from edl.scheduler.ray_engine import RayEngine
+
+            return RayEngine(node.name, len(node.devices), WorkerFolders(folder, logs), ended, home.config().ray)
         return LocalEngine(folder, logs, ended)
 
     return make
 
 
-def slurm_nodes(text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, ...]:
-    """NODE:SLOTS as Slurm names them, or all that take jobs, with as many slots as GPUs, else cores.
+class EngineNodes(NamedTuple):
+    """What a cluster is to have of another system."""
+
+    nodes: tuple[NodeGiven, ...]
+    address: str  # of the Ray that was found
+
+
+class Offered(NamedTuple):
+    """A node of another system's."""
+
+    devices: int
+    gives: bool  # it takes workers
+    host: str
+
+
+SYSTEMS = {SLURM: ("Slurm", "`sinfo`"), RAY: ("Ray", "`ray status -v`")}  # how it is called, what shows its nodes
+
+
+def nodes_of(engine: str, text: str | None, *, own_coordinator: bool) -> EngineNodes:
+    """NODE:SLOTS by the other system's names, or all that take workers, with as many slots as GPUs, else cores.
 
     Raises ConfigError.
     """
-    from edl.scheduler.slurm import Slurm, SlurmError
-
     try:
-        known = {node.name: node for node in Slurm().nodes()}
-    except SlurmError as error:
-        raise ConfigError(f"--engine slurm: {error}") from None
+        known, address = _of_slurm() if engine == SLURM else _of_ray()
+    except EdlError as error:
+        raise error if isinstance(error, ConfigError) else ConfigError(f"--engine {engine}: {error}") from None
+    system, shown = SYSTEMS[engine]
     if text is None:
-        given = {name: node.devices for name, node in known.items() if node.gives}
+        given = {name: node.devices for name, node in known.items() if node.gives and node.devices}
         if not given:
-            raise ConfigError("--engine slurm: no node of Slurm's takes jobs: `sinfo` shows them")
+            raise ConfigError(f"--engine {engine}: no node of {system}'s takes jobs: {shown} shows them")
     else:
-        given = wanted(text, "NODE:SLOTS of Slurm")
+        given = wanted(text, f"NODE:SLOTS of {system}")
     for name, slots in given.items():
         if name not in known:
-            raise ConfigError(f"--nodes {name}:{slots}: Slurm has no node {name}: `sinfo` shows those that it has")
+            raise ConfigError(
+                f"--nodes {name}:{slots}: {system} has no node {name}: {shown} shows those that it has "
+                f"({', '.join(sorted(known)[:8])})"
+            )
         if slots > known[name].devices:
-            raise ConfigError(f"--nodes {name}:{slots}: node {name} has {known[name].devices} devices, says Slurm")
+            raise ConfigError(f"--nodes {name}:{slots}: node {name} has {known[name].devices} devices, says {system}")
     here = socket.gethostname().partition(".")[0]
     far = [name for name in given if known[name].host.partition(".")[0] != here]
     if far and own_coordinator:
@@ -69,7 +99,26 @@ def slurm_nodes(text: str | None, *, own_coordinator: bool) -> tuple[NodeGiven, 
             f"--nodes: {far[0]} is not this machine, and cannot reach the ZooKeeper that a cluster brings: "
             "name one that all nodes reach by --coordinator HOST:PORT"
         )
-    return tuple(NodeGiven(name, tuple(range(slots))) for name, slots in given.items())
+    for name in given:
+        if NODE.fullmatch(f"{name}:1") is None:  # it names folders
+            raise ConfigError(f"--engine {engine}: node {name!r}: a name has letters, digits, dots and dashes only")
+    return EngineNodes(tuple(NodeGiven(name, tuple(range(slots))) for name, slots in given.items()), address)
+
+
+def _of_slurm() -> tuple[dict[str, Offered], str]:
+    from edl.scheduler.slurm import Slurm
+
+    return {node.name: Offered(node.devices, node.gives, node.host) for node in Slurm().nodes()}, ""
+
+
+def _of_ray() -> tuple[dict[str, Offered], str]:
+    from edl.scheduler.ray_cluster import look
+
+    found = look()
+    names = [node.name for node in found.nodes]
+    if twice := [name for name in names if names.count(name) > 1]:
+        raise ConfigError(f"--engine ray: several nodes are called {twice[0]}: give each a --node-name")
+    return {node.name: Offered(node.devices, gives=True, host=node.host) for node in found.nodes}, found.address
 
 
 def wanted(text: str, what: str) -> dict[str, int]:

@@ -8,10 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
+import secrets
+import socket
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
@@ -20,6 +24,7 @@ from edl.errors import ConfigError, UsageError
 from edl.host.credentials import with_secret
 
 ASKING_S = 0.5
+OWN = "EDL_CLUSTER_OWN"  # a variable
 
 
 class NodeGiven(msgspec.Struct, frozen=True):
@@ -43,6 +48,15 @@ class HttpGiven(msgspec.Struct, frozen=True):
         return f"{'https' if self.certificate else 'http'}://{host}:{self.port}"
 
 
+class KubernetesGiven(msgspec.Struct, frozen=True):
+    """Where the API server of Kubernetes is, and who asks it for what."""
+
+    url: str
+    account: str  # a folder with `token` and `ca.crt`
+    namespace: str
+    template: dict[str, Any]  # the Pod that each worker's is made from
+
+
 class ClusterConfig(msgspec.Struct, frozen=True):
     """What `edl cluster start` was told."""
 
@@ -57,17 +71,20 @@ class ClusterConfig(msgspec.Struct, frozen=True):
     started: float
     credentials: dict[str, str] = {}  # EDL_COORDINATOR_…: who opens a coordinator that is not its own
     engine: str = "local"
+    ray: str = ""  # HOST:PORT of the Ray that its workers are actors of
     http: HttpGiven | None = None
+    kubernetes: KubernetesGiven | None = None
 
 
 class ClusterHome:
     """The cluster of one EDL_HOME."""
 
-    def __init__(self, home: Path) -> None:
-        self.home = home
+    def __init__(self, home: Path, own: str | None = None) -> None:
+        """`own`: where `home` is several machines', a folder of this one for its processes' locks and logs."""
+        self.home, self.own = home, own
         self.folder = home / "cluster"
-        self.run = self.folder / "run"
-        self.logs = self.folder / "logs"
+        self.run = Path(own or self.folder) / "run"
+        self.logs = Path(own or self.folder) / "logs"
         self.secret = self.folder / "secret"
         self.ending = self.run / "ending"  # there: nobody begins anything any more
         self.opening = self.run / "opening"  # there: the coordinator comes up, and nobody else begins yet
@@ -95,6 +112,11 @@ class ClusterHome:
             return folder
         workers = self.folder.glob(f"nodes/*/workers/{job}-*")
         return next((one for one in workers if one.name[len(job) + 1 :].isdecimal()), None)
+
+    @property
+    def identity(self) -> str:
+        """What tells this cluster from all others, also of machines where its folder has the same path."""
+        return hashlib.sha256(b"cluster " + self.secret.read_bytes().strip()).hexdigest()
 
     # ------------------------------------------------------------------------------------------------ configuration
 
@@ -174,9 +196,20 @@ def _taken(file: int) -> bool:
     return False
 
 
+def put_once(path: Path, content: bytes) -> None:
+    """Where nothing is: of several machines that begin together, one does it for all."""
+    if path.exists():
+        return
+    new = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    put(new, content)
+    with contextlib.suppress(FileExistsError):
+        os.link(new, path)
+    new.unlink()
+
+
 def put(path: Path, content: bytes) -> None:
     """The whole of it or nothing, for this user only."""
-    working = path.with_name(f".{path.name}.{os.getpid()}")
+    working = path.with_name(f".{path.name}.{socket.gethostname()}.{os.getpid()}")  # a folder may be several machines'
     descriptor = os.open(working, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     try:
         os.write(descriptor, content)

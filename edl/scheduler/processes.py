@@ -17,6 +17,7 @@ import contextlib
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -37,8 +38,8 @@ from edl.host.processes import spawn_daemon
 from edl.scheduler import engines
 from edl.scheduler.agent import AgentProcess
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.places import ClusterConfig, ClusterHome
-from edl.scheduler.queue_store import SCHEDULER, QueueStore
+from edl.scheduler.places import OWN, ClusterConfig, ClusterHome
+from edl.scheduler.queue_store import SCHEDULER, TURNS, QueueStore
 from edl.scheduler.reigning import QueueReign
 
 logger = logging.getLogger("edl")
@@ -53,6 +54,7 @@ HTTP = "http"
 def spawn(home: ClusterHome, name: str) -> int:
     """A process of the cluster, which outlives this one."""
     kept = {key: value for key, value in os.environ.items() if not key.startswith("EDL_")}
+    kept |= {OWN: home.own} if home.own else {}
     words = name.partition("-")
     command = [sys.executable, "-m", "edl.scheduler", words[0], *([words[2]] if words[2] else [])]
     return spawn_daemon(command, {**kept, "EDL_HOME": str(home.home)}, home.logs / f"{name}.log")
@@ -175,10 +177,28 @@ async def schedule(home: ClusterHome, name: str) -> None:
     """Until it is cancelled."""
     config, coordinator = home.config(), home.coordinator()
     store = await connected(coordinator, config.session_timeout_s)
-    reigns: asyncio.Queue[Reign | None] = asyncio.Queue()
-    candidate = Candidate(store, SCHEDULER, f"{name} {os.getpid()}", reigns.put_nowait)
     secret = home.secret.read_bytes().strip()
     minding = asyncio.create_task(mind_keeper(home))
+
+    def rule(reign: Reign) -> Coroutine[Any, Any, None]:
+        observer = JobsObserver(home, coordinator, secret, store)
+        return QueueReign(QueueStore(store), reign, observer, lambda jobs: machine(config, jobs)).run()
+
+    try:
+        await _whenever_elected(store, SCHEDULER, f"{name} {os.getpid()}", rule)
+    finally:
+        minding.cancel()
+        await asyncio.gather(minding, return_exceptions=True)
+        await store.close()
+
+
+Rule = Callable[[Reign], Coroutine[Any, Any, None]]
+
+
+async def _whenever_elected(store: Store, root: str, ident: str, rule: Rule) -> None:
+    """Until it is cancelled."""
+    reigns: asyncio.Queue[Reign | None] = asyncio.Queue()
+    candidate = Candidate(store, root, ident, reigns.put_nowait)
     ruling: asyncio.Task[None] | None = None
     candidate.stand()
     try:
@@ -189,24 +209,19 @@ async def schedule(home: ClusterHome, name: str) -> None:
                 await asyncio.gather(ruling, return_exceptions=True)
                 ruling = None
             if reign is not None:
-                observer = JobsObserver(home, coordinator, secret, store)
-                ruling = asyncio.create_task(_rule(config, store, candidate, reign, observer))
+                ruling = asyncio.create_task(_rule(candidate, reign, rule))
     finally:
-        minding.cancel()
         if ruling is not None:
             ruling.cancel()
-        await asyncio.gather(minding, *([ruling] if ruling else []), return_exceptions=True)
+            await asyncio.gather(ruling, return_exceptions=True)
         await candidate.resign()
-        await store.close()
 
 
-async def _rule(
-    config: ClusterConfig, store: Store, candidate: Candidate, reign: Reign, observer: JobsObserver
-) -> None:
+async def _rule(candidate: Candidate, reign: Reign, rule: Rule) -> None:
     """From what lies there, again and again, as long as the reign lasts."""
     while candidate.reign is reign:
         try:
-            await QueueReign(QueueStore(store), reign, observer, lambda jobs: machine(config, jobs)).run()
+            await rule(reign)
         except Fenced:
             return
         except (StoreUnavailable, StoreRefused) as error:
@@ -227,8 +242,17 @@ async def serve_node(home: ClusterHome, name: str) -> None:
         raise ConfigError(f"the cluster has no node {name}")
     store = await connected(home.coordinator(), config.session_timeout_s)
     minding = asyncio.create_task(mind_keeper(home))
+    make = engines.maker(config.engine, found[0], home, config.kubernetes)
+
+    def serve(fence: str | None) -> Coroutine[Any, Any, None]:
+        return AgentProcess(home, found[0], store, make, fence).run()
+
     try:
-        await AgentProcess(home, found[0], store, engines.maker(config.engine, found[0], home)).run()
+        if config.engine in engines.SHARED:
+            ident = f"{socket.gethostname()} {os.getpid()}"
+            await _whenever_elected(store, f"{TURNS}/{name}", ident, lambda reign: serve(reign.fence))
+        else:
+            await serve(None)
     finally:
         minding.cancel()
         await asyncio.gather(minding, return_exceptions=True)

@@ -8,6 +8,7 @@
     /edl-cluster/orders/<node>       what its agent is to do                 schedulers, fenced
     /edl-cluster/reports/<node>      what its agent knows                    that agent
     /edl-cluster/agents/<node>       the agent lives (ephemeral)             that agent
+    /edl-cluster/turns/<node>/...    which agent of several acts             edl.coordination.election
     /edl-cluster/story               what has happened to the cluster        schedulers, fenced
     /edl-cluster/scheduler/...       who stands for election, and who leads  edl.coordination.election
 
@@ -54,7 +55,7 @@ ROOT = "/edl-cluster"
 JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS = (
     f"{ROOT}/{name}" for name in ("jobs", "environs", "wishes", "sizes", "orders", "reports", "agents")
 )
-DRAIN, STORY, SCHEDULER = f"{ROOT}/drain", f"{ROOT}/story", f"{ROOT}/scheduler"
+DRAIN, STORY, SCHEDULER, TURNS = (f"{ROOT}/{name}" for name in ("drain", "story", "scheduler", "turns"))
 FOLDERS = (JOBS, ENVIRONS, WISHES, SIZES, ORDERS, REPORTS, AGENTS)
 AT_ONCE_BYTES = 400_000  # of one transaction: the coordinator takes a million
 KEPT_STORY = 200
@@ -223,12 +224,13 @@ class QueueStore:
 
     # ----------------------------------------------------------------------------------------------- what agents write
 
-    async def tell(self, report: NodeReport) -> None:
+    async def tell(self, report: NodeReport, fence: str | None = None) -> None:
+        """`fence`: of the one agent of several that acts. Raises Fenced."""
         path, value = f"{REPORTS}/{report.node}", msgspec.json.encode(within(report, AT_ONCE_BYTES))
         try:
-            await self.store.write(path, value)
+            await self.store.commit([Write(path, value)], fence=fence)
         except NoNode:
-            await self.store.create(path, value)
+            await self.store.commit([Create(path, value)], fence=fence)
 
     async def appear(self, node: str, words: str) -> None:
         """As long as this session lives."""

@@ -27,10 +27,10 @@ from edl.coordination.settings import ETCD, Coordinator
 from edl.errors import ConfigError, EdlError, StoreUnavailable, UsageError
 from edl.host.network import LOOPBACK, family_of
 from edl.launch.processes import marked, signal_marked
-from edl.scheduler import engines
+from edl.scheduler import elsewhere
 from edl.scheduler.client import ClusterClient, opened
 from edl.scheduler.environs import handed_on
-from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put
+from edl.scheduler.places import ClusterConfig, ClusterHome, HttpGiven, NodeGiven, put, put_once
 from edl.scheduler.processes import KEEPER, spawn, speeds_of
 from edl.scheduler.tokens import TokenBook
 from edl.scheduler.worker_folders import mark_of
@@ -39,6 +39,7 @@ START_S = 90.0
 STOP_S = 10.0
 DRAIN_S = 120.0
 LOOK_S = 0.1
+BURY_S = 1.0
 MOST_PORT = 65_535
 NODE = re.compile(r"([A-Za-z0-9][A-Za-z0-9.-]{0,62}):([1-9][0-9]{0,3})")
 
@@ -150,8 +151,7 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
     if living := home.living():
         pids = ", ".join(f"{name} {pid}" for name, pid in living.items())
         raise UsageError(f"the cluster of EDL_HOME={home.home} runs already ({pids}): `edl cluster stop` ends it")
-    if not home.secret.exists():
-        put(home.secret, secrets.token_hex(32).encode())
+    put_once(home.secret, secrets.token_hex(32).encode())
     if config.http is not None:
         handed_on(os.environ)  # to its jobs; what cannot be is said here, and not by a process that dies of it
         TokenBook(home).make()
@@ -169,6 +169,7 @@ async def start(home: ClusterHome, config: ClusterConfig, say: Say) -> None:
             await _until_there(home, config, say)
     except BaseException as error:
         await end_processes(home)
+        await asyncio.to_thread(elsewhere.give_back, home)
         if before is not None:
             home.write(before)
         if isinstance(error, TimeoutError):
@@ -240,33 +241,24 @@ async def stop(home: ClusterHome, *, kill: bool, say: Say) -> int:
     await end_processes(home)
     if kill:
         await _kill_strays(home)
+    if why := await asyncio.to_thread(elsewhere.give_back, home):
+        say(why)
     return waiting
 
 
 def strays(home: ClusterHome) -> list[Path]:
-    """The folders of workers that run, or wait in Slurm, as far as agents have written down. Raises EdlError."""
+    """The folders of workers that run, or wait in Slurm or Ray, as far as agents have written down. Raises EdlError."""
     folders = (home.folder / "nodes").glob("*/workers/*")
     kept = [one for one in folders if not (one / "forgotten").exists()]
-    in_slurm = _in_slurm(home, kept)
-    return sorted(one for one in kept if one in in_slurm or marked(mark_of(one)))
-
-
-def _in_slurm(home: ClusterHome, folders: list[Path]) -> dict[Path, int]:
-    config = home.read()
-    if config is None or config.engine != engines.SLURM:
-        return {}
-    from edl.scheduler.slurm_engine import left_of
-
-    return left_of(folders)
+    left = elsewhere.workers_left(home, kept)
+    return sorted(one for one in kept if one in left or marked(mark_of(one)))
 
 
 def _kill(home: ClusterHome, folders: list[Path]) -> None:
     for one in folders:
         signal_marked(mark_of(one), signal.SIGKILL)
-    for number in _in_slurm(home, folders).values():
-        from edl.scheduler.slurm_engine import kill
-
-        kill(number)
+    for kill in elsewhere.workers_left(home, folders).values():
+        kill()
 
 
 async def _kill_strays(home: ClusterHome) -> None:
@@ -300,6 +292,27 @@ async def _drain(client: ClusterClient, *, kill: bool, say: Say) -> int:
             await client.queue.drain(kill=True)
             kill, until = True, clock() + STOP_S
         await asyncio.sleep(LOOK_S)
+
+
+async def stay(home: ClusterHome) -> None:
+    """Until SIGTERM, SIGINT or SIGHUP; then its processes end, and workers that run go on. It is the parent of all
+    whose own has gone where it is a container's first process.
+    """
+    ending = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        asyncio.get_running_loop().add_signal_handler(number, ending.set)
+    while not ending.is_set():
+        _bury()
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(BURY_S):
+                await ending.wait()
+    await end_processes(home)
+
+
+def _bury() -> None:
+    with contextlib.suppress(ChildProcessError):
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
 
 
 async def end_processes(home: ClusterHome) -> None:

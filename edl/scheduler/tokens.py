@@ -17,7 +17,7 @@ import msgspec
 from edl.cluster.queue.rights import TokenHolder, caller_of, digest
 from edl.cluster.queue.wanted import USER
 from edl.errors import ConfigError
-from edl.scheduler.places import ClusterHome, put
+from edl.scheduler.places import ClusterHome, put, put_once
 
 _BOOK = msgspec.json.Decoder(dict[str, str])
 
@@ -33,8 +33,7 @@ class TokenBook:
 
     def make(self) -> None:
         """The owner's, once."""
-        if not self.owners.exists():
-            put(self.owners, secrets.token_urlsafe(32).encode())
+        put_once(self.owners, secrets.token_urlsafe(32).encode())
 
     def users(self) -> dict[str, str]:
         """By user: the digest. Raises ConfigError."""

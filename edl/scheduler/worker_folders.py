@@ -75,6 +75,9 @@ class WorkerFolders:
             return False
         return True
 
+    def is_forgotten(self, worker: str) -> bool:
+        return (self[worker] / "forgotten").exists()
+
     def forget(self, worker: str) -> None:
         if self[worker].is_dir():
             put(self[worker] / "forgotten", b"")

@@ -90,7 +90,7 @@ def lives(seed: int, job_class: type[SimJob] = SimJob) -> Iterator[SimJob]:
         dies_at = source.random() * (0.1 + 0.012 * steps)
         if asked.random() < ASKED:  # in place of dying
             _keep_busy(job, asked, dies_at)
-            job.after(dies_at, job.ask_to_go, asked.choice((0.0, 0.1, 5.0, 5.0)))
+            job.after(dies_at, job.requests.ask_to_go, asked.choice((0.0, 0.1, 5.0, 5.0)))
             job.run()
         else:
             job.run_until(dies_at)
@@ -107,7 +107,7 @@ def _keep_busy(job: SimJob, source: random.Random, at: float) -> None:
         begins = max(0.0, at + source.uniform(-0.3, 0.2))
         alone = source.random() < 0.3
         for_s = 0.5 * STEP_TIMEOUT_S if alone else source.choice((0.1, 0.5, 8.0))
-        job.after(begins, partial(job.evaluate, for_s, alone=alone))
+        job.after(begins, partial(job.shells.evaluate, for_s, alone=alone))
 
 
 def _spec(source: random.Random, workers: int, steps: int) -> DataSpec:

@@ -123,13 +123,13 @@ class NextRings:
         if self._forms(worker, generation):
             self.job.happens(Moment.PREPARED, worker)
             if self._is_there(worker):
-                self.job.tell(worker, RingPrepared(generation))
+                self.job.shells.tell(worker, RingPrepared(generation))
 
     def not_begun(self, worker: SimWorker, generation: int, reason: str) -> None:
         """Unless its trainer waits for it by now, which fails then by itself."""
         if self._forms(worker, generation):
             del self.held[worker.id]
-            self.job.tell(worker, RingNotPrepared(generation, reason))
+            self.job.shells.tell(worker, RingNotPrepared(generation, reason))
 
     def adopt(self, worker: SimWorker, assignment: Assignment) -> None:
         """Between two of its mini-batches: the ring stands, at this one and at all others."""
@@ -193,7 +193,7 @@ class NextRings:
             self.attempts[generation].stood.add(worker.id)
             self.job.happens(Moment.PREPARED, worker)
             if self._is_there(worker):
-                self.job.tell(worker, RingPrepared(generation))
+                self.job.shells.tell(worker, RingPrepared(generation))
 
     def _break(self, generation: int, leaver: SimWorker) -> None:
         """Each who still forms it may be through with that one, or fail."""
@@ -210,7 +210,7 @@ class NextRings:
         """Unless it stands by now."""
         if self._forms(worker, generation) and worker.id not in self.attempts[generation].stood:
             del self.held[worker.id]
-            self.job.tell(worker, RingNotPrepared(generation, reason, able=worker.prepares))
+            self.job.shells.tell(worker, RingNotPrepared(generation, reason, able=worker.prepares))
             self._break(generation, worker)
 
     def _forms(self, worker: SimWorker, generation: int) -> bool:

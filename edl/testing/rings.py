@@ -202,7 +202,7 @@ class Rings:
                 meeting.arrived.pop(worker.assignment.place.rank, None)
             elif meeting is not None and meeting.connected:  # it waits for those who are at a mini-batch
                 self._part(meeting, worker)
-            self.job.broken(worker, reason)
+            self.job.shells.broken(worker, reason)
 
     def missed(self, worker: SimWorker) -> None:
         """It died or hangs: who is connected to it notices."""
@@ -281,9 +281,9 @@ class Rings:
                     worker.model = Model(mine.learned, theirs.carried)
                 commands = worker.machine.handle(StateCopied())
         if worker.machine.sits:
-            self.job.sit(worker, commands)
+            self.job.shells.sit(worker, commands)
         else:  # the members have found out that this ring is not to stand
-            self.job.carry_out(worker, commands)
+            self.job.shells.carry_out(worker, commands)
 
     def _break_off(
         self, members: list[SimWorker], came: list[SimWorker], living: list[SimWorker], generation: int
@@ -356,7 +356,7 @@ class Rings:
             if worker in busy:
                 pass
             elif self._is_at_end(worker):
-                self.job.end_script(worker)
+                self.job.shells.end_script(worker)
             elif self._has_batch(worker):
                 supplied.append(worker)
             else:
@@ -365,7 +365,7 @@ class Rings:
             self.arm(ring, LONG_STEP * STEP_S)
         elif not whole:
             for worker in supplied:  # a peer is gone: the mini-batch fails, and is void (I8). Others wait for samples
-                self.job.broken(worker, "connection reset by peer")
+                self.job.shells.broken(worker, "connection reset by peer")
         elif len(supplied) == len(ring.members):
             self._train(ring)
         elif supplied and (busy or any(worker.stalled for worker in here)):
@@ -387,13 +387,13 @@ class Rings:
         while pass_is_over(worker, spec):
             if worker.wanted == spec.epochs:
                 return True
-            self.job.begin_pass(worker)
+            self.job.shells.begin_pass(worker)
         return False
 
     def _give_up(self, ring: SimRing, worker: SimWorker, step: int) -> None:
         here = worker.alive and not worker.stalled and worker.sits and worker.doing is TrainerState.TRAINING
         if here and worker.generation == ring.generation and worker.step == step:
-            self.job.broken(worker, "the all-reduce timed out")
+            self.job.shells.broken(worker, "the all-reduce timed out")
 
     def _train(self, ring: SimRing) -> None:
         """One all-reduce of all members, and what each does with its result."""
@@ -424,10 +424,10 @@ class Rings:
             worker.model = worker.model.after(step, reduced)
         self.job.checks.applied([worker for worker in applied if not _is_over(worker)])
         for worker in applied:
-            self.job.stepped(worker, ends[worker.id])
+            self.job.shells.stepped(worker, ends[worker.id])
         for worker in lacking:
             if worker.alive and not worker.stalled:
-                self.job.broken(worker, "its state did not come")
+                self.job.shells.broken(worker, "its state did not come")
         self.arm(ring)
 
     def _comes(self, worker: SimWorker, sender: SimWorker) -> bool:
@@ -439,7 +439,7 @@ class Rings:
         if gone and self.job.senders.random() < 0.5:
             return False
         worker.model = sender.model
-        self.job.carry_out(worker, worker.machine.handle(StateCopied()))
+        self.job.shells.carry_out(worker, worker.machine.handle(StateCopied()))
         self.job.checks.sat(worker)
         return True
 

@@ -72,7 +72,7 @@ class Savings:
     def copy(self, worker: SimWorker, save: Save, *, beside: bool = False) -> None:
         """It copies what it has, beside its next mini-batch. `beside`: it works on that, and may be at its update."""
         if beside and self._chance(UPDATES):
-            self.job.tell(worker, CopyFailed(save.number, "its update had begun"))
+            self.job.shells.tell(worker, CopyFailed(save.number, "its update had begun"))
             return
         copy = Copy(save, worker.id, worker.generation, worker.step, worker.model)
         self.job.checks.savings.copies(copy)
@@ -85,7 +85,7 @@ class Savings:
         if step in self.wishes:
             asking = members if self.wishes[step] else members[:1]
             for worker in (*asking, *asking):  # each of them twice
-                self.job.tell(worker, CheckpointWished())
+                self.job.shells.tell(worker, CheckpointWished())
 
     def finish(self, worker: SimWorker) -> None:
         """Its trainer is about to end: what it copies, it has copied before."""
@@ -97,10 +97,10 @@ class Savings:
             return
         del self._copying[worker.id]
         if self._chance(COPY_FAILS):
-            self.job.tell(worker, CopyFailed(copy.save.number, "no memory is left"))
+            self.job.shells.tell(worker, CopyFailed(copy.save.number, "no memory is left"))
             return
         self._copies[worker.id] = copy
-        self.job.tell(worker, CopyTaken(copy.save.number, ("part",), 1000 * STEP_S))
+        self.job.shells.tell(worker, CopyTaken(copy.save.number, ("part",), 1000 * STEP_S))
 
     # ------------------------------------------------------------------------------------------------ a daemon's hands
 

@@ -76,7 +76,7 @@ def scenario(
     within_s = 0.05 + 0.01 * steps
     job.plan(draw(source, source.choice((1, 2, 2, 3, 3, 4, 6, 9)) * (1 + size), within_s))
     if source.random() < 0.3:
-        job.after(0.3 * within_s, job.demand, source.randint(minimum, maximum or 4))
+        job.after(0.3 * within_s, job.requests.demand, source.randint(minimum, maximum or 4))
     cut = random.Random(f"cut off {seed}")  # noqa: S311
     if cut.random() < CUT_OFF:
         moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
@@ -88,7 +88,7 @@ def scenario(
     if is_saved:
         job.plan(draw_saved(saving))
         for number in range(saving.choice((0, 1, 1, 3))):
-            job.after(saving.random() * within_s, job.ask_checkpoint, f"r{number}")
+            job.after(saving.random() * within_s, job.requests.ask_checkpoint, f"r{number}")
     wishing = random.Random(f"wishing {seed}")  # noqa: S311
     if is_saved and wishing.random() < WISHES:
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
@@ -97,7 +97,7 @@ def scenario(
         job.plan([Planned(Fault.AWAY, away.random() * within_s)])
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
-        job.after(slow.random() * within_s, job.replace_one)
+        job.after(slow.random() * within_s, job.requests.replace_one)
     _move(job, random.Random(f"moving {seed}"), workers, within_s)  # noqa: S311
     if not spec.by_sample and not own_data:
         _batch_anew(job, seed, within_s)
@@ -108,10 +108,10 @@ def _batch_anew(job: SimJob, seed: int, within_s: float) -> None:
     uneven = random.Random(f"shares {seed}")  # noqa: S311
     if uneven.random() < 0.2:
         for _ in range(2):
-            job.after(uneven.random() * within_s, job.share_out)
+            job.after(uneven.random() * within_s, job.requests.share_out)
     asking = random.Random(f"asks for batches {seed}")  # noqa: S311
     for _ in range(asking.choice((0, 0, 0, 0, 1, 3))):
-        job.after(asking.random() * within_s, job.ask_batch, asking.randint(1, 40))
+        job.after(asking.random() * within_s, job.requests.ask_batch, asking.randint(1, 40))
 
 
 def _move(job: SimJob, source: random.Random, workers: int, within_s: float) -> None:

@@ -1,7 +1,8 @@
 """A whole job in one thread on a manual clock: the real machines of the leader and of the workers, no network.
 
-Owns: time, messages and what can go wrong with both; carrying out what workers' machines say, as `edl.trainer` does.
-Does not own: any decision; those are `edl.core`'s, and finding them wrong is what this is for (`edl.testing.checks`).
+Owns: time, messages and what can go wrong with both. Does not own: what a trainer does (`edl.testing.shells`), what is
+asked of the job (`edl.testing.requests`), or any decision: those are `edl.core`'s, and finding them wrong is what this
+is for (`edl.testing.checks`).
 
 Everything that happens is an event with a time of its own: a call arrives, a write is done, a ring takes a step. Every
 message may be late, come twice, or be overtaken. All chance comes from one seed, so that a seed always tells the same
@@ -21,46 +22,22 @@ from typing import Any
 import msgspec
 
 from edl.core.job.deadlines import Deadlines
-from edl.core.job.inputs import Command, Input, Reported, Ruled, TookOver, Vanished
+from edl.core.job.inputs import Command, Input, Reported, TookOver, Vanished
 from edl.core.job.lead_times import LeadTimes
 from edl.core.job.machine import JobMachine, new_record
 from edl.core.job.orders import OrderBook
 from edl.core.worker.inputs import (
-    AdoptRing,
-    BatchEnded,
-    BatchVoid,
-    BootAlone,
-    DataWanted,
-    EndScript,
-    EnterRing,
-    Fail,
-    LeaveRing,
     LeaveWanted,
     OrdersHeard,
-    OrdersRead,
-    PrepareRing,
-    ReadOrders,
-    RecordRing,
-    ReleaseRing,
-    RingFailed,
-    ScriptEnded,
-    ScriptFailed,
-    SetWeight,
     StillWaiting,
-    TakeCopy,
-    TellDaemon,
-    TrainStandIns,
 )
-from edl.core.worker.inputs import Command as TrainerCommand
-from edl.core.worker.inputs import Input as TrainerInput
 from edl.core.worker.moves import are_newer, attention_step
-from edl.core.worker.states import ALONE, TrainerState
-from edl.protocol import link as say
+from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Assignment
 from edl.protocol.data import DataSpec
 from edl.protocol.job import OVER, JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, JobPolicy
-from edl.protocol.messages import AskBatch, AskCheckpoint, AskPreempt, AskScale, Phase, Register
+from edl.protocol.messages import Phase, Register
 from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
 from edl.testing.faults import Fault, Moment, Planned
@@ -70,19 +47,19 @@ from edl.testing.models import Model
 from edl.testing.musters import Musters
 from edl.testing.next_rings import NextRings
 from edl.testing.node import RecordNode
+from edl.testing.requests import REACH_S, SimRequests
 from edl.testing.rings import STEP_S, STEP_TIMEOUT_S, Rings
 from edl.testing.savings import Savings, SimStore
-from edl.testing.worker import KILLED, SimWorker
+from edl.testing.shells import SimShells
+from edl.testing.worker import KILLED, SESSION_S, SimWorker
 
 REPORT_S = 0.02
-SESSION_S = 0.3
 BOOT_S = 0.8  # after which a newcomer is taken for hanging
 DEADLINES = Deadlines(
     BOOT_S, seat_s=2 * STEP_TIMEOUT_S, step_s=STEP_TIMEOUT_S, moments_s=STEP_TIMEOUT_S / 4, away_s=2 * TICK_S
 )
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
-REACH_S = 2.4  # within so long a size that was asked for is reached
 GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
 OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.AWAY)
 AWAY_S = 2 * SESSION_S  # at most
@@ -102,6 +79,7 @@ class SimJob:
     """One job, driven by a seed."""
 
     late = LATE  # 0.0: no message is late
+    shells_class = SimShells  # another one sees, and may disturb, what trainers do
 
     def __init__(  # noqa: PLR0913 - keywords, all with defaults but the seed
         self,
@@ -145,6 +123,8 @@ class SimJob:
         self.struck: Counter[Fault] = Counter()
         self.events = 0
         self.transcript: list[str] = []
+        self.shells = self.shells_class(self)
+        self.requests = SimRequests(self)
         self.rings = Rings(self)
         self.next_rings = NextRings(self, seed)
         self.musters = Musters(self)
@@ -160,7 +140,7 @@ class SimJob:
         self.cuts = 0  # of leases, anew
         self._waiting: dict[Moment, list[Planned]] = {}
         self._counts: Counter[Moment] = Counter()
-        self._calm_at = 0.0  # when the last fault struck
+        self.calm_at = 0.0  # when the last fault struck
         self.leader = SimLeader(self, self.term)
         for _ in range(workers):
             self._join()
@@ -194,7 +174,7 @@ class SimJob:
             self.now, _, act, arguments = heappop(self._heap)
             self.events += 1
             act(*arguments)
-            if self.now > max(self._calm_at, self.checks.moved_on_at) + within_s:
+            if self.now > max(self.calm_at, self.checks.moved_on_at) + within_s:
                 waiting = {
                     w.id: w.doing.value for w in self.workers.values() if w.alive and w.doing is not TrainerState.OVER
                 }
@@ -205,17 +185,12 @@ class SimJob:
             worker.doing is TrainerState.OVER or worker.stalled or not worker.alive for worker in self.workers.values()
         )
 
-    @property
-    def calm_at(self) -> float:
-        """When the last fault struck."""
-        return self._calm_at
-
     def disturb(self) -> None:
         """What was asked for before may come about later."""
-        self._calm_at = max(self._calm_at, self.now)
+        self.calm_at = max(self.calm_at, self.now)
 
     def _hangs_for_good(self) -> bool:
-        return self.now > self._calm_at + REACH_S and self.hangs()
+        return self.now > self.calm_at + REACH_S and self.hangs()
 
     def hangs(self) -> bool:
         """All that train hang, at the same time: none is left to notice."""
@@ -266,7 +241,7 @@ class SimJob:
             return
         living = [one for one in self.workers.values() if one.alive and one.doing is not TrainerState.OVER]
         victim = worker if worker in living else self.random.choice(living) if living else None
-        self._calm_at = max(self.now, self.node.away_until)
+        self.calm_at = max(self.now, self.node.away_until)
         self.struck[fault] += 1
         strikes = victim is not None and fault not in OF_THE_JOB
         self.note(f"FAULT {fault.value}{f': {victim.id}, {victim.doing.value}' if strikes and victim else ''}")
@@ -278,9 +253,9 @@ class SimJob:
             case Fault.CRASH_LEADER:
                 self._change_leader(dies=True)
             case Fault.SCALE:
-                self.ask(self.random.randint(1, 4))
+                self.requests.ask(self.random.randint(1, 4))
             case Fault.AWAY:
-                self._calm_at = self.node.away_until = self.now + AWAY_S * self.random.random()
+                self.calm_at = self.node.away_until = self.now + AWAY_S * self.random.random()
             case _ if victim is not None:
                 self._strike(fault, victim)
             case _:
@@ -289,7 +264,7 @@ class SimJob:
     def _strike(self, fault: Fault, victim: SimWorker) -> None:
         match fault:
             case Fault.LEAVE:
-                self.tell(victim, LeaveWanted())
+                self.shells.tell(victim, LeaveWanted())
             case Fault.KILL:
                 self._die(victim)
                 victim.account.died(KILLED)
@@ -323,14 +298,14 @@ class SimJob:
             return
         self._roll.discard(worker.id)
         self.call(Vanished(worker.id, "its daemon's session ended"))
-        self.after(2 * SESSION_S, self._is_missed, worker, self._calm_at)
+        self.after(2 * SESSION_S, self._is_missed, worker, self.calm_at)
 
     def _is_away(self) -> bool:
         return self.now < self.node.away_until
 
     def _is_missed(self, worker: SimWorker, calm_at: float) -> None:
         """By the leader, unless something else has happened meanwhile."""
-        if calm_at == self._calm_at and self.durable.state not in OVER and self.leader.alive:
+        if calm_at == self.calm_at and self.durable.state not in OVER and self.leader.alive:
             self.checks.missed(worker)
 
     def _renew(self, worker: SimWorker) -> None:
@@ -417,120 +392,24 @@ class SimJob:
             self.stir(worker)
             self.after(self.delay(), self._hear, worker, self.leader.book)
         elif not taken and not worker.admitted:
-            self._fail_script(worker, "was refused")
+            self.shells.fail(worker, "was refused")
 
-    # --------------------------------------------------------------------------------------------- requests for a size
-
-    def ask(self, size: int, heard: Callable[[], None] | None = None) -> None:
-        """`edl scale`, said again until a leader has answered; and the missing workers are started."""
-        said: list[bool] = []
-
-        def hear(taken: bool) -> None:
-            said.append(taken)
-            if heard is not None:
-                heard()
-
-        self.call(AskScale(size), hear)
-        self.after(SESSION_S, self._asked, size, said, heard)
-
-    def _asked(self, size: int, said: list[bool], heard: Callable[[], None] | None) -> None:
-        if self.durable.state in OVER:
-            return
-        if not said:
-            self._calm_at = self.now
-            self.ask(size, heard)
-        elif True in said and self.durable.target == size:
-            self.start_missing()
-
-    def replace_one(self) -> None:
-        """The job's own policy wants another worker in the place of one; what starts workers sees it."""
-        if self.durable.roster:
-            worker = self.random.choice(self.durable.roster)
-            self.note(f"{worker} is to be replaced")
-            self.call(Ruled(self.durable.target, (worker,), "too slow", {}, act=True))
-            for turn in range(1, 8):
-                self.after(turn * SESSION_S / 4, self._start_for_the_slow)
-
-    def share_out(self) -> None:
-        """The job's own policy wants some to take less of each batch."""
-        if self.durable.roster:
-            shares = {worker: self.random.choice((0.3, 0.6, 1.0)) for worker in self.durable.roster}
-            self.note(f"the batch is to be shared out as {shares}")
-            self.call(Ruled(self.durable.target, (), "uneven", {}, act=True, shares=shares))
-
-    def ask_batch(self, samples: int) -> None:
-        """`edl batch`, said once: it may come to no leader."""
-        if self.durable.state not in OVER:
-            self.note(f"a batch of {samples} is asked for")
-            self.call(AskBatch(samples))
-
-    def _start_for_the_slow(self) -> None:
-        if self.durable.state not in OVER:
-            self.start_missing()
-
-    def demand(self, size: int) -> None:
-        """Ask for a size, and insist: if nothing else happens from now on, the job comes to have it."""
-        others = self._unheard()
-        self.ask(size, lambda: others.extend(self._unheard()))
-        self.note(f"{size} workers are asked for, and nothing else happens")
-        for turn in range(1, 8):
-            self.after(turn * REACH_S / 8, self._insist, self._calm_at)
-        self.after(REACH_S, self._reached, self._calm_at, size, others)
-
-    def _insist(self, calm_at: float) -> None:
-        if calm_at == self._calm_at and self.durable.state not in OVER:
-            self.start_missing()
-
-    def _reached(self, calm_at: float, size: int, others: list[SimWorker]) -> None:
-        """`others`: who came or went, unheard of, before the request was on record. Let in after it, they are welcome
-        beyond it; heard to leave after it, they make the job smaller by one.
-        """
-        if calm_at == self._calm_at and not any(worker.admitted for worker in others):
-            self.checks.reached(size)
-
-    def _under_way(self) -> list[SimWorker]:
+    def under_way(self) -> list[SimWorker]:
         """Started, and not let in yet."""
         coming = (worker for worker in self.workers.values() if worker.alive and not worker.admitted)
         return [worker for worker in coming if worker.doing is not TrainerState.OVER]
 
     def on_their_way(self, host: str) -> int:
         """Started there, and not let in yet."""
-        return sum(worker.host == host for worker in self._under_way())
-
-    def _unheard(self) -> list[SimWorker]:
-        """Under way, or a member that was asked to leave, of which the leader does not know."""
-        staying = (one.identity.id for one in self.durable.members if one.state is not WorkerState.LEAVING)
-        return [*self._under_way(), *(worker for worker in map(self.workers.get, staying) if worker and worker.leaving)]
+        return sum(worker.host == host for worker in self.under_way())
 
     def start_missing(self) -> None:
         """What `edl run` does when its job is asked to grow."""
         outgoing = (WorkerState.LEAVING, WorkerState.DONE)
         present = sum(member.state not in outgoing for member in self.durable.members)
-        present += len(self._under_way())
+        present += len(self.under_way())
         for _ in range((self.durable.target or 1) - present):
             self._join()
-
-    def ask_checkpoint(self, request: str) -> None:
-        """`edl checkpoint --wait`: asked again until it is known what has come of it."""
-        if self.durable.state in OVER or self.checks.savings.has_answered(request):
-            return
-        self.call(AskCheckpoint(request))
-        self.after(SESSION_S, self.ask_checkpoint, request)
-
-    def evaluate(self, for_s: float, *, alone: bool = False) -> None:
-        """The scripts of all members of the ring do something of their own between two mini-batches, or that of one."""
-        here = [worker for worker in self.workers.values() if worker.doing is TrainerState.TRAINING]
-        for worker in here[:1] if alone else here:
-            worker.busy_until = self.now + for_s
-        self.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")
-
-    def ask_to_go(self, deadline_s: float) -> None:
-        """`edl preempt`: asked again until the job is over."""
-        if self.durable.state in OVER:
-            return
-        self.checks.savings.asked_to_go()
-        self.call(AskPreempt("its machines are taken away", deadline_s))
-        self.after(SESSION_S, self.ask_to_go, deadline_s)
 
     # ------------------------------------------------------------------------------------------------ a leader's world
 
@@ -628,153 +507,25 @@ class SimJob:
         worker.attention = attention_step(worker.generation, orders, worker.account.copied[0])
         if worker.assignment is not None and _generation(orders.assignment) != _generation(worker.assignment):
             self.rings.give_up(worker, "its ring was given up")
-        self.tell(worker, OrdersHeard(orders))
+        self.shells.tell(worker, OrdersHeard(orders))
         if orders.going and not (before is not None and before.going):
             self.stir(worker)
         if orders.resumable:
             self.after(GRACE_S, self._interrupt, worker)
         self.next_rings.heard(worker, orders)
         if before is not None:  # another thread has looked at these earlier, and comes later
-            self.tell(worker, OrdersHeard(before))
+            self.shells.tell(worker, OrdersHeard(before))
         if worker.sits and worker.machine.has_share:
             self.rings.arm(self.rings.rings[worker.generation])
         if worker.waits or worker.is_held:
-            self.look(worker)
+            self.shells.look(worker)
         elif worker.is_hungry():
-            self.tell(worker, StillWaiting(orders))
+            self.shells.tell(worker, StillWaiting(orders))
 
     def _interrupt(self, worker: SimWorker) -> None:
         """Its script is at something of its own, and its job is gone."""
         if worker.alive and not worker.stalled and worker.doing is TrainerState.TRAINING:
-            self.end_script(worker)
-
-    # ------------------------------------------------------------------------------------------------ a trainer's shell
-
-    def tell(self, worker: SimWorker, happened: TrainerInput) -> None:
-        """Something happens to its trainer."""
-        self.carry_out(worker, worker.machine.handle(happened))
-
-    def carry_out(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """What its machine says, but for what all members of a ring do together (`edl.testing.rings`)."""
-        for command in commands:
-            match command:
-                case TellDaemon(said):
-                    self._told(worker, said)
-                case ReadOrders():
-                    self.look(worker)
-                case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
-                    self.next_rings.carry_out(worker, command)
-                case RecordRing() | TakeCopy() | SetWeight():
-                    self._set_down(worker, command)
-                case BootAlone():
-                    self._boot(worker)
-                case TrainStandIns():
-                    self.broken(worker, "its data never came")
-                case EndScript():
-                    self.end_script(worker)
-                case Fail(reason):
-                    self._fail_script(worker, reason)
-                case LeaveRing():
-                    self.rings.missed(worker)
-                case _:  # a look at newer orders comes with them, and collectives fail by themselves
-                    pass
-
-    def _set_down(self, worker: SimWorker, command: RecordRing | TakeCopy | SetWeight) -> None:
-        match command:
-            case RecordRing():
-                self.checks.sat(worker)
-            case TakeCopy(save, beside):
-                self.savings.copy(worker, save, beside=beside)
-            case SetWeight():
-                worker.weight = command.weight
-
-    def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
-        """Its daemon hears of it, and reports."""
-        worker.account.hear(said)
-        self.stir(worker)
-        if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
-            worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
-        if isinstance(said, say.Copied):
-            self.savings.store_part(worker)
-        if isinstance(said, say.Entered):
-            self.happens(Moment.SITTING, worker)
-
-    def look(self, worker: SimWorker) -> None:
-        """Its trainer looks at its orders, where `edl.trainer` lets it follow them."""
-        machine, before = worker.machine, worker.doing
-        if machine.orders is None or worker.stalled or not worker.alive:
-            return
-        commands = machine.handle(OrdersRead(machine.orders))
-        if machine.assignment is not None:
-            self.checks.enters(worker, before, machine.assignment)
-        elif machine.state is TrainerState.LEAVING:
-            self.checks.leaves(worker, before, machine.orders)
-        self.carry_out(worker, commands)
-        if machine.state is TrainerState.TRAINING:
-            self.rings.arm(self.rings.rings[worker.generation])
-
-    def _boot(self, worker: SimWorker) -> None:
-        self.happens(Moment.BOOTING, worker)
-        self.after(0.02 + 0.2 * self.random.random(), self._rehearse, worker)
-
-    def _rehearse(self, worker: SimWorker) -> None:
-        if worker.alive and not worker.stalled and worker.doing is TrainerState.BOOTING:
-            self._open(worker)
-            self.happens(Moment.REHEARSING, worker)
-            self.after(0.02 + 0.1 * self.random.random(), self._rehearsed, worker)
-
-    def _rehearsed(self, worker: SimWorker) -> None:
-        if worker.alive and not worker.stalled and worker.doing in ALONE:
-            self.happens(Moment.READY, worker)
-            self.tell(worker, BatchEnded())
-
-    def sit(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """Its ring stands. In the first one its script goes on from `init` to its first batch."""
-        self.carry_out(worker, commands)
-        if worker.machine.opened is None:
-            self._open(worker)
-        if worker.machine.has_share or self.spec is None:
-            self.rings.arm(self.rings.rings[worker.generation])
-        elif worker.alive and worker.is_hungry() and worker.orders is not None:  # what it has heard on the way
-            self.tell(worker, StillWaiting(worker.orders))
-
-    def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
-        """The end of a mini-batch that counts."""
-        self.stir(worker)
-        if worker.alive and not worker.stalled:
-            self.carry_out(worker, commands)
-
-    def broken(self, worker: SimWorker, reason: str) -> None:
-        """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
-        if worker.sits:
-            worker.model = worker.model.disturbed(worker.id)
-            worker.machine.handle(BatchVoid(reason))
-            commands = worker.machine.handle(BatchEnded())
-        else:
-            commands = worker.machine.handle(RingFailed(reason))
-        self.rings.missed(worker)
-        self.carry_out(worker, commands)
-
-    def begin_pass(self, worker: SimWorker) -> None:
-        """The script asks for one more epoch."""
-        worker.wanted += 1
-        self._open(worker)
-
-    def _open(self, worker: SimWorker) -> None:
-        """The script asks for samples, if the job hands them out."""
-        if self.spec is not None:
-            self.tell(worker, DataWanted(msgspec.structs.replace(self.spec, epochs=worker.wanted)))
-
-    def end_script(self, worker: SimWorker) -> None:
-        """The generator has come to its end, or the trainer was told to go. What it copies, it has copied before."""
-        self.savings.finish(worker)
-        commands = worker.machine.handle(ScriptEnded())
-        self.rings.missed(worker)
-        self.carry_out(worker, commands)
-
-    def _fail_script(self, worker: SimWorker, reason: str) -> None:
-        worker.machine.handle(ScriptFailed(reason))
-        self.end_script(worker)
+            self.shells.end_script(worker)
 
 
 class CheckedMachine(JobMachine):

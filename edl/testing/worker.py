@@ -21,6 +21,7 @@ from edl.testing.models import Model, fresh
 
 Batch = tuple[Range, ...]
 KILLED = "killed"
+SESSION_S = 0.3  # a daemon unheard of for so long is taken for gone
 
 
 class Steps:

@@ -3,6 +3,11 @@
 Owns: which steps of such a loop count, and that all workers go on alike after each, the newcomer and who was behind
 too. Does not own: the loop (`edl.lightning.loops`, `edl.transformers.loop`), nor what else travels with a step
 (`edl.torch.traveller`).
+
+Between two steps a loop evaluates, asks callbacks, saves; and there the ring may break, and a newcomer may come with
+the next one. It goes through all that lies between from its beginning, so whatever the workers ask each other there is
+an evaluation of edl's: a newcomer learns what came of those that it has missed. And it gets the loop's state as that
+was when the step had ended.
 """
 
 from __future__ import annotations
@@ -12,7 +17,11 @@ from collections.abc import Mapping
 from enum import StrEnum
 from typing import Any, Protocol
 
+from edl.errors import RingBroken
 from edl.torch.traveller import Travels
+from edl.trainer.evaluation import Work
+
+STANDS = "stands"  # in a state that travels: whose it is stands between the end of that step and the next one
 
 
 class StepEnd(StrEnum):
@@ -40,6 +49,19 @@ class StepSeat(Protocol):
     def epoch(self) -> int:
         """The pass over the data that it belongs to."""
 
+    def generation(self) -> int:
+        """Of the ring."""
+
+    @property
+    def committed(self) -> int:
+        """The newest step."""
+
+    def void_beside(self, error: BaseException) -> None:
+        """The coming one is void."""
+
+    def evaluate_shared(self, work: Work) -> tuple[bytes, ...]:
+        """What all workers have found, between two steps; the ring may change in it."""
+
     def before_reduce(self) -> None:
         """Its samples are known, on all workers."""
 
@@ -55,6 +77,24 @@ class LoopState(Travels):
 
     ended = StepEnd.AGAIN
     open_pass: int | None = None  # of the newest step that counts, until the loop's next epoch begins
+    _at_end: dict[str, Any] | None = None  # what it was as the newest step had ended, where a newcomer goes on
+
+    @abstractmethod
+    def read(self) -> dict[str, Any]:
+        """All of it."""
+
+    def now(self) -> dict[str, Any]:
+        """As it was when the newest step had ended, until the next one begins: if anybody has asked for it since."""
+        return {**self.read(), STANDS: False} if self._at_end is None else {**self._at_end, STANDS: True}
+
+    def stand(self) -> None:
+        """From here on it travels as it is now."""
+        if self._at_end is None:
+            self._at_end = self.read()
+
+    def go_on(self) -> None:
+        """It travels as it is when it does."""
+        self._at_end = None
 
     @abstractmethod
     def take(self, found: Mapping[str, Any]) -> None:
@@ -78,22 +118,49 @@ class LoopSteps:
         """
         self.seat, self.state = seat, state
         self.in_step = False
+        self.between = False  # the newest step has ended, and the next one has not begun
         self.begun_anew = False  # another worker's state has come, and no batch was fetched since
+        self._fetched_in: int | None = None  # the generation in which the newest batch was
+        self._passed: int | None = None  # the newest step after which this worker has done all that follows a step
 
     def take_over(self) -> bool:
-        """If a state has come: it stands in the place of ours."""
+        """If a state has come: it stands in the place of ours. Not that of a worker which has still to do what this one
+        has done since.
+        """
         found = self.registered.loop
         if found is self.state:
             return False
         self.registered.loop = self.state
+        if found[STANDS] and self._passed == self.seat.committed:
+            return False
         self.state.take(found)
         return True
 
     def begin_step(self) -> None:
-        """Its first batch was fetched."""
+        """Its first batch was fetched. Its samples are another step's by now if the ring has changed since."""
+        self.state.go_on()
+        if self.between:
+            self._passed = self.seat.committed
         self.state.ended = StepEnd.AGAIN
-        self.in_step = True
+        self.in_step, self.between = True, False
+        if self._fetched_in not in (None, self.seat.generation()):
+            self.seat.void_beside(
+                RingBroken("a worker was lost between two steps, and this batch is of the ring before")
+            )
         self.seat.before_reduce()
+
+    def note_fetched(self) -> None:
+        """A batch was."""
+        self._fetched_in = self.seat.generation()
+
+    def ask(self, work: Work) -> tuple[bytes, ...]:
+        """All workers, between two steps. If the ring changes meanwhile, the loop's state comes from another worker. It
+        is of the same step, and that worker may have come less far since, or farther: each goes on with its own.
+        """
+        self.state.stand()
+        found = self.seat.evaluate_shared(work)
+        self.registered.loop = self.state
+        return found
 
     @property
     def counts(self) -> bool:
@@ -118,7 +185,7 @@ class LoopSteps:
         self.state.ended = StepEnd.COUNTED if counted else self.ending()
         if counted:
             self.state.open_pass = self.seat.epoch()
-        self.in_step = False
+        self.in_step, self.between = False, True
         self.seat.notify_batch_end()
         self.begun_anew = self.take_over()
         return self.state.ended

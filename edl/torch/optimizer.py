@@ -27,7 +27,13 @@ class _Moot(Exception):
 class Elastic:
     """Mixed into the class of a wrapped optimizer, in front of it."""
 
-    _edl: Reducer | None = None  # None in a copy: what is not wrapped does not reduce
+    _edl: Reducer | None = None
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        """What is copied, or saved whole, is of its own class alone, and does not reduce."""
+        found: Any = super().__reduce_ex__(protocol)
+        _, _, *state = found
+        return (_new, (type(self).__bases__[1],), *state)
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
         """Applies the averaged gradients, unless the mini-batch is void, or no worker has samples in it."""
@@ -82,6 +88,10 @@ class Elastic:
             last = len(self.param_groups) - 1  # type: ignore[attr-defined]
             for index, parameter in enumerate(self.param_groups[last]["params"]):  # type: ignore[attr-defined]
                 self._edl.add(parameter, f"group.{last}.{index}")
+
+
+def _new(kind: Any) -> Any:
+    return kind.__new__(kind)
 
 
 @contextlib.contextmanager

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any, NoReturn
 
-from edl.errors import ForeignCheckpoint, NotResumed
+from edl.errors import ForeignCheckpoint, JobFailed, NoSuchJob, NotResumed, told_of_failed_job
 from edl.protocol.saving import PREEMPTED_CODE
 
 GRACE_S = 0.3  # for a script to hear that its job is gone, at the end of a mini-batch or where it waits
@@ -98,12 +98,24 @@ def note_failures(note: Callable[[str, bool], None]) -> None:
         reason = "interrupted" if kind is KeyboardInterrupt else f"{kind.__name__}: {error}"
         foreign = isinstance(error, ForeignCheckpoint)
         note(str(error) if foreign else reason, foreign)
-        if isinstance(error, NotResumed):
-            sys.stderr.write(f"edl: {error}\n")
+        line = line_of(error)
+        if line:
+            sys.stderr.write(line)
         else:
             hook(kind, error, trace)
 
     sys.excepthook = noting
+
+
+def line_of(error: BaseException) -> str:
+    """What is said of an exception that tells nothing of the place where it met the script; else nothing."""
+    if isinstance(error, KeyboardInterrupt):
+        return "edl: interrupted\n"
+    if isinstance(error, NotResumed):
+        return f"edl: {error}\n"
+    if isinstance(error, JobFailed) and not isinstance(error, NoSuchJob):  # that is of another job, asked for by name
+        return told_of_failed_job(error)
+    return ""
 
 
 class Interruption:

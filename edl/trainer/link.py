@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import msgspec
 import edl
 from edl.config import Settings
 from edl.core.job.restarts import MOST, Restarts
-from edl.errors import ConfigError, JobFailed
+from edl.errors import ConfigError, EdlError, JobFailed, PeerError
 from edl.host.folders import make_folder
 from edl.host.life_lock import LIFE, hold_for_life
 from edl.host.processes import process_start_time, spawn_daemon
@@ -36,6 +37,7 @@ logger = logging.getLogger("edl")
 
 BOOT_TIMEOUT_S = 30.0
 TICK_S = 0.5
+RECORD = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d+ ")  # a line of a daemon's log that tells what it did
 
 
 class DaemonLink:
@@ -69,27 +71,31 @@ class DaemonLink:
         self._closed = False
         self._pid = 0
         self._started: int | None = None
+        self._log_begin = 0  # what stands before it in the log was written by the daemon before
         self._pipe: PipeClient | None = None
 
     # ------------------------------------------------------------------------------------------------ the daemon
 
     def start(self) -> None:
-        """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words."""
+        """Start the daemon and tell it the story so far. Raises ConfigError with the daemon's own last words, PeerError
+        where it has ended without any.
+        """
         self._starting = True
         self._start()
         self._started_well()
 
     def _started_well(self) -> None:
-        """From now on its end is noticed by `_on_gone`. Raises ConfigError where it has died in between."""
+        """From now on its end is noticed by `_on_gone`. Raises as `start` where it has died in between."""
         with self._news:
             if self._gone and self._gave_up is None:
-                raise ConfigError(self._last_words())
+                raise self._end_of_daemon()
             self._starting = False
 
     def _start(self, *, anew: bool = False) -> None:
         self._introduced = self._gone = False
         self._count = self.page.flags = 0  # what the one before promised, it cannot keep
         self._socket.unlink(missing_ok=True)  # a dying daemon listens on for a moment: it must not be called
+        self._log_begin = self._log.stat().st_size if self._log.exists() else 0
         self._pid = spawn_daemon([*self._command(), *(["--anew"] if anew else [])], self._environment(), self._log)
         self._started = process_start_time(self._pid)
         self._connect()
@@ -131,18 +137,24 @@ class DaemonLink:
             try:
                 pipe.connect(0.5)
             except PipeClosed:
-                if process_start_time(self._pid) != self._started:
-                    raise ConfigError(self._last_words()) from None
+                if self._started is None or process_start_time(self._pid) != self._started:
+                    raise self._end_of_daemon() from None
                 if self._closed or time.monotonic() > deadline:
                     raise ConfigError(f"edl's daemon does not listen; its log is {self._log}") from None
             else:
                 self._pipe = pipe
                 return
 
+    def _end_of_daemon(self) -> EdlError:
+        """Why it ended: what it said last. One that says nothing was killed, and another one may live."""
+        words = self._last_words()
+        return ConfigError(words) if words else PeerError(f"edl's daemon was killed, or has crashed; see {self._log}")
+
     def _last_words(self) -> str:
-        """What a daemon that ended said: its last line is the reason."""
-        lines = [line for line in self._log.read_text(errors="replace").splitlines() if line.strip()]
-        return lines[-1].removeprefix("edl: ") if lines else f"edl's daemon ended without a word; see {self._log}"
+        """The last line that this daemon wrote; nothing where that is a record of what it did, and no reason to end."""
+        written = self._log.read_bytes()[self._log_begin :] if self._log.exists() else b""
+        lines = [line for line in written.decode(errors="replace").splitlines() if line.strip()]
+        return "" if not lines or RECORD.match(lines[-1]) else lines[-1].removeprefix("edl: ")
 
     # -------------------------------------------------------------------------------------------------- messages
 
@@ -199,7 +211,7 @@ class DaemonLink:
         if self._gave_up is not None:
             raise JobFailed(self._gave_up)
         if complaint and (not done or not ready()):
-            raise ConfigError(f"{complaint}: {self._last_words()}")
+            raise self._end_of_daemon() if self._gone else ConfigError(f"{complaint}; its log is {self._log}")
 
     def _on_message(self, message: say.FromDaemon) -> None:
         with self._news:
@@ -244,7 +256,7 @@ class DaemonLink:
                 self._start(anew=True)
                 self._started_well()
                 started = True
-            except (ConfigError, OSError, subprocess.SubprocessError) as error:  # no memory for a fork, say
+            except (ConfigError, PeerError, OSError, subprocess.SubprocessError) as error:  # no memory for a fork, say
                 words = f"; the last one: {error}"
                 self._end_daemon()
             except JobFailed as error:

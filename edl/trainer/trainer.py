@@ -361,7 +361,7 @@ class Trainer:
         """What each worker has found, each unit once. In a rehearsal that of one unit."""
         self._started()
         if not self._machine.generation:
-            work.compute((0,), lambda: True)
+            work.compute(range(min(work.units, 1)), lambda: True)
             return (work.found(),)
         self._at_end = True
         return self._evaluations.make(work)

@@ -33,8 +33,8 @@ class TrainerTravels(LoopState):
         self._trainer = trainer
         self._ending = ending
 
-    def now(self) -> dict[str, Any]:
-        """All of it, as of one moment."""
+    def read(self) -> dict[str, Any]:
+        """All of it."""
         trainer = self._trainer
         state = {field.name: getattr(trainer.state, field.name) for field in dataclasses.fields(trainer.state)}
         schedule, scaler = trainer.lr_scheduler, getattr(trainer.accelerator, "scaler", None)
@@ -95,7 +95,10 @@ class TrainerSteps(LoopSteps):
     def next(self) -> Parts | None:
         """The batches of the next step; None where what follows an epoch comes before it."""
         parts, self._coming = self._coming or self._fetched(), None
-        if parts is None or (self.take_over() and self.is_beyond()):
+        if parts is None:
+            return None
+        if self.take_over() and self.is_beyond():  # an earlier life was saved there
+            self.between = True
             return None
         self.begin_step()
         return parts
@@ -106,6 +109,7 @@ class TrainerSteps(LoopSteps):
         return self._coming is None or self.is_beyond()
 
     def _fetched(self) -> Parts | None:
+        self.note_fetched()
         anew, self.begun_anew = self.begun_anew, False
         found = next(self._iterator, None)
         if found is None and anew:  # the others are an epoch ahead of a worker that missed its end

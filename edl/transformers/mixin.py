@@ -25,8 +25,10 @@ from edl.torch.conversion import StepParts, converted
 from edl.torch.loop_steps import StepEnd
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat
-from edl.torch.ring_words import RingWords
+from edl.torch.ring_words import Ask, RingWords
+from edl.torch.shared_batches import shared_batches
 from edl.transformers import arguments, plan
+from edl.transformers.evaluation import PredictedBatches
 from edl.transformers.loop import Parts, TrainerSteps
 from edl.transformers.plan import UpdatePlan
 
@@ -38,6 +40,10 @@ class EdlTrainerMixin:
     _losses: list[torch.Tensor]  # of the parts of the step under way
     _share = 1.0  # of a part, in the samples of its step
     _over = False  # the pass that was trained last
+    _evaluates = False  # `evaluate()` is called, which may call itself
+    _evaluated: Any  # the model, as the Trainer evaluates it
+    _preprocess: Any  # the script's, of logits
+    prediction_step: Any
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         """Joins the job, unless the script has called `edl.init()` before. What it takes is the Trainer's."""
@@ -48,11 +54,15 @@ class EdlTrainerMixin:
             given = kwargs["args"] = TrainingArguments()
         _check(given)
         arguments.make_elastic(given)
-        self._words = RingWords(framework, seat)
+        self._words = RingWords(framework, seat, self._between)
         self._steps: TrainerSteps | None = None
         self._in_loop = False
         super().__init__(*args, **kwargs)
         seat.on_resize(lambda _old, _new: self._take_rank())
+
+    def _between(self) -> Ask | None:
+        """How to ask all workers, between two mini-batches."""
+        return self._steps.ask if self._steps is not None and self._steps.between else None
 
     def _take_rank(self) -> None:
         self.state: Any
@@ -152,7 +162,7 @@ class EdlTrainerMixin:
         """All of a step but its end."""
         batches = [batch for batch, _ in parts]
         whole = sum(samples for _, samples in parts)
-        items: Any = self._get_num_items_in_batch(batches, self.args.device)
+        items = self._items_of_all(self._get_num_items_in_batch(batches, self.args.device))  # type: ignore[attr-defined]
         self.current_gradient_accumulation_steps = 1
         self.accelerator: Any
         self.optimizer: Any
@@ -185,14 +195,15 @@ class EdlTrainerMixin:
             return found
         return (found[0] * self._share, found[1]) if return_outputs else found * self._share
 
-    def _get_num_items_in_batch(self, batch_samples: Any, device: Any) -> Any:
-        """Tokens of all workers, in the measure in which this worker's gradients count."""
-        own: Any = super()._get_num_items_in_batch(batch_samples, device)  # type: ignore[misc]
+    def _items_of_all(self, own: Any) -> Any:
+        """Tokens of all workers in a step, in the measure in which this worker's gradients count. In an evaluation the
+        Trainer counts those of a batch, which is this worker's alone: nobody may be asked there.
+        """
         size = seat.size()
         if own is None or size == 1 or not self.args.average_tokens_across_devices:
             return own
         share = framework.share_of_step(size)
-        mine = torch.as_tensor(own, dtype=torch.float64, device=device) * (1.0 if share else 0.0)
+        mine = torch.as_tensor(own, dtype=torch.float64, device=self.args.device) * (1.0 if share else 0.0)
         mean = self._words.reduced(mine, "mean")
         return (mean * share).to(torch.float32) if share else own
 
@@ -242,11 +253,54 @@ class EdlTrainerMixin:
     # ---------------------------------------------------------------------------------- evaluating, and what is saved
 
     def evaluate(self, *args: Any, **kwargs: Any) -> Any:
-        """Each worker on all of the data. While it trains, all go by what the first one has found."""
-        if not self._in_loop:
+        """While it trains, all go by the figures that the first worker has: those of time are each worker's own."""
+        if not self._in_loop or self._evaluates:
             return super().evaluate(*args, **kwargs)  # type: ignore[misc]
-        self._words.share_buffers(self.model)
-        return self._words.told(super().evaluate(*args, **kwargs), 0)  # type: ignore[misc]
+        self._evaluates = True
+        try:
+            return self._words.told(super().evaluate(*args, **kwargs), 0)  # type: ignore[misc]
+        finally:
+            self._evaluates = False
+
+    def evaluation_loop(self, dataloader: Any, description: str, *args: Any, **kwargs: Any) -> Any:
+        """The Trainer's, of evaluation and prediction; each batch is computed by one worker."""
+        whole = super().evaluation_loop  # type: ignore[misc]
+        batches = shared_batches(dataloader)
+        if batches is None:
+            self._words.share_buffers(self.model)
+            return whole(dataloader, description, *args, **kwargs)
+        given = dict(zip(("prediction_loss_only", "ignore_keys"), args, strict=False)) | kwargs
+        predict = functools.partial(self._predict, given.get("prediction_loss_only"), given.get("ignore_keys"))
+        keeps = "inputs" in self.args.include_for_metrics
+        main_input = getattr(self.model, "main_input_name", "input_ids")
+        predicted = PredictedBatches(
+            batches, predict, main_input, self.accelerator, keeps=keeps, ask=self._between() or seat.evaluate_shared
+        )
+        own = self.preprocess_logits_for_metrics
+        # Of the object: in front of whatever a subclass makes of them, which is asked for in `_predict`.
+        vars(self).update(prediction_step=predicted.answer, preprocess_logits_for_metrics=None)
+        self._preprocess = own
+        try:
+            return whole(predicted, description, *args, **kwargs)
+        finally:
+            del self.prediction_step
+            self.callback_handler.eval_dataloader = dataloader  # callbacks that follow may iterate it
+            self.preprocess_logits_for_metrics: Any = own
+
+    def _wrap_model(self, model: Any, training: bool = True, **kwargs: Any) -> Any:
+        wrapped = super()._wrap_model(model, training=training, **kwargs)  # type: ignore[misc]
+        if not training:
+            self._evaluated = wrapped
+        return wrapped
+
+    def _predict(self, loss_only: bool | None, ignore_keys: Any, inputs: Any) -> tuple[Any, Any, Any]:
+        """What the model says of a batch of this worker's share."""
+        loss_only = self.args.prediction_loss_only if loss_only is None else loss_only
+        step: Any = type(self).prediction_step
+        loss, logits, labels = step(self, self._evaluated, inputs, loss_only, ignore_keys=ignore_keys)
+        if logits is not None and self._preprocess is not None:
+            logits = self._preprocess(logits, labels)
+        return loss, logits, labels
 
     def _save_checkpoint(self, model: Any, trial: Any) -> None:
         """By one worker. The others know then where the best one lies."""

@@ -1,7 +1,7 @@
 """What every engine promises: a worker starts once, leaves or is killed, and is found again.
 
-Workers are real processes with real wardens, started by the engine itself or by a real Slurm of this machine. The
-corpus of failures is run through the embedded one as well.
+Workers are real processes with real wardens, started by the engine itself, by a real Slurm of this machine, or by the
+nodes of a made-up Kubernetes. The corpus of failures is run through the embedded one as well.
 """
 
 from __future__ import annotations
@@ -14,6 +14,8 @@ from pathlib import Path
 
 import pytest
 from failures import FAILURES, Failure
+from fake_kubernetes import FakeKubernetes, fake_kubernetes
+from real_ray import RealRay, real_ray
 from real_slurm import RealSlurm, real_slurm
 
 from edl.cluster.queue.agent import WorkerFound
@@ -22,45 +24,80 @@ from edl.cluster.queue.entries import Submission, WorkerOrder, WorkerWish
 from edl.launch.processes import marked
 from edl.scheduler import worker_folders
 from edl.scheduler.engine import Ended, Start, WorkerEngine
+from edl.scheduler.kubernetes.engine import KubernetesEngine
 from edl.scheduler.local_engine import LocalEngine
+from edl.scheduler.ray_cluster import ADDRESS, RayCluster, group_name
+from edl.scheduler.ray_engine import RayEngine, give_back, left_of
 from edl.scheduler.slurm_engine import SlurmEngine
 from edl.scheduler.worker_folders import WorkerFolders, mark_of
 
 ROOT = Path(__file__).parents[2]
 pytestmark = pytest.mark.integration
 AT_ONCE = 12  # workers
-NODE = "n1"
-EVERY = ["local", pytest.param("slurm", marks=pytest.mark.soak)]
+NODE, OTHER_NODE, SLOTS = "n1", "n2", 4
+EVERY = [
+    "local",
+    "kubernetes",
+    pytest.param("slurm", marks=pytest.mark.soak),
+    pytest.param("ray", marks=[pytest.mark.soak, pytest.mark.timeout(600)]),
+]
+MODULES = {"kubernetes": "edl.scheduler.kubernetes.engine"}
 
 
-def engine_of(kind: str, folder: Path, ended: Ended) -> WorkerEngine:
+def on_ray(test: Callable[..., object]) -> Callable[..., object]:
+    """A test of what only Ray does."""
+    for mark in (pytest.mark.soak, pytest.mark.timeout(600), pytest.mark.parametrize("kind", ["ray"], indirect=True)):
+        test = mark(test)
+    return test
+
+
+def engine_of(
+    kind: str, node_name: str, folder: Path, ended: Ended, pods: FakeKubernetes | None = None
+) -> WorkerEngine:
     node, logs = folder / "node", folder / "jobs"
+    if pods is not None:
+        return KubernetesEngine(node_name, pods.given(), WorkerFolders(node, logs), ended)
+    if kind == "ray":
+        return RayEngine(node_name, SLOTS, WorkerFolders(node, logs), ended, os.environ[ADDRESS])
     if kind == "slurm":
-        return SlurmEngine(NODE, 4, WorkerFolders(node, logs), ended)
+        return SlurmEngine(node_name, SLOTS, WorkerFolders(node, logs), ended)
     return LocalEngine(node, logs, ended)
 
 
 class Played:
     """An engine, and the ends that it tells of."""
 
-    def __init__(self, kind: str, folder: Path) -> None:
-        self.kind, self.folder = kind, folder
+    def __init__(self, kind: str, folder: Path, pods: FakeKubernetes | None = None, node: str = NODE) -> None:
+        self.kind, self.folder, self.pods = kind, folder, pods
         self.ends: asyncio.Queue[tuple[str, EndEvidence]] = asyncio.Queue()
-        self.engine = engine_of(kind, folder, self._ended)
+        self.engine = engine_of(kind, node, folder, self._ended, pods)
         self.folders = WorkerFolders(folder / "node", folder / "jobs")
+        self._ordered: list[str] = []
 
     def _ended(self, worker: str, evidence: EndEvidence) -> None:
         self.ends.put_nowait((worker, evidence))
 
     def another(self) -> Played:
         """As an agent's that comes after it."""
-        return Played(self.kind, self.folder)
+        return Played(self.kind, self.folder, self.pods)
+
+    async def close(self) -> None:
+        """For good: what another system keeps for it is given back."""
+        await self.engine.close()
+        if self.kind == "ray":
+            await until(RayCluster(group_name(self.folders.workers), os.environ[ADDRESS]).give_back)
 
     def order(self, worker: str, *command: str) -> Start:
-        order = WorkerOrder(worker, "j", 3, WorkerWish.RUN)
+        order = WorkerOrder(worker, "j", self.device(worker), WorkerWish.RUN)
         asked = Submission("j", command, str(self.folder), "u", 0.0)
         environ = {"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), "LANG": "C.UTF-8"}
         return Start(order, asked, environ)
+
+    def device(self, worker: str) -> int:
+        """One of its own: the last for the first, and so on."""
+        if worker not in self._ordered:
+            self._ordered.append(worker)
+        return SLOTS - 1 - self._ordered.index(worker) % SLOTS
 
     async def start(self, worker: str, *command: str) -> int | None:
         return await self.engine.start(self.order(worker, *command))
@@ -75,7 +112,7 @@ class Played:
         return found
 
     async def end(self) -> tuple[str, EndEvidence]:
-        return await asyncio.wait_for(self.ends.get(), 30)
+        return await asyncio.wait_for(self.ends.get(), 90)
 
     async def printed(self, worker: str) -> None:
         log = self.folder / "jobs" / "j" / "logs" / f"{worker}.log"
@@ -83,7 +120,7 @@ class Played:
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         while not condition():  # noqa: ASYNC110 - a file does not tell
             await asyncio.sleep(0.02)
 
@@ -100,27 +137,45 @@ def slurm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RealSlurm]:
         yield slurm
 
 
+@pytest.fixture(scope="module")
+def ray() -> Iterator[RealRay]:
+    """Likewise. It has a node more, as a cluster holds all of its slots."""
+    with real_ray([NODE, OTHER_NODE], cpus=SLOTS, gpus=SLOTS) as ray, pytest.MonkeyPatch.context() as patch:
+        for name, value in ray.told.items():
+            patch.setenv(name, value)
+        yield ray
+        RayCluster("", ray.address).disconnect()
+
+
 @pytest.fixture(params=EVERY)
 def kind(request: pytest.FixtureRequest) -> str:
-    if request.param == "slurm":
-        request.getfixturevalue("slurm")
+    if request.param != "local":
+        request.getfixturevalue(request.param)
     return str(request.param)
 
 
+@pytest.fixture(scope="module")
+def kubernetes(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubernetes]:
+    """For who asks for it: one of one node."""
+    with fake_kubernetes(tmp_path_factory.mktemp("kubernetes")) as pods:
+        pods.add_node(NODE)
+        yield pods
+
+
 @pytest.fixture
-async def played(kind: str, tmp_path: Path) -> AsyncIterator[Played]:
-    played = Played(kind, tmp_path)
+async def played(kind: str, tmp_path: Path, request: pytest.FixtureRequest) -> AsyncIterator[Played]:
+    played = Played(kind, tmp_path, request.getfixturevalue("kubernetes") if kind == "kubernetes" else None)
     assert await played.engine.find() == []
-    assert played.engine.takes_workers
+    await until(lambda: played.engine.takes_workers)
     yield played
     for folder in played.folders.workers.iterdir():
         played.engine.end(folder.name, kill=True)
     await until(lambda: not any(played.processes(folder.name) for folder in played.folders.workers.iterdir()))
-    await played.engine.close()
+    await played.close()
 
 
 async def test_a_worker_runs_in_its_folder_and_its_end_is_told(played: Played) -> None:
-    assert await played.start("j-1", "sh", "-c", "pwd; exit 3")
+    assert await played.start("j-1", "sh", "-c", "pwd; exit 3") is not None
     assert await played.end() == ("j-1", EndEvidence(code=3, tail=f"{played.folder}\n"))
 
 
@@ -159,7 +214,7 @@ async def test_another_engine_finds_what_the_first_has_started(played: Played) -
     await played.engine.close()
     again = played.another()
     found = {one.id: one for one in await again.engine.find()}
-    assert found["ends"] == WorkerFound("ends", 3, found["ends"].pid, EndEvidence(code=4))
+    assert found["ends"] == WorkerFound("ends", 2, found["ends"].pid, EndEvidence(code=4))
     assert (found["lives"].gone, found["lives"].device) == (None, 3)
     again.engine.forget("ends")
     again.engine.end("lives", kill=False)
@@ -217,7 +272,7 @@ async def test_a_command_that_is_not_there_is_said_to_be(played: Played) -> None
 async def test_a_worker_is_not_gone_while_a_process_of_its_own_lives(
     played: Played, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(f"edl.scheduler.{played.kind}_engine.LINGER_S", 0.5)
+    monkeypatch.setattr(f"{MODULES.get(played.kind, f'edl.scheduler.{played.kind}_engine')}.LINGER_S", 0.5)
     await played.start("j-1", "sh", "-c", "setsid sleep 100 & exit 0")
     worker, evidence = await played.end()
     assert (worker, evidence.code) == ("j-1", 0)
@@ -242,8 +297,10 @@ async def test_what_lingers_is_killed_by_the_next_engine_too(played: Played, mon
 
 
 async def test_workers_of_another_cluster_are_its_own(played: Played) -> None:
-    other = Played(played.kind, played.folder / "other")
+    other_node = OTHER_NODE if played.kind == "ray" else NODE
+    other = Played(played.kind, played.folder / "other", played.pods, other_node)
     await other.engine.find()
+    await until(lambda: other.engine.takes_workers)
     for one in (played, other):
         one.folder.mkdir(exist_ok=True)
         await one.start("j-1", "sh", "-c", "echo ready; sleep 100")
@@ -251,7 +308,7 @@ async def test_workers_of_another_cluster_are_its_own(played: Played) -> None:
     other.engine.end("j-1", kill=True)
     assert (await other.end())[0] == "j-1"
     assert (len(played.processes("j-1")) > 1, other.processes("j-1")) == (True, [])
-    await other.engine.close()
+    await other.close()
 
 
 async def test_what_a_worker_is_given_is_not_left_lying_about(played: Played) -> None:
@@ -293,6 +350,50 @@ async def test_a_worker_that_waits_in_slurm_is_found_and_can_be_ended(played: Pl
     assert (worker, evidence.code, evidence.taken) == ("j-1", None, "it was cancelled in Slurm")
     slurm("scancel", holder)
     await again.engine.close()
+
+
+@on_ray
+async def test_ray_gives_each_slot_a_gpu_of_its_own(played: Played) -> None:
+    for number in range(SLOTS):
+        await played.start(f"j-{number}", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+    ends = [await played.end() for _ in range(SLOTS)]
+    assert sorted(evidence.tail for _, evidence in ends) == [f"{number}\n" for number in range(SLOTS)]
+
+
+@on_ray
+async def test_slots_that_others_hold_in_ray_are_waited_for(played: Played) -> None:
+    other = Played("ray", played.folder / "other")
+    assert await other.engine.find() == []
+    assert not other.engine.takes_workers
+    await played.close()
+    await until(lambda: other.engine.takes_workers)
+    await other.close()
+
+
+@on_ray
+async def test_a_worker_dies_with_its_actor(played: Played, ray: RealRay) -> None:
+    await played.start("j-1", "sh", "-c", "setsid sleep 100 & echo ready; wait")
+    await played.printed("j-1")
+    RayCluster(group_name(played.folders.workers), ray.address).kill("j-1", begun=False)  # as `ray.kill`
+    assert await played.end() == ("j-1", EndEvidence())
+    assert played.processes("j-1") == []
+
+
+@on_ray
+async def test_what_is_left_in_ray_is_found_and_killed_without_an_agent(played: Played, ray: RealRay) -> None:
+    await played.start("j-1", "sh", "-c", "echo ready; sleep 100")
+    await played.printed("j-1")
+    await played.engine.close()
+    folder, node = played.folders["j-1"], played.folder / "node"
+    [(found, kill)] = left_of([folder], ray.address).items()
+    assert found == folder
+    group = RayCluster(group_name(node / "workers"), ray.address)
+    give_back([node], ray.address)
+    assert not group.give_back()  # a worker is in it
+    kill()
+    await until(lambda: left_of([folder], ray.address) == {})
+    assert played.processes("j-1") == []
+    give_back([node], ray.address)
 
 
 @pytest.mark.parametrize("kind", ["local"], indirect=True)

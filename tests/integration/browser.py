@@ -3,26 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
-from selenium import webdriver
 from selenium.webdriver.chrome.options import Options
-from selenium.webdriver.chrome.service import Service
 
-QUIET = (
-    "--headless=new",
-    "--no-sandbox",  # as root, as in containers
-    "--disable-gpu",
-    "--disable-dev-shm-usage",
-    "--hide-scrollbars",
-    "--disable-background-networking",
-    "--disable-component-update",
-    "--no-first-run",
-)
+from benchmarks.page_browser import BrowserMissing, chromium
 
 
 class Browser:
@@ -31,14 +19,14 @@ class Browser:
     def __init__(self, width: int, *, dark: bool = False, scripts: bool = True, height: int = 1200) -> None:
         self.width = width
         options = Options()
-        options.binary_location = _program("chromium")
-        for argument in (*QUIET, f"--window-size={width},{height}"):
-            options.add_argument(argument)
         options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
         if not scripts:
             settings = {"profile.managed_default_content_settings.javascript": 2}
             options.add_experimental_option("prefs", settings)
-        self.driver = webdriver.Chrome(options=options, service=Service(_program("chromedriver")))
+        try:
+            self.driver = chromium(options, width, height)
+        except BrowserMissing:
+            pytest.fail("chromium is missing: source scripts/parts and call bring_what_looks, as scripts/test does")
         scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
         self.driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [scheme]})
         self._shape(height)
@@ -75,10 +63,3 @@ class Browser:
     def fits(self) -> bool:
         """Nobody has to scroll sideways."""
         return bool(self.run("return document.documentElement.scrollWidth <= innerWidth"))
-
-
-def _program(name: str) -> str:
-    found = shutil.which(name)
-    if found is None:
-        pytest.fail(f"{name} is missing: source scripts/parts and call bring_what_looks, as scripts/test does")
-    return found

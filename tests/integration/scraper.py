@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import urllib.error
@@ -20,15 +21,22 @@ class Scraper:
         self.folder = home / "jobs" / "s" / "metrics"
         self.highest: Values = {}
 
+    def targets(self) -> list[str]:
+        """HOST:PORT of each daemon."""
+        found = []
+        for file in self.folder.glob("*.json"):
+            with contextlib.suppress(FileNotFoundError):  # it has ended
+                found.append(str(json.loads(file.read_text())[0]["targets"][0]))
+        return found
+
     def scrape(self) -> Values:
         """Of the daemon that leads; empty: none does just now."""
         found: Values = {}
-        for file in self.folder.glob("*.json"):
+        for target in self.targets():
             try:
-                target = json.loads(file.read_text())[0]["targets"][0]
                 with urllib.request.urlopen(f"http://{target}/metrics", timeout=10) as answer:
                     values = self._read(answer.read().decode())
-            except (FileNotFoundError, urllib.error.URLError, ConnectionError):  # it has ended, or was killed
+            except (urllib.error.URLError, ConnectionError):  # it has ended, or was killed
                 continue
             if any(name.startswith("edl_job_size") for name in values):
                 found = values

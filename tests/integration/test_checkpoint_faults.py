@@ -12,7 +12,7 @@ import random
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,7 +21,7 @@ import fsspec
 import pytest
 from dying import until_death
 from fsspec.implementations.memory import MemoryFileSystem
-from stored import check_contents, folder_at, save
+from stored import check_contents, folder_at, named, save, two_saves, unflushed
 
 from edl.checkpoints.names import CheckpointName
 from edl.checkpoints.objects import ObjectFiles
@@ -31,21 +31,6 @@ from edl.checkpoints.reading import Unfinished, newest, open_checkpoint
 from edl.errors import CheckpointError
 
 pytestmark = pytest.mark.integration
-
-STEPS = (20, 30)
-
-
-def named(step: int) -> CheckpointName:
-    return CheckpointName(1, 1, step)
-
-
-def two_saves(root: Path, tell: Callable[[int], object]) -> None:
-    """As a job does: each is told durable, then what is older goes."""
-    folder = folder_at(root)
-    for step in STEPS:
-        save(folder, named(step), parts=2)
-        tell(step)
-        prune(folder, 1)
 
 
 def check(folder: JobFolder, told: list[int]) -> None:
@@ -107,11 +92,6 @@ def test_these_power_cuts_find_what_is_not_flushed(tmp_path) -> None:
         found = newest(folder_at(root)).checkpoint
         lost += was_killed and bool(told) and (found is None or found.manifest.step < max(told))
     assert lost
-
-
-def unflushed(root: Path, tell: Callable[[int], object]) -> None:
-    os.fsync = lambda fd: None  # in the child, over what counts calls
-    two_saves(root, tell)
 
 
 # ---------------------------------------------------------------------------------------------------- full, read-only

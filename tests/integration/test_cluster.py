@@ -153,6 +153,24 @@ def test_a_job_is_submitted_from_elsewhere_though_the_http_server_is_killed(
     assert "far,ann,finished" in there("cluster", "accounts", "--csv")
 
 
+def test_edl_scale_asks_the_queue_for_a_job_of_the_cluster(cluster: LiveCluster) -> None:
+    given = cluster.places.config().http
+    assert given is not None
+    cluster.submit("sized", "--min-np", "1", "-np", "2", "--max-np", "2", epochs=500, step_s=0.05)
+    cluster.until("sized", "running", step=2)
+    refused = cluster("scale", "sized", "3", code=1)
+    assert refused == "edl: job sized cannot have 3 workers: it was submitted for 1 to 2\n"
+    assert "job sized has 1 workers\n" in cluster("scale", "sized", "1", "--wait", "--timeout", "60")
+    job = cluster.job("sized")
+    assert (job["state"], len(job["workers"]), job["lives"]) == ("running", 1, 1)
+    token = str(cluster.places.folder / "token")
+    asked = cluster("scale", "sized", "2", EDL_CLUSTER=given.url, EDL_TOKEN_FILE=token)
+    assert asked == "job sized: 2 workers asked for\n"
+    wait(lambda: len(cluster.job("sized")["workers"]) == 2, "it grows again")
+    cluster("cancel", "sized")
+    cluster("wait", "sized", code=1)
+
+
 def test_the_clusters_page_is_served_here_and_of_a_cluster_elsewhere(cluster: LiveCluster, tmp_path: Path) -> None:
     cluster("submit", "--name", "seen", "true")
     cluster("wait", "seen")
@@ -317,7 +335,7 @@ def test_wrong_use_is_said_in_one_line(cluster: LiveCluster, words: tuple[str, .
         (("cluster", "start", "--nodes", "localhost"), "must be HOST:SLOTS"),
         (("cluster", "start", "--policy", "best"), "policy best: is none of"),
         (("cluster", "start", "--quota", "ann"), "--quota ann: must be USER:DEVICES"),
-        (("cluster", "start", "--engine", "best"), "must be one of local, slurm"),
+        (("cluster", "start", "--engine", "best"), "must be one of local, slurm, ray"),
         (("queue",), "there is no cluster in"),
     ],
 )

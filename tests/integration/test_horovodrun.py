@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,6 +21,8 @@ HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 # One test types the plain command.
 KNOWING = "from horovod.runner import launch; launch.gloo_built = lambda verbose: True; launch.run_commandline()"
 BOOT_S = 90
+CHECKPOINTS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
+LINES = re.compile(r"```bash\n(export EDL_JOB=mnist.*?)```", re.DOTALL)
 
 
 class HorovodrunJob(Job):
@@ -49,13 +53,15 @@ class HorovodrunJob(Job):
         working.rename(self.hosts)
 
 
-def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, tmp_path):
-    job = HorovodrunJob(edl, tmp_path / "out", 1)
+@pytest.mark.parametrize("kind", ["zookeeper", pytest.param("etcd", marks=pytest.mark.soak)])
+def test_it_grows_and_shrinks_with_what_is_discovered_and_survives_a_crash(edl, tmp_path, kind):
+    job = HorovodrunJob(edl, tmp_path / "out", 1, EDL_LOCAL_COORDINATOR=kind)
     job.wait_size(1)
     job.wait_steps(5)
     job.discover(2)
     job.wait_size(2)
     job.wait_steps(5)
+    assert any("--listen-client-urls" in line for line in edl.processes().values()) == (kind == "etcd")
 
     victim = next(worker for worker in job.status()["workers"] if worker["rank"] == 0)
     os.kill(victim["pid"], signal.SIGKILL)
@@ -105,6 +111,43 @@ def test_interrupted_it_leaves_nothing_behind_and_is_no_success(edl, tmp_path):
     told = "".join(job.launcher.communicate(timeout=patient(60)))
     assert edl.events("s")[-1]["kind"] == "job_failed", told
     assert "those that have it were told to leave" in told
+    edl.wait_nothing_left()
+
+
+class ShelledJob(HorovodrunJob):
+    """As a batch system has it: a shell gets the signal, by the lines of docs/checkpoints.md."""
+
+    def launch(self, workers: int, **environ: str) -> subprocess.Popen[str]:
+        self.out.mkdir(exist_ok=True)
+        self.discover(workers)
+        hosts, train = self.out / "hosts.sh", self.out / "train.sh"
+        hosts.write_text(f"#!/bin/sh\ncat {self.hosts}\n")
+        train.write_text(f"#!/bin/sh\nexec {shlex.join(self.command)}\n")
+        for script in (hosts, train):
+            script.chmod(0o755)
+        lines = LINES.search(CHECKPOINTS.read_text())
+        assert lines, "the lines are gone from the docs"
+        typed = lines[1].replace("python train.py", str(train)).replace("./hosts.sh", str(hosts))
+        typed = typed.replace("horovodrun -np 2", f"horovodrun -np {workers} --network-interface lo")
+        typed = typed.replace("~/checkpoints", str(self.out.parent / "checkpoints"))
+        path = f"{Path(HOROVODRUN).parent}:{os.environ['PATH']}"
+        return self.edl.start_command(["bash", "-c", typed], **self.environ, PATH=path, **environ)
+
+
+@pytest.mark.soak
+def test_a_shell_that_gets_the_signal_has_the_job_saved_and_the_same_lines_go_on(edl, tmp_path):
+    first = ShelledJob(edl, tmp_path / "first", 2)
+    edl.wait(lambda: (edl.status("mnist") or {}).get("step", 0) >= 10, "it trains", timeout_s=BOOT_S)
+    first.launcher.send_signal(signal.SIGTERM)
+    told = "".join(first.launcher.communicate(timeout=patient(60)))
+    assert first.launcher.returncode == 75, told
+    saved = edl.events("mnist")[-1]
+    assert edl.status("mnist")["state"] == "preempted", saved
+    edl.wait_nothing_left()
+
+    second = ShelledJob(edl, tmp_path / "second", 1, epochs=2)
+    told = "".join(second.launcher.communicate(timeout=patient(BOOT_S)))
+    assert second.launcher.returncode == 0, told
     edl.wait_nothing_left()
 
 

@@ -27,8 +27,9 @@ def test_a_trainer_grows_loses_a_worker_and_shrinks(edl: Any, tmp_path: Any) -> 
 
 
 @pytest.mark.soak
-def test_a_module_steps_two_optimizers(edl: Any, tmp_path: Any) -> None:
-    script = [SCRIPT, "--way", "manual", "--manual"]
+@pytest.mark.parametrize("more", [[], ["--turns"]], ids=["together", "in turns"])
+def test_a_module_steps_two_optimizers(edl: Any, tmp_path: Any, more: list[str]) -> None:
+    script = [SCRIPT, "--way", "manual", "--manual", *more]
     job = Job(edl, tmp_path / "out", 2, script=script, EDL_MAX_RESTARTS="3", EDL_MAX_NP="3")
     check(edl, job)
     assert {result["global_step"] for result in job.results()} == {2 * result["steps"] for result in job.results()}
@@ -69,9 +70,9 @@ def test_workers_stop_together_where_a_callback_says_so(edl: Any, tmp_path: Any)
 
 
 def test_the_whole_story_ends_where_lightning_alone_does(edl: Any, tmp_path: Any) -> None:
-    results, alone = tell(edl, tmp_path, SCRIPT, "--plain")
+    results, alone, wanted = tell(edl, tmp_path, SCRIPT, "--plain")
     assert len(results) == 2 and results[0]["state"] == results[1]["state"]
     assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
     assert results[0]["global_step"] == results[0]["steps"] == alone["global_step"]
     epochs, validations, *_ = results[0]["state"]
-    assert epochs == list(range(8)) and validations == 8
+    assert epochs == list(range(wanted)) and validations == wanted

@@ -1,9 +1,14 @@
-"""Crashed and frozen workers are replaced while the others train on; with too few of them the job waits for more."""
+"""Crashed and frozen workers are replaced while the others train on; with too few of them the job waits for more.
+
+In one of the tests all boot that begins, as it would for a user: a fork has what a boot may lack.
+"""
 
 from __future__ import annotations
 
 import os
 import signal
+import sys
+from pathlib import Path
 
 import pytest
 from elastic_job import Job
@@ -46,3 +51,40 @@ def test_crashed_and_frozen_workers_are_replaced(edl, tmp_path):
     assert kinds.count("worker_joining") == 3 + 3
     job.expect_equal_models()
     job.expect_exactly_once()
+
+
+class ColdJob(Job):
+    """Its launcher, its ZooKeeper, its workers and their daemons boot."""
+
+    def run(self, script: Path) -> list[str]:
+        return [sys.executable, str(script)]
+
+
+def test_where_all_boot_another_daemon_and_another_worker_take_the_places_of_killed_ones(edl, tmp_path):
+    job = ColdJob(edl, tmp_path, 2, EDL_MAX_RESTARTS="1")
+    status = job.wait_size(2)
+    job.wait_steps(5)
+    leader = next(worker for worker in status["workers"] if worker["id"] == status["leader"])
+    follower = next(worker for worker in status["workers"] if worker["id"] != status["leader"])
+    assert {parent_of(worker["pid"]) for worker in status["workers"]} == {job.launcher.pid}
+
+    os.kill(follower["daemon_pid"], signal.SIGKILL)
+
+    def has_another_daemon() -> bool:
+        daemons = {worker["id"]: worker["daemon_pid"] for worker in job.status()["workers"]}
+        return daemons.get(follower["id"], follower["daemon_pid"]) != follower["daemon_pid"]
+
+    edl.wait(has_another_daemon, "another daemon", timeout_s=60)
+    job.wait_steps(5)
+    os.kill(leader["pid"], signal.SIGKILL)
+    edl.wait(lambda: lost(job), "it is known to be lost", timeout_s=60)
+    job.wait_size(2)
+    job.wait_steps(5)
+    kinds = [event["kind"] for event in job.finish()]
+    assert (kinds.count("worker_joining"), kinds.count("worker_lost")) == (2 + 1, 1)
+    job.expect_equal_models()
+    job.expect_exactly_once()
+
+
+def parent_of(pid: int) -> int:
+    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import io
 import subprocess
 import sys
 import warnings
@@ -281,9 +282,18 @@ def test_parameters_added_later_are_reduced_too(framework: Any) -> None:
     )  # it had no gradient here; another rank might have had one
 
 
-def test_a_copy_is_a_plain_optimizer(framework: Any) -> None:
+def saved_and_loaded(optimizer: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(optimizer, file)
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, saved_and_loaded])
+def test_a_copy_is_a_plain_optimizer(framework: Any, copied: Any) -> None:
     job = Job(framework)
-    other = copy.deepcopy(job.optimizer)
+    other = copied(job.optimizer)
+    assert type(other) is torch.optim.SGD
     job.backward()
     other.step()
     assert job.trainer.before == 1  # by backward, not by the copy

@@ -11,7 +11,7 @@ import time
 import pytest
 from pace import patient
 
-from edl.launch.supervision import END_GRACE_S
+from edl.launch.bounds import END_GRACE_S
 
 pytestmark = pytest.mark.integration
 

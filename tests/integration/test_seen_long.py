@@ -1,4 +1,4 @@
-"""A job through 100 changes of size and 20 leaders, with two pages and a Prometheus that look all the time."""
+"""A job through 100 changes of size and 20 leaders; two pages, a scraper and a Prometheus look all the time."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from elastic_job import Job
+from real_prometheus import RealPrometheus
 from scraper import Scraper
 
 from benchmarks.page_listener import PageListener
@@ -92,6 +93,7 @@ def test_counters_never_shrink_and_two_pages_miss_nothing(edl, tmp_path: Path) -
     with contextlib.ExitStack() as stack:
         pages = [stack.enter_context(PageListener(stack.enter_context(dashboard(edl)))) for _ in range(2)]
         scraping = stack.enter_context(Scraping(edl.home))
+        prometheus = stack.enter_context(RealPrometheus(edl.home, tmp_path / "prometheus"))
         for number in range(CHANGES):
             size = 3 - number % 2
             job.scale(size)
@@ -99,6 +101,8 @@ def test_counters_never_shrink_and_two_pages_miss_nothing(edl, tmp_path: Path) -
             seen_by_launcher(edl, size)
             if number % EACH_LEADER == 0:
                 depose(edl, job, whole_worker=number % (4 * EACH_LEADER) == 0)
+        term = job.status()["term"]
+        edl.wait(lambda: job.events()[-1]["term"] == term, "the last leader's word")
         seen = job.events()
         edl.wait(lambda: all(len(page.heard) >= len(seen) for page in pages), "the whole story on both pages", 60)
         changes = sum(event["kind"] == "scaled" for event in seen)
@@ -110,13 +114,18 @@ def test_counters_never_shrink_and_two_pages_miss_nothing(edl, tmp_path: Path) -
             return found if sum(reasons) == changes else None
 
         scraped = edl.wait(told, "all changes in the metrics")
+        total = "sum(max by (reason) (edl_job_scalings_total))"
+        edl.wait(lambda: [one["value"][1] for one in prometheus.ask(total) or ()] == [str(changes)], "them there, too")
+        resets = prometheus.resets()
     assert [sorted(page.heard)[: len(seen)] for page in pages] == [list(range(1, len(seen) + 1))] * 2
+    assert len(resets) > 10 and not any(resets.values()), resets
     kinds = [event["kind"] for event in seen]
     assert kinds.count("leader_elected") >= CHANGES // EACH_LEADER
     assert kinds.count("scaled") >= CHANGES
-    assert scraped["edl_job_term,job=s"] == max(event["term"] for event in seen)
+    assert scraped["edl_job_term,job=s"] == term
     late = sorted(1000 * (page.heard[number] - event["ts"]) for page in pages for number, event in enumerate(seen, 1))
-    found = {"scrapes": scraping.scrapes, "p50_ms": late[len(late) // 2], "p99_ms": late[len(late) * 99 // 100]}
+    found = {"changes": changes, "leaders": kinds.count("leader_elected"), "counters": len(resets)}
+    found |= {"scrapes": scraping.scrapes, "p50_ms": late[len(late) // 2], "p99_ms": late[len(late) * 99 // 100]}
     sys.stdout.write(f"{found}\n")
     job.finish()
     job.expect_exactly_once()

@@ -109,7 +109,13 @@ def test_it_ends_as_a_script_does(start: Start, code: str, status: int, said: st
 
 
 def test_a_signal_to_either_reaches_the_script(start: Start) -> None:
-    script = f"signal.signal(15, lambda *_: sys.exit(7)); print('{{}}', flush=True); {WAITS}"
+    script = """
+import time
+signal.signal(15, lambda *_: sys.exit(7))
+print('{}', flush=True)
+while True:
+    time.sleep(0.1)  # a signal that comes just before a sleep is handled after it
+"""
     for mine in (True, False):
         process = start(script)
         pid = told(process)["pid"]
@@ -134,7 +140,7 @@ def test_it_does_not_outlive_who_stands_for_it(start: Start) -> None:
 
 
 def test_no_worker_outlives_the_zygote(tmp_path: Path) -> None:
-    warm = WarmPython()
+    warm = WarmPython(own=True)
     try:
         (tmp_path / "script.py").write_text(SCRIPT)
         command = [*warm.command(tmp_path / "script.py", "nothing"), WAITS]

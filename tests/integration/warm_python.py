@@ -1,7 +1,8 @@
 """A Python that has imported a framework already, for tests in which a worker's boot is not what is tested.
 
 Owns: one zygote for each framework and one for edl's own commands, launchers, guards and daemons (warm/zygote.py), and
-one ZooKeeper (warm/coordinator.py), started when they are first asked for, ended with the tests. What a boot is, is
+one ZooKeeper (warm/coordinator.py), started when they are first asked for, ended with the tests. All processes of
+pytest-xdist have them in common. What a boot is, is
 tested by jobs that are started cold, their launchers, guards and daemons too: the first of test_run_job.py, an example
 of TensorFlow, a worker that the README starts by hand, test_horovodrun.py, and by all benchmarks; a launcher's own
 ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boot.
@@ -9,11 +10,15 @@ ZooKeeper by test_run_local.py and test_run_job.py. With EDL_TEST_COLD=1 all boo
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
 WARM = Path(__file__).parent / "warm"
@@ -26,12 +31,57 @@ QUIET = {"OPENBLAS_NUM_THREADS": "1", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONPATH":
 FORKING = f"import sys; sys.path.append({str(WARM)!r}); import launch; from horovod_edl import main; sys.exit(main())"
 
 
+SHARED = "EDL_TEST_WARM"  # where several processes of tests have theirs in common, and who owns it
+_outliving: list[subprocess.Popen[bytes]] = []  # what others share: a Popen that is let go while it runs warns
+
+
+@contextlib.contextmanager
+def shared() -> Iterator[None]:
+    """What this process and those that it starts from now on need is started once, for all of them."""
+    folder = _new_folder()
+    os.environ[SHARED] = f"{os.getpid()}:{folder}"
+    try:
+        yield
+    finally:
+        del os.environ[SHARED]
+        _clear(folder)
+
+
+def _new_folder() -> Path:
+    return Path(tempfile.mkdtemp(prefix="edl-warm-"))  # 0700; a socket's path must be short
+
+
+def _clear(folder: Path) -> None:
+    """End all that runs there."""
+    for path in folder.glob("*.lock"):
+        with path.open() as lock:
+            if _is_locked(lock.fileno()):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(int(path.with_suffix(".pid").read_text()), signal.SIGTERM)
+                fcntl.flock(lock, fcntl.LOCK_EX)
+    shutil.rmtree(folder)
+
+
+def _is_locked(descriptor: int) -> bool:
+    """By somebody else. If not, it is ours now."""
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    return False
+
+
 class WarmPython:
     """To be closed."""
 
-    def __init__(self) -> None:
-        self._folder = Path(tempfile.mkdtemp(prefix="edl-warm-"))  # 0700; a socket's path must be short
-        self._started: dict[str, subprocess.Popen[bytes]] = {}
+    def __init__(self, *, own: bool = False) -> None:
+        """`own`: shared with no other process."""
+        place = "" if own else os.environ.get(SHARED, "")
+        owner, _, folder = place.partition(":")
+        self._is_own = not place
+        self._owner = int(owner) if place else os.getpid()
+        self._folder = Path(folder) if place else _new_folder()
+        self._keepers: list[subprocess.Popen[bytes]] = []
 
     def command(self, script: Path, framework: str = "") -> list[str]:
         """What stands for `python script.py`; the script's arguments come after it."""
@@ -56,9 +106,11 @@ class WarmPython:
             return {"PATH": os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])}
         command = self._folder / "bin" / "edl"
         if not command.exists():
-            command.parent.mkdir()
-            command.write_text(f"#!{sys.executable}\n{FORKING}\n")
-            command.chmod(0o700)
+            command.parent.mkdir(exist_ok=True)
+            working = command.with_name(f"edl.{os.getpid()}")
+            working.write_text(f"#!{sys.executable}\n{FORKING}\n")
+            working.chmod(0o700)
+            working.rename(command)
         path = os.pathsep.join([str(command.parent), str(Path(sys.executable).parent), os.environ["PATH"]])
         zygote = str(self.socket(needed(script)))
         return {"PATH": path, "EDL_TEST_ZYGOTE": zygote, "EDL_TEST_COORDINATOR": self.coordinator(), **self.own()}
@@ -81,24 +133,33 @@ class WarmPython:
     def _start(self, name: str, command: list[str]) -> None:
         """Unless it runs already."""
         log = self._folder / f"{name}.log"
-        if name not in self._started:
+        with (self._folder / f"{name}.lock").open("a") as lock:
+            if _is_locked(lock.fileno()):
+                return
+            assert not log.exists(), f"{name} has ended: {log.read_text()}"
             kept = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+            keeper = [sys.executable, "-IS", str(WARM / "keeper.py"), str(self._owner)]
             with log.open("wb") as output:
-                self._started[name] = subprocess.Popen(
-                    ["setpriv", "--pdeathsig", "KILL", "--", sys.executable, *command],
+                started = subprocess.Popen(
+                    [*keeper, sys.executable, *command],
                     env={**kept, **QUIET},
                     stdin=subprocess.DEVNULL,
                     stdout=output,
                     stderr=subprocess.STDOUT,
                     start_new_session=True,
+                    pass_fds=(lock.fileno(),),
                 )
-        assert self._started[name].poll() is None, log.read_text()
+            (self._folder / f"{name}.pid").write_text(str(started.pid))
+            self._keepers.append(started)
 
     def close(self) -> None:
-        for process in self._started.values():
-            process.kill()
-            process.wait()
-        shutil.rmtree(self._folder)
+        """What others share goes on."""
+        if not self._is_own:
+            _outliving.extend(self._keepers)
+            return
+        _clear(self._folder)
+        for keeper in self._keepers:
+            keeper.wait()
 
 
 def needed(script: Path) -> str:

@@ -11,7 +11,7 @@ import os
 import signal
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from pace import patient
 from saved_job import JOBS, Life, durable
@@ -25,10 +25,16 @@ from edl.trainer.data.audit import read
 SELDOM = ("--checkpoint-every", "1000000steps", "--max-np", "3")
 
 
-def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dict[str, Any]], dict[str, Any]]:
-    """The results of the workers that were there at the end, and that of the library alone."""
+class Story(NamedTuple):
+    results: list[dict[str, Any]]  # of the workers that were there at the end
+    alone: dict[str, Any]  # of the library alone
+    epochs: int
+
+
+def tell(edl: Any, folder: Path, script: str, *arguments: str) -> Story:
+    """However long its workers boot, the job does not end before it was preempted; then it trains two epochs more."""
     until = folder / "until"
-    ways = ["--way", "story", "--epochs", "8", "--until", str(until), *arguments]
+    ways = ["--way", "story", "--until", str(until), *arguments]
     saved: dict[str, Any] = {"checkpoint": folder / "ck", "flags": SELDOM, "audit": True}
     environ = {"EDL_MAX_RESTARTS": "2"}
     slowly = ["--step-time", "0.3"]  # a replacement boots meanwhile
@@ -48,11 +54,13 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dic
     first.launcher.send_signal(signal.SIGTERM)
     first.finish(75)
     [_] = durable(folder / "ck")
+    epochs = len(account(read(first.audit)).epochs) + 2
+    until.write_text(str(epochs))
     then = Life(edl, folder / "then", script, *ways, "--step-time", "0", **saved)
     assert "goes on from step" in then.finish(timeout_s=120)
     audits = [read(first.audit), read(then.audit)]
     found = account([one for audit in audits for one in audit])
-    assert found.clean, found
+    assert found.clean and len(found.epochs) == epochs, found
     assert all(epoch.over and epoch.trained == epoch.total for epoch in found.epochs), found
     steps = [step for audit in audits for step in global_batches(audit)]
     replayed = folder / "steps.json"
@@ -63,7 +71,7 @@ def tell(edl: Any, folder: Path, script: str, *arguments: str) -> tuple[list[dic
     out, err = process.communicate(timeout=patient(120))
     assert process.returncode == 0, out + err
     [replay] = alone.glob("result-*.json")
-    return then.results(), json.loads(replay.read_text())
+    return Story(then.results(), json.loads(replay.read_text()), epochs)
 
 
 def global_batches(audits: Sequence[WorkerAudit]) -> Iterator[list[int]]:

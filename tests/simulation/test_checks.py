@@ -24,6 +24,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.testing import Fault, Moment, Planned, SimJob, scenario, simulation
+from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
 SEEDS = 200
@@ -214,13 +215,17 @@ def leaver_dies(seed: int) -> SimJob:
     return job
 
 
+class DyingShells(SimShells):
+    def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
+        super().stepped(worker, commands)
+        if worker.generation > 1 and worker.step == worker.entered + 1 and not self.job.struck[Fault.VANISH]:
+            self.job.inflict(Fault.VANISH, worker)
+
+
 class DiesEarly(SimJob):
     """A host vanishes right after the first step of a new ring, of which the leader may know nothing yet."""
 
-    def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
-        super().stepped(worker, commands)
-        if worker.generation > 1 and worker.step == worker.entered + 1 and not self.struck[Fault.VANISH]:
-            self.inflict(Fault.VANISH, worker)
+    shells_class = DyingShells
 
 
 def survivor_dies(seed: int) -> SimJob:
@@ -238,7 +243,7 @@ class AskedInASwitch(SimJob):
         super().make_durable(record)
         if record.generation and record.plan is not None and not self.asked:
             self.asked = True
-            self.after(0.001, self.demand, 4)
+            self.after(0.001, self.requests.demand, 4)
 
 
 def asked_in_a_switch(seed: int) -> SimJob:
@@ -272,11 +277,22 @@ def cut_off(seed: int) -> SimJob:
     return job
 
 
+class VoidCounter(SimShells):
+    """Counts the mini-batches that are void: each once for each worker."""
+
+    voids = 0
+
+    def broken(self, worker: SimWorker, reason: str) -> None:
+        self.voids += worker.sits
+        super().broken(worker, reason)
+
+
 class NewcomerFails(SimJob):
     """As soon as its switch is announced. No word comes late, which would void a mini-batch by itself."""
 
     fault = Fault.KILL
-    voids = 0
+    shells: VoidCounter
+    shells_class = VoidCounter
 
     def delay(self) -> float:
         return 0.001
@@ -287,10 +303,6 @@ class NewcomerFails(SimJob):
         for worker in new:
             if not self.struck[self.fault]:
                 self.inflict(self.fault, self.workers[worker])
-
-    def broken(self, worker: SimWorker, reason: str) -> None:
-        self.voids += worker.sits
-        super().broken(worker, reason)
 
 
 def newcomer_fails(seed: int) -> NewcomerFails:
@@ -305,7 +317,7 @@ def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault:
         job = newcomer_fails(seed)
         job.fault = fault
         job.run()
-        assert (job.durable.state, job.voids) == (JobState.FINISHED, 0), job.story("")
+        assert (job.durable.state, job.shells.voids) == (JobState.FINISHED, 0), job.story("")
 
 
 def hangs_on_its_way(seed: int) -> SimJob:

@@ -53,7 +53,7 @@ def in_lives(spec: DataSpec, workers: int, seed: int) -> Iterator[SimJob]:
         if life % 2:
             job.run_until(at)
         else:
-            job.after(at, job.ask_to_go, 5.0)
+            job.after(at, job.requests.ask_to_go, 5.0)
             job.run()
         yield job
         lease_s = source.choice((0.05, 0.3, 0.6, 3.0))

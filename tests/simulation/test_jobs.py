@@ -19,6 +19,7 @@ from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob, scenario
 from edl.testing.rings import STEP_S
+from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
 SEEDS = int(os.environ.get("EDL_SEEDS", "300"))
@@ -92,12 +93,21 @@ def test_a_quiet_job_trains_every_sample_once(workers: int, total: int) -> None:
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
 
 
-class Timed(SimJob):
+class TimedShells(SimShells):
     """Remembers when steps were made."""
 
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.made: list[float] = []
+
     def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
-        self.made = [*getattr(self, "made", []), self.now]
+        self.made.append(self.job.now)
         super().stepped(worker, commands)
+
+
+class Timed(SimJob):
+    shells: TimedShells
+    shells_class = TimedShells
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -105,7 +115,7 @@ def test_training_goes_on_while_the_coordinator_is_away(seed: int) -> None:
     job = Timed(DataSpec(total=3000, epochs=1, batch=8), seed=seed, workers=2, lease_s=1.2)
     job.plan([Planned(Fault.AWAY, 0.4)])
     job.run()
-    gaps = [later - earlier for earlier, later in pairwise(job.made)]
+    gaps = [later - earlier for earlier, later in pairwise(job.shells.made)]
     assert job.durable.state is JobState.FINISHED
     assert job.node.away_until > 0.4
     assert max(gaps) < 5 * STEP_S, job.story(f"{max(gaps):.3f} s without a step")
@@ -135,15 +145,28 @@ def run(*faults: Planned, seed: int, workers: int = 3) -> SimJob:
     return job
 
 
+class VoidShells(SimShells):
+    """Counts the mini-batches of each worker that are void."""
+
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.voids = Counter[str]()
+
+    def broken(self, worker: SimWorker, reason: str) -> None:
+        self.voids[worker.id] += worker.sits
+        super().broken(worker, reason)
+
+
 class NewcomerHit(SimJob):
     """At its moment, whichever other comes to it. No word comes late, which would void a mini-batch by itself."""
 
     newcomer = "w3"
+    shells: VoidShells
+    shells_class = VoidShells
 
     def __init__(self, fault: Fault, moment: Moment, seed: int) -> None:
         super().__init__(LONG, seed=seed, workers=3)
         self.fault, self.moment = fault, moment
-        self.voids = Counter[str]()
         self.plan([Planned(Fault.JOIN, 0.1)])
 
     def delay(self) -> float:
@@ -157,10 +180,6 @@ class NewcomerHit(SimJob):
                 self.inflict(self.fault, victim)
         super().happens(moment, worker)
 
-    def broken(self, worker: SimWorker, reason: str) -> None:
-        self.voids[worker.id] += worker.sits
-        super().broken(worker, reason)
-
 
 @pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.STALL])
 @pytest.mark.parametrize("moment", [*UNSEEN, *SEEN])
@@ -173,7 +192,7 @@ def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_o
         assert job.durable.state is JobState.FINISHED, job.story("not finished")
         assert job.struck[fault] == 1
         assert not set(job.durable.roster) & {job.newcomer}, job.story("the newcomer was not dropped")
-        assert max(job.voids.values(), default=0) <= (moment in SEEN), job.story(f"{job.voids}")
+        assert max(job.shells.voids.values(), default=0) <= (moment in SEEN), job.story(f"{job.shells.voids}")
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -209,8 +228,8 @@ def test_the_leader_may_die_at_any_time(fault: Fault, moment: Moment, count: int
 def test_the_last_size_asked_for_is_reached(seed: int) -> None:
     job = SimJob(DataSpec(total=6000, epochs=1, batch=2), seed=seed, workers=2)
     job.plan([Planned(Fault.SCALE, Moment.SWITCHING, 2), Planned(Fault.SCALE, Moment.ENTERING, 3)])
-    job.after(0.1, job.ask, 4)
-    job.after(1.0, job.demand, 1 + seed % 4)
+    job.after(0.1, job.requests.ask, 4)
+    job.after(1.0, job.requests.demand, 1 + seed % 4)
     job.run()
 
 

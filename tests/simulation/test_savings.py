@@ -82,8 +82,8 @@ def test_a_job_that_is_to_go_is_saved_where_its_scripts_stand(seed: int, alone: 
     """For longer than its deadline; an evaluation of one worker is over before the others give up waiting for it."""
     job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
     job.savings.fails = False
-    job.after(0.5, partial(job.evaluate, 0.25 if alone else 8.0, alone=alone))
-    job.after(0.5 + 0.01 * seed, job.ask_to_go, 5.0)
+    job.after(0.5, partial(job.shells.evaluate, 0.25 if alone else 8.0, alone=alone))
+    job.after(0.5 + 0.01 * seed, job.requests.ask_to_go, 5.0)
     job.run()
     beyond = job.checks.steps - gone(job)  # a mini-batch that was begun already may come to its end
     assert 0 <= beyond <= alone, job.story("steps were trained that are not saved")
@@ -94,7 +94,7 @@ def test_a_job_that_is_to_go_is_saved_where_its_scripts_stand(seed: int, alone: 
 @pytest.mark.parametrize("seed", range(12))
 def test_no_step_is_trained_beyond_that_which_is_saved(seed: int, workers: int) -> None:
     job = Calm(DATA, seed=seed, workers=workers, checkpointing=Checkpointing("memory:"))
-    job.after(0.4 + 0.03 * seed, job.ask_to_go, 5.0)
+    job.after(0.4 + 0.03 * seed, job.requests.ask_to_go, 5.0)
     job.run()
     assert gone(job) == job.checks.steps, job.story("steps were trained that are not saved")
 
@@ -110,7 +110,7 @@ def test_whatever_strikes_while_workers_wait_to_go_it_is_saved_within_its_deadli
     for seed in range(3):
         job = SimJob(DATA, seed=seed, workers=3, minimum=3, checkpointing=Checkpointing("memory:"))
         job.plan([Planned(fault, moment, 1)])
-        job.after(0.5, job.ask_to_go, 5.0)
+        job.after(0.5, job.requests.ask_to_go, 5.0)
         job.run()
         gone(job)
         assert job.now < 0.5 + 5.0, job.story("only the deadline ended it")
@@ -150,7 +150,7 @@ def test_a_job_that_is_not_to_be_saved_is_not(seed: int) -> None:
 def test_requests_are_answered_whatever_the_leaders_do(seed: int) -> None:
     job = SimJob(DATA, seed=seed, workers=2, checkpointing=Checkpointing("memory:"))
     for number in range(3):
-        job.after(0.1 + 0.05 * number, job.ask_checkpoint, f"r{number}")
+        job.after(0.1 + 0.05 * number, job.requests.ask_checkpoint, f"r{number}")
     moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
     job.plan([Planned(Fault.CRASH_LEADER, moments[seed % 4], 1), Planned(Fault.CHANGE_LEADER, moments[seed % 4], 2)])
     job.run()

@@ -112,7 +112,7 @@ def shared_out(seed: int) -> SimJob:
     """Two come, and the batch is shared out otherwise while all train."""
     job = SimJob(SHARED, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
     job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.JOIN, 0.5)])
-    job.after(0.8, job.share_out)
+    job.after(0.8, job.requests.share_out)
     return job
 
 

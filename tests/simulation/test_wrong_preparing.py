@@ -22,6 +22,7 @@ from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob
 from edl.testing.next_rings import FORM_S
 from edl.testing.rings import STEP_S
+from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
 SEEDS = 40
@@ -202,16 +203,26 @@ def test_a_wrong_rule_of_preparing_is_noticed(mutant: Mutant, monkeypatch: Patch
     expect_noticed(mutant, play, expected, SEEDS, monkeypatch)
 
 
-class Timed(Prompt):
-    """Remembers when steps were made, and who entered a ring in line."""
+class TimedShells(SimShells):
+    """Remembers when steps were made, and how many entered a ring in line."""
+
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.made: list[float] = []
+        self.in_line = 0
 
     def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
-        self.made = [*getattr(self, "made", []), self.now]
+        self.made.append(self.job.now)
         super().stepped(worker, commands)
 
     def carry_out(self, worker: SimWorker, commands: list[Command]) -> None:
-        self.in_line = getattr(self, "in_line", 0) + any(isinstance(one, EnterRing) for one in commands)
+        self.in_line += any(isinstance(one, EnterRing) for one in commands)
         super().carry_out(worker, commands)
+
+
+class Timed(Prompt):
+    shells: TimedShells
+    shells_class = TimedShells
 
 
 @pytest.mark.parametrize("seed", range(10))
@@ -222,9 +233,9 @@ def test_who_trains_waits_for_no_ring_to_form(seed: int) -> None:
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert len(job.next_rings.attempts) >= 3
-    assert job.in_line == 2, "but for the first ring of all"
-    begun = next(at for at, now in enumerate(job.made) if now > 0.2)
-    longest = max(later - earlier for earlier, later in pairwise(job.made[begun:]))
+    assert job.shells.in_line == 2, "but for the first ring of all"
+    begun = next(at for at, now in enumerate(job.shells.made) if now > 0.2)
+    longest = max(later - earlier for earlier, later in pairwise(job.shells.made[begun:]))
     assert longest < 2 * STEP_S < FORM_S, f"{longest:.3f} s without a step"
 
 
@@ -248,8 +259,8 @@ def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fau
     newcomer = Newcomer(job, fault)
     job.run()
     assert newcomer.struck
-    begun = next(at for at, now in enumerate(job.made) if now > 0.2)
-    longest = max(later - earlier for earlier, later in pairwise(job.made[begun:]))
+    begun = next(at for at, now in enumerate(job.shells.made) if now > 0.2)
+    longest = max(later - earlier for earlier, later in pairwise(job.shells.made[begun:]))
     assert longest < 2 * STEP_S, job.story(f"{longest:.3f} s without a step")
     assert "batch_voided" not in "".join(job.transcript)
 

@@ -10,12 +10,13 @@ from edl.core.data.ledger import Ledger
 from edl.core.data.ledger_versions import LedgerVersions
 from edl.core.switch.switching import Switching
 from edl.core.worker.account import TrainerAccount
-from edl.core.worker.inputs import SendState, StateCopied
+from edl.core.worker.inputs import Command, SendState, StateCopied
 from edl.core.worker.machine import WorkerMachine
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
 SEEDS = 40
@@ -139,12 +140,21 @@ def test_a_wrong_rule_of_sending_state_is_noticed(mutant: Mutant, monkeypatch: P
     expect_noticed(mutant, play, expected, SEEDS, monkeypatch)
 
 
-class Counted(SimJob):
-    """Remembers what its trainers were to do about states."""
+class CountingShells(SimShells):
+    """Counts how often a trainer was to send its state."""
 
-    def carry_out(self, worker, commands):
-        self.sent = getattr(self, "sent", 0) + sum(isinstance(one, SendState) for one in commands)
+    def __init__(self, job: SimJob) -> None:
+        super().__init__(job)
+        self.sent = 0
+
+    def carry_out(self, worker: SimWorker, commands: list[Command]) -> None:
+        self.sent += sum(isinstance(one, SendState) for one in commands)
         super().carry_out(worker, commands)
+
+
+class Counted(SimJob):
+    shells: CountingShells
+    shells_class = CountingShells
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -153,7 +163,7 @@ def test_newcomers_get_their_state_beside_a_step(seed: int) -> None:
     job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.6)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
-    assert job.sent >= 1, job.story("nothing was sent")
+    assert job.shells.sent >= 1, job.story("nothing was sent")
 
 
 @pytest.mark.parametrize("fault", [Fault.CUT_STATE, Fault.KILL, Fault.VANISH])

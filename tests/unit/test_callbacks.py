@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import sys
+import threading
 from typing import Any
 
 import pytest
 from tracked import FakeFace, through_it_all, train
 
-from edl.callbacks import MlflowCallback, RunOfJob, WandbCallback
+from edl.callbacks import MOST, FiguresOfStep, MlflowCallback, RunOfJob, WandbCallback
 from edl.errors import ConfigError, UsageError
 
 
@@ -24,8 +25,8 @@ class Kept(RunOfJob):
     def _begin(self) -> int:
         return max(self.runs.setdefault(self.run, []), default=-1)
 
-    def _log(self, step: int, figures: dict[str, float]) -> None:
-        self.runs[self.run].append(step)
+    def _log(self, given: FiguresOfStep) -> None:
+        self.runs[self.run].append(given.step)
 
     def _end(self) -> None:
         self.ends += 1
@@ -75,7 +76,7 @@ def test_a_server_that_is_away_ends_no_worker_and_is_tried_again(caplog: pytest.
 
 def test_a_server_that_goes_away_later_ends_no_worker(caplog: pytest.LogCaptureFixture) -> None:
     class GoesAway(Kept):
-        def _log(self, step: int, figures: dict[str, float]) -> None:
+        def _log(self, given: FiguresOfStep) -> None:
             raise ConnectionError("no more")
 
         def _end(self) -> None:
@@ -86,7 +87,66 @@ def test_a_server_that_goes_away_later_ends_no_worker(caplog: pytest.LogCaptureF
     train([(face, track)], 1, 3)
     face.place = 1
     train([(face, track)], 4, 6)
+    track.close()
     assert [line.getMessage() for line in caplog.records] == ["GoesAway: figures are missing there: no more"]
+
+
+class Stalls(Kept):
+    """Opens when it is told to."""
+
+    def __init__(self, edl: FakeFace, every: int, runs: dict[str, list[int]]) -> None:
+        super().__init__(edl, every, runs)
+        self.answers = threading.Event()
+
+    def _begin(self) -> int:
+        assert self.answers.wait(60)
+        return super()._begin()
+
+
+def test_a_server_that_stalls_holds_up_no_step_and_later_ones_are_left_out(caplog: pytest.LogCaptureFixture) -> None:
+    runs: dict[str, list[int]] = {}
+    face = FakeFace(0, {})
+    track = Stalls(face, 1, runs)
+    train([(face, track)], 1, 2)  # the thread has taken the first
+    while track._waiting.qsize():
+        pass
+    train([(face, track)], 3, MOST + 9)
+    track.answers.set()
+    track.close()
+    assert list(runs.values()) == [list(range(1, MOST + 2))]
+    said = f"Stalls: figures are missing there: {MOST} steps wait to be written"
+    assert [line.getMessage() for line in caplog.records] == [said]
+
+
+def test_who_has_rank_0_no_more_does_not_wait_for_a_server_that_stalls() -> None:
+    runs: dict[str, list[int]] = {}
+    face = FakeFace(0, {})
+    track = Stalls(face, 1, runs)
+    train([(face, track)], 1, 3)
+    face.place = 1
+    train([(face, track)], 4, 6)
+    assert runs == {}
+    track.answers.set()
+    face.place = 0
+    train([(face, track)], 7, 8)
+    track.close()
+    assert (list(runs.values()), track.ends) == ([[1, 2, 7, 8]], 2)
+
+
+def test_a_script_ends_though_a_server_stalls(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("edl.callbacks.END_S", 0.01)
+    face = FakeFace(0, {})
+    track = Stalls(face, 1, {})
+    train([(face, track)], 1, 3)
+    track.close()
+    monkeypatch.setattr("edl.callbacks.END_S", 60)
+    track.close()  # once more, as the process ends
+    track.answers.set()
+    assert [line.getMessage() for line in caplog.records] == [
+        "Stalls: figures are missing there: not written after 0.01 s"
+    ]
 
 
 def test_wrong_use_is_told() -> None:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import io
 import sys
+from pathlib import Path
 
 import msgspec
 import pytest
-from demo_view import Seen, View, plot, table_of_pauses
+from demo_view import Seen, View, picture, plot, table_of_pauses
 from rich.console import Console
 
 from edl.events import Event, Kind
@@ -96,3 +97,19 @@ def test_there_is_no_plot_without_matplotlib(seen, tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     assert not plot(seen, tmp_path / "demo.png")
     assert not (tmp_path / "demo.png").exists()
+
+
+def test_the_page_is_pictured_by_a_browser_if_there_is_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    image = tmp_path / "demo-page.png"
+    image.write_bytes(b"of another run")
+    assert not picture(tmp_path / "demo.html", image)
+    browser = tmp_path / "chromium"
+    browser.write_text(
+        '#!/bin/sh\nfor word; do case $word in --screenshot=*) echo "$word $*" >"${word#*=}" ;; esac; done\n'
+    )
+    browser.chmod(0o700)
+    assert picture(tmp_path / "demo.html", image)
+    assert f"file://{tmp_path}/demo.html" in image.read_text()
+    browser.write_text("#!/bin/sh\nexit 1\n")
+    assert not picture(tmp_path / "demo.html", image)

@@ -17,6 +17,8 @@ from typing import Final
 
 import msgspec
 
+from edl.errors import FAILED_JOB
+
 TAIL_BYTES: Final = 8192  # of what a worker printed last, as far as it is looked at
 ROOT_LENGTH: Final = 200
 SHELLS: Final = 128  # a shell says of a command that signal n has killed: it exited with 128 + n
@@ -145,7 +147,12 @@ def first(causes: Iterable[EndCause]) -> EndCause | None:
 
 
 def raised_last(tail: str) -> str:
-    """The exception that a traceback ends with: `Type: message`; empty where none is shown."""
+    """The exception that a traceback ends with: `Type: message`; empty where none is shown. A worker whose job has
+    failed says so in a line.
+    """
+    told = [line for line in tail.splitlines() if line.startswith(FAILED_JOB)]
+    if told:
+        return f"JobFailed: {told[-1].removeprefix(FAILED_JOB)}"[:ROOT_LENGTH]
     _, is_one, rest = tail.rpartition("Traceback (most recent call last):")
     if not is_one:
         found = [line for line in tail.splitlines() if re.match(r"(Syntax|Indentation|Tab)Error: ", line)]

@@ -13,14 +13,26 @@
   const shortTime = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
   const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toLocaleString());
 
+  // As the story has it; the day stands below where it begins, if there are several.
+  function clock(_, found, __, ___, increment) {
+    const days = found.map((at) => new Date(at * 1000).toLocaleDateString("sv"));
+    return found.map((at, n) => {
+      const time = new Date(at * 1000).toTimeString().slice(0, increment < 60 ? 8 : 5);
+      return days[0] === days.at(-1) || days[n] === days[n - 1] ? time : `${time}\n${days[n]}`;
+    });
+  }
+
+  const SECONDS = [1, 2, 5, 10, 15, 30], HOURS = [1, 2, 3, 6, 12], DAYS = [1, 2, 5, 10, 30, 100, 365];
+  const INCREMENTS = [...SECONDS, ...SECONDS.map((n) => 60 * n), ...HOURS.map((n) => 3600 * n), ...DAYS.map((n) => 86400 * n)];
+
   function axes() {
     const common = { stroke: css("--soft"), grid: { stroke: css("--line"), width: 1 }, ticks: { show: false }, font: "12px system-ui" };
-    return [{ ...common, space: 70 }, { ...common, size: 52, values: (_, found) => found.map((value) => number(value)) }];
+    return [{ ...common, space: 90, values: clock, incrs: INCREMENTS }, { ...common, size: 52, values: (_, found) => found.map((value) => number(value)) }];
   }
 
   function options(host, label, colour, extra) {
     return {
-      width: host.clientWidth, height: 190, padding: [10, 8, 0, 0],
+      width: host.clientWidth, height: 190, padding: [10, 26, 0, 0],
       scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * (extra.headroom || 1.1) : 1] } },
       legend: { live: true }, cursor: { y: false }, axes: axes(),
       series: [{ value: (_, at) => (at == null ? "–" : shortTime(at)) },

@@ -44,7 +44,8 @@ def wanted() -> Any:
         yield loader.parts.loader.shards.epochs_done
 
 
-for epoch in range(1) if options.replay else loader.epochs(options.epochs) if options.epochs else wanted():
+known = options.until.exists()  # as in the life after a preemption
+for epoch in range(1) if options.replay else loader.epochs(path.epochs_wanted(options)) if known else wanted():
     model.train()
     for rows, targets in loader:
         with accelerator.accumulate(model):

@@ -23,6 +23,7 @@ path.parser.add_argument("--patience", type=int, default=0, help="of EarlyStoppi
 path.parser.add_argument("--replay", type=Path, help="of these mini-batches, by Lightning alone")
 path.parser.add_argument("--set", action="append", default=[], help="NAME=VALUE, more of the Trainer")
 path.parser.add_argument("--manual", action="store_true", help="two optimizers, which the module steps")
+path.parser.add_argument("--turns", action="store_true", help="each of them by a backward pass of its own, as a GAN's")
 path.parser.add_argument("--plain", action="store_true", help="a model without statistics of its own")
 options = path.parser.parse_args()
 torch.set_num_threads(1)
@@ -38,7 +39,9 @@ class Net(pl.LightningModule):  # type: ignore[misc]
         middle = torch.nn.Identity() if options.plain else torch.nn.BatchNorm1d(6)
         self.layers = torch.nn.Sequential(torch.nn.Linear(8, 6), middle, torch.nn.Tanh(), torch.nn.Linear(6, 1))
 
-    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor | None:
+        if options.turns:
+            return self.take_turns(batch)
         loss = self.loss_of(batch)
         if options.manual:
             optimizers = self.optimizers()
@@ -48,6 +51,14 @@ class Net(pl.LightningModule):  # type: ignore[misc]
             for optimizer in optimizers:
                 optimizer.step()
         return loss
+
+    def take_turns(self, batch: Any) -> None:
+        for optimizer in self.optimizers():
+            self.toggle_optimizer(optimizer)
+            self.manual_backward(self.loss_of(batch))
+            optimizer.step()
+            optimizer.zero_grad()
+            self.untoggle_optimizer(optimizer)
 
     def loss_of(self, batch: Any) -> torch.Tensor:
         _, rows, wanted = batch
@@ -139,6 +150,7 @@ with torch.no_grad():
     loss = functional.mse_loss(net.layers(inputs), targets).item()
 rates = [group["lr"] for group in trainer.optimizers[0].param_groups]
 state = [seen.epochs, seen.validations, seen.batches, rates, trainer.current_epoch, path.digest(learned)]
+state += [saving.best_model_path, {name: float(score) for name, score in sorted(saving.best_k_models.items())}]
 best = Path(saving.best_model_path).exists()
 result = {"global_step": trainer.global_step, "loss": loss, "saved": best, "state": state, "batches": 0, "rank": 0}
 if not options.replay:

@@ -1,6 +1,8 @@
 """Hugging Face's Trainer on a tiny language model, by workers that come and go."""
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ import edl.torch as elastic
 from edl.transformers import EdlTrainer
 
 path.parser.add_argument("--accumulate", type=int, default=1)
+path.parser.add_argument("--evaluating", type=float, default=0.0, help="seconds that each batch of an evaluation takes")
 path.parser.add_argument("--replay", type=Path, help="of these mini-batches, by the Trainer alone")
 options = path.parser.parse_args()
 torch.set_num_threads(1)
@@ -46,6 +49,7 @@ class Seen(TrainerCallback):  # type: ignore[misc]
     def __init__(self) -> None:
         self.steps: list[int] = []
         self.evaluated: list[int] = []
+        self.epochs: list[int] = []
 
     def on_optimizer_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         if not options.replay:
@@ -57,7 +61,12 @@ class Seen(TrainerCallback):  # type: ignore[misc]
     def on_evaluate(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         self.evaluated.append(state.global_step)
 
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        (options.out / f"evaluating-{os.getpid()}").touch()
+        time.sleep(options.evaluating)
+
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+        self.epochs.append(round(state.epoch))
         if round(state.epoch) >= path.epochs_wanted(options):
             control.should_training_stop = True
 
@@ -107,7 +116,7 @@ with torch.no_grad():
 state, control = trainer.state, trainer.optimizer.param_groups[0]["lr"]
 told = [state.global_step, round(state.epoch), control, state.best_metric, learned]
 result = {"state": told, "batches": 0, "rank": 0, "loss": loss, "global_step": state.global_step}
-result["seen"], result["evaluated"] = seen.steps, seen.evaluated
+result["seen"], result["evaluated"], result["ended"] = seen.steps, seen.evaluated, seen.epochs
 result["saved"] = sorted(one.name for one in Path(arguments.output_dir).glob("checkpoint-*"))
 if not options.replay:
     origin, result["rank"] = elastic.resumed(), elastic.rank()

@@ -6,6 +6,7 @@ Asks the zygote for a fork, hands signals on to it, and ends as it has ended. It
 import json
 import os
 import resource
+import select
 import signal
 import socket
 import sys
@@ -67,9 +68,18 @@ def main():
     signal.pthread_sigmask(signal.SIG_BLOCK, HANDED_ON)  # until there is a process to hand them to
     zygote = ask(sys.argv[1], sys.argv[2:], dict(os.environ), os.getcwd(), (0, 1, 2))  # noqa: PTH109 - pathlib takes longer than all of this
     pid = read_number(zygote)
+    heard, hear = os.pipe()  # Python calls no handler for a signal that comes just before it blocks
+    os.set_blocking(hear, False)
+    signal.set_wakeup_fd(hear)
     for number in HANDED_ON:
-        signal.signal(number, lambda number, _: os.kill(pid, number))
+        signal.signal(number, lambda *_: None)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, HANDED_ON)
+    while zygote not in select.select([zygote, heard], [], [])[0]:
+        for came in os.read(heard, 64):
+            try:
+                os.kill(pid, came)
+            except ProcessLookupError:  # it has ended, which the zygote is about to tell
+                break
     end_as(read_number(zygote))
 
 

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from accelerate.logging import MultiProcessAdapter, get_logger
 from accelerate.state import AcceleratorState, GradientState, PartialState
 from accelerate.tracking import GeneralTracker
 from accelerate.utils import ProjectConfiguration
 
 from edl.accelerate import accelerator as subject
+from edl.accelerate import evaluation
+from edl.torch.shared_batches import unpacked_values
 
 
 class ListTracker(GeneralTracker):  # type: ignore[misc]
@@ -42,12 +46,16 @@ class SeatOfRank:
 
     def __init__(self) -> None:
         self.number = 0
+        self.rehearses = False
 
     def rank(self) -> int:
         return self.number
 
+    def local_rank(self) -> int:
+        return self.number
+
     def rehearsing(self) -> bool:
-        return False
+        return self.rehearses
 
     def size(self) -> int:
         return 2
@@ -83,6 +91,23 @@ def test_what_is_decorated_runs_on_the_worker_that_is_the_main_one_at_the_moment
         assert called(3) == 3
 
 
+def test_what_is_decorated_for_one_rank_runs_there_alone(seat: SeatOfRank) -> None:
+    accelerator = made()
+    where = [
+        (accelerator.on_last_process, 1),
+        (accelerator.on_process(process_index=1), 1),
+        (accelerator.on_local_process(local_process_index=1), 1),
+        (accelerator.on_process, 0),
+    ]
+    for decorate, rank in where:
+        called = decorate(lambda value: value)
+        seat.rehearses = False
+        for seat.number in (0, 1):
+            assert called(3) == (3 if seat.number == rank else None)
+        seat.number, seat.rehearses = rank, True
+        assert called(3) is None
+
+
 def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(seat: SeatOfRank) -> None:
     tracker = ListTracker()
     accelerator = made(log_with=tracker)
@@ -94,6 +119,40 @@ def test_who_takes_the_place_of_the_main_process_goes_on_with_its_trackers(seat:
     accelerator.log({"loss": 1.0})
     accelerator.log({"loss": 0.5})
     assert tracker.found == [{"rate": 0.1}, {"loss": 1.0}, {"loss": 0.5}]
+
+
+def test_prepared_loaders_are_among_those_of_accelerate(seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Which marks them as prepared, and lets them go with `free_memory()`."""
+    accelerator = made()
+    monkeypatch.setattr(subject, "converted", lambda *_: SimpleNamespace(loader=None))
+    loaders = [torch.utils.data.DataLoader(torch.utils.data.TensorDataset(torch.ones(3))) for _ in range(2)]
+    prepared = accelerator.prepare(*loaders)
+    assert accelerator._dataloaders == [*prepared]
+    assert all(one._is_accelerate_prepared for one in prepared)
+    assert [*accelerator.prepare(*prepared)] == [*prepared], "they are prepared but once"
+
+
+@pytest.mark.parametrize("stands", [False, True])
+def test_where_the_others_evaluate_a_newcomer_that_has_not_yet_asks_as_they_do(
+    seat: SeatOfRank, monkeypatch: pytest.MonkeyPatch, stands: bool
+) -> None:
+    """Between two passes: by an evaluation, which it is told of if it has missed it. In a step nobody is asked."""
+    told: list[Any] = []
+
+    def evaluate_shared(work: Any) -> list[bytes]:
+        told.append(unpacked_values(work.found()))
+        return [work.found()] * 2
+
+    seat.evaluate_shared = evaluate_shared  # type: ignore[attr-defined]
+    monkeypatch.setattr(evaluation, "seat", seat)
+    accelerator: Any = subject.EdlAccelerator(cpu=True)
+    accelerator._batches = SimpleNamespace(between=stands, in_step=not stands)
+    accelerator._words._seat = SimpleNamespace(size=lambda: 1)  # else it would ask the ring
+    accelerator.wait_for_everyone()
+    gathered = accelerator.gather(torch.tensor([1.0, 2.0]))
+    assert gathered.tolist() == ([1.0, 2.0] * 2 if stands else [1.0, 2.0])
+    assert float(accelerator.reduce(torch.tensor(3.0))) == (6.0 if stands else 3.0)
+    assert len(told) == (3 if stands else 0)
 
 
 def test_nobody_waits_where_the_main_process_saves_and_its_successor_counts_on(
@@ -109,3 +168,29 @@ def test_nobody_waits_where_the_main_process_saves_and_its_successor_counts_on(
     settings.iteration = 0  # as of a worker that has not saved
     accelerator.save_state()
     assert sorted(one.name for one in (tmp_path / "checkpoints").iterdir()) == ["checkpoint_0", "checkpoint_1"]
+
+
+@pytest.mark.usefixtures("kept_logger")
+def test_a_logger_of_before_speaks_for_the_rank_of_the_moment(
+    seat: SeatOfRank, caplog: pytest.LogCaptureFixture
+) -> None:
+    logger = get_logger("a script's", log_level="INFO")
+    subject.EdlAccelerator(cpu=True)
+    for number in (1, 0, 1):
+        seat.number = number
+        logger.info("by one")
+        logger.info("by all", main_process_only=False)
+    assert [record.getMessage() for record in caplog.records] == [
+        "[RANK 1] by all",
+        "[RANK 0] by one",
+        "[RANK 0] by all",
+        "[RANK 1] by all",
+    ]
+    assert {record.filename for record in caplog.records} == {"test_who_writes.py"}
+
+
+@pytest.fixture
+def kept_logger(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accelerate's class is as it was after the test."""
+    for name in ("_should_log", "process"):
+        monkeypatch.setattr(MultiProcessAdapter, name, vars(MultiProcessAdapter)[name])

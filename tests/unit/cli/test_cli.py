@@ -254,8 +254,9 @@ def _flags_of(parser) -> set[str]:
 OTHERS = {"--json", "--follow", "--wait", "--timeout", "--hosts", "--older-than", "--deadline", "--from", "--to"}
 OTHERS |= {"--allow-scale", "--port", "--html"}
 PROFILE = {"--min", "--max", "--stride", "--batches", "--plot"}
-CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker", "--env", "--revoke"}
+CLUSTER = {"--quota", "--spread", "--now", "--csv", "--worker", "--env", "--revoke", "--foreground"}
 OF_CLUSTERS = (*cluster_flags.START_FLAGS, *cluster_flags.SUBMIT_FLAGS, *cluster_flags.REACH_FLAGS)
+OF_CLUSTERS = (*OF_CLUSTERS, *cluster_flags.MANIFESTS_FLAGS)
 CLUSTER |= {f"--{name}" for name in OF_CLUSTERS}
 SIMULATE = {"--policy", "--set", *(f"--{name}" for name in simulate_flags.FLAGS)}
 
@@ -411,6 +412,7 @@ def test_events_for_people_and_for_programs(home, capsys):
         ),
         ("decision", {"size": 4, "reason": "efficient"}, "size=4 reason=efficient"),
         ("decision", {"gain": 1.5, "size": 4, "reason": "efficient", "act": True}, "4 workers: efficient"),
+        ("batch_voided", {"worker": "w3", "voided_step": 7, "reason": "cut off"}, "w3 in step 7: cut off"),
         ("of_a_later_version", {"size": 4}, "size=4"),
     ],
 )  # fmt: skip

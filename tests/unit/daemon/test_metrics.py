@@ -150,6 +150,18 @@ def test_promtool_finds_no_fault_with_names_and_rules() -> None:
     promtool("test", "rules", "edl-alerts.test.yml")
 
 
+@pytest.mark.integration
+def test_promtool_reads_each_expression_of_the_board(tmp_path: Path) -> None:
+    """As rules: promtool knows no boards, and there is no Grafana here."""
+    board = json.loads((SHIPPED / "edl-board.json").read_text())
+    asked = [target["expr"] for panel in board["panels"] for target in panel["targets"]]
+    asked += [marks["expr"] for marks in board["annotations"]["list"]]
+    rules = [{"record": f"r{n}", "expr": expr.replace("$job", "j")} for n, expr in enumerate(asked)]
+    file = tmp_path / "board.yml"
+    file.write_text(json.dumps({"groups": [{"name": "board", "rules": rules}]}))  # which is YAML, too
+    promtool("check", "rules", str(file))
+
+
 def test_board_and_rules_speak_of_metrics_that_there_are() -> None:
     found = families(OWN, status(), 1000.0)
     names = {one.name + ("_total" if one.type is Type.COUNTER else "") for one in found}
@@ -158,6 +170,8 @@ def test_board_and_rules_speak_of_metrics_that_there_are() -> None:
         assert used and used <= names, used - names
     board = json.loads((SHIPPED / "edl-board.json").read_text())
     assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) > 10
+    for panel in board["panels"]:  # another leader is another instance: still one line
+        assert all(" without (instance) (" in target["expr"] for target in panel["targets"])
 
 
 # ----------------------------------------------------------------------------------------------------------- the server

@@ -18,12 +18,12 @@ from edl.cluster.queue.entries import QueueEvent
 from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.shown import shown
 from edl.coordination.memory import MemoryServer
-from edl.dashboard import cluster_feed
+from edl.dashboard import cluster_feed, cluster_server
 from edl.dashboard.access import Access
 from edl.dashboard.cluster_feed import ClusterFeed, ClusterSeen, LooksHere
-from edl.dashboard.cluster_page import page
+from edl.dashboard.cluster_page import cluster_parts, page
 from edl.dashboard.cluster_server import ClusterPageServer
-from edl.dashboard.cluster_view import MOST_JOBS, MOST_LANES, cluster_sight
+from edl.dashboard.cluster_view import MOST_JOBS, MOST_LANES, ClusterSight, cluster_sight
 from edl.errors import StoreUnavailable
 from edl.host.serving import listen
 from edl.scheduler.client import ClusterClient
@@ -134,6 +134,29 @@ async def test_the_page_opens_by_its_link_only_and_tells_as_it_happens(monkeypat
             await reader.readline()
         )
         writer.close()
+
+
+def test_parts_are_made_once_a_look_for_all_who_see_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def nobody() -> ClusterSeen:
+        raise AssertionError
+
+    made: list[int] = []
+    feed = ClusterFeed(nobody)
+    server = ClusterPageServer(feed, Access("t", 1))
+    assert server._parts(600) == {}
+    feed.seen, feed.looks = looked_at(a_busy_hour()), 1
+
+    def counted(view: ClusterSight) -> dict[str, str]:
+        made.append(view.span)
+        return cluster_parts(view)
+
+    monkeypatch.setattr(cluster_server, "cluster_parts", counted)
+    first = [server._parts(span) for span in (600, 3600, 600)]
+    assert made == [600, 3600]
+    assert first[0] == first[2] and first[0]["gantt"] != first[1]["gantt"]
+    feed.looks = 2
+    server._parts(600)
+    assert made == [600, 3600, 600]
 
 
 def told(message: bytes) -> dict[str, str]:

@@ -18,6 +18,8 @@ def test_a_folder_that_cannot_be_made_or_written_is_said_at_once(tmp_path: Path)
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="--tensorboard: cannot make"):
         exporting.check(Settings(tensorboard=tmp_path / "file" / "x"))
+    with pytest.raises(ConfigError, match="file is a file: name a folder"):
+        exporting.check(Settings(tensorboard=tmp_path / "file"))
     exporting.check(Settings(tensorboard=tmp_path / "new" / "x"))
     assert (tmp_path / "new" / "x").is_dir()
     exporting.check(Settings())

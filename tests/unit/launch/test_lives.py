@@ -20,7 +20,7 @@ from edl.checkpoints.lives import to_go_on_from
 from edl.checkpoints.names import CheckpointName
 from edl.checkpoints.writing import begin_life
 from edl.config import Settings
-from edl.launch import lives
+from edl.launch import exporting, lives
 from edl.launch.local import Outcome
 from edl.launch.records import Folder, LaunchRecord, launch_record
 from edl.launch.verdicts import EndKind, LaunchVerdict
@@ -116,6 +116,16 @@ def test_the_same_failure_again_is_its_end(place: Place) -> None:
     assert outcome.verdict.code == 1
     assert "nothing beyond step 5 was trained or saved in between" in outcome.verdict.reason
     assert (place.record().state, place.record().reason) == ("failed", outcome.verdict.reason)
+
+
+def test_what_cannot_be_exported_ends_the_job_on_record(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+    def start(*_: object) -> None:
+        raise OSError("no room for its log")
+
+    monkeypatch.setattr(exporting, "start", start)
+    with pytest.raises(OSError, match="no room"):
+        place.play(place.settings())
+    assert (place.record().state, place.record().reason) == ("failed", "no room for its log")
 
 
 def test_without_checkpoints_a_job_has_one_life(place: Place) -> None:

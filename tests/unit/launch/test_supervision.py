@@ -8,13 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from edl.errors import InvalidTransition
-from edl.launch.supervision import (
-    END_GRACE_S,
-    KILL_GRACE_S,
-    TELL_GRACE_S,
+from edl.launch.bounds import END_GRACE_S, KILL_GRACE_S, TELL_GRACE_S, Bounds
+from edl.launch.happenings import (
     AskedToGo,
     AskForLastWord,
-    Bounds,
     DeadlineReached,
     EndWorkers,
     Happening,
@@ -27,13 +24,12 @@ from edl.launch.supervision import (
     Looked,
     OwnChoice,
     PreemptJob,
-    Stage,
     StartWorkers,
     StopJob,
-    Supervisor,
     WorkerExited,
     WorkerStarted,
 )
+from edl.launch.supervision import Stage, Supervisor
 from edl.launch.verdicts import EndKind, LaunchVerdict, describe_exit
 from edl.protocol.job import FailedBy
 

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from datetime import timedelta
 from typing import Any
 
 import lightning.pytorch as pl
 import pytest
 import torch
-from lightning.pytorch.callbacks import ModelCheckpoint, Timer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
 
 from edl.errors import UsageError
-from edl.lightning.strategy import EdlStrategy
+from edl.lightning.strategy import EdlStrategy, _batches_between_validations
 
 
 def strategy() -> Any:
@@ -46,6 +47,22 @@ def test_the_time_at_each_batch_does_not_go_with_parts_of_a_step(settings: dict[
         strategy()._check(made_with(accumulate_grad_batches=2, **settings))
     assert "\n" not in str(caught.value)
     strategy()._check(made_with(**settings))
+
+
+@pytest.mark.parametrize(
+    ("interval", "batch", "parts", "wanted"),
+    [(1.0, 12, 1, math.inf), (None, 12, 1, math.inf), (1, 1, 1, 1), (1, 1, 4, 4), (0.5, 6, 4, 8), (3, 3, 1, 3)],
+)
+def test_validations_come_at_the_end_of_steps(interval: Any, batch: int, parts: int, wanted: float) -> None:
+    trainer = made_with(val_check_interval=interval, accumulate_grad_batches=parts)
+    trainer.val_check_batch = batch
+    assert _batches_between_validations(trainer) == wanted
+
+
+def test_other_numbers_of_batches_in_a_step_are_refused() -> None:
+    with pytest.raises(UsageError, match="accumulate_grad_batches") as caught:
+        strategy()._check(made_with(callbacks=[GradientAccumulationScheduler({0: 2})]))
+    assert "\n" not in str(caught.value)
 
 
 def test_the_time_at_each_epoch_goes_with_them() -> None:

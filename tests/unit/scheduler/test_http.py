@@ -21,6 +21,7 @@ from edl.cluster.queue.phases import JobPhase
 from edl.cluster.queue.wanted import JobWish, submission
 from edl.coordination.memory import MemoryServer
 from edl.errors import ConfigError, EdlError, NoSuchJob, TimedOut, UsageError
+from edl.host import serving
 from edl.host.serving import listen, serve
 from edl.scheduler import remote as remote_module
 from edl.scheduler import starting
@@ -426,6 +427,24 @@ async def test_beyond_loopback_it_speaks_tls_and_who_trusts_nobody_sends_no_toke
         with pytest.raises(ConfigError, match="its certificate is not trusted"):
             await asyncio.to_thread(RemoteCluster(url, found.owner).jobs)
     finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        found.ear.close()
+
+
+async def test_a_handshake_that_does_not_come_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serving, "ASK_S", 0.3)
+    certificate, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    await asyncio.to_thread(self_signed, certificate, key)
+    found = Served(tmp_path / "home")
+    task = asyncio.create_task(serve(found.server.app, found.ear, certificate, key))
+    reader, writer = await asyncio.open_connection("127.0.0.1", found.port)
+    try:
+        async with asyncio.timeout(20):  # by itself asyncio waits for a minute
+            with contextlib.suppress(ConnectionResetError):
+                assert await reader.read() == b""
+    finally:
+        writer.close()
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
         found.ear.close()

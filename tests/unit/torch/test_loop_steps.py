@@ -10,7 +10,7 @@ import pytest
 
 from edl.errors import RingBroken, UsageError
 from edl.torch.loop_steps import LoopState, LoopSteps, StepEnd
-from edl.torch.ring_words import RingWords
+from edl.torch.ring_words import RingWords, Saying
 from edl.torch.traveller import as_plain, from_plain
 
 
@@ -21,6 +21,10 @@ class FakeSeat:
         self.voided, self.weightless, self.new = now.get("voided", False), now.get("weightless", False), now.get("new")
         self.pass_number = 0
         self.settled = False
+        self.number = 1  # of the ring
+        self.committed = 0
+        self.voids: list[BaseException] = []
+        self.at_evaluation: Callable[[], object] = lambda: None
         self.at_switch: Callable[[], object] = lambda: None
 
     def rehearsing(self) -> bool:
@@ -29,13 +33,24 @@ class FakeSeat:
     def epoch(self) -> int:
         return self.pass_number
 
+    def generation(self) -> int:
+        return self.number
+
     def before_reduce(self) -> None:
         pass
+
+    def void_beside(self, error: BaseException) -> None:
+        self.voids.append(error)
+
+    def evaluate_shared(self, work: Any) -> tuple[bytes, ...]:
+        self.at_evaluation()
+        return (work.found(),)
 
     def settle_step(self) -> None:
         self.settled = True
 
     def notify_batch_end(self, samples: int | None = None) -> bool:
+        self.committed += not self.voided and not self.new
         self.at_switch()
         return True
 
@@ -44,7 +59,7 @@ class FakeState(LoopState):
     def __init__(self) -> None:
         self.ending: Callable[[], StepEnd] = lambda: self.ended
 
-    def now(self) -> dict[str, Any]:
+    def read(self) -> dict[str, Any]:
         return {"ended": str(self.ending()), "open_pass": self.open_pass}
 
     def take(self, found: Mapping[str, Any]) -> None:
@@ -83,7 +98,7 @@ def test_a_newcomer_goes_on_as_the_others_do(ended: StepEnd) -> None:
     steps.begin_step()
 
     def come() -> None:
-        steps.registered.loop = {"ended": str(ended), "open_pass": 4}
+        steps.registered.loop = {"ended": str(ended), "open_pass": 4, "stands": False}
 
     seat.at_switch = come
     assert not steps.counts
@@ -95,9 +110,66 @@ def test_what_travels_in_the_middle_of_a_step_says_that_it_comes_again() -> None
     steps = steps_of(FakeSeat())
     steps.begin_step()
     steps.end_step(counted=True)
-    assert dict(steps.state) == {"ended": "counted", "open_pass": 0}
+    assert dict(steps.state) == {"ended": "counted", "open_pass": 0, "stands": False}
     steps.begin_step()
     assert dict(steps.state.items())["ended"] == "again"
+
+
+def test_a_newcomer_that_comes_between_two_steps_gets_what_was_so_as_the_step_had_ended() -> None:
+    """It makes all that follows by itself: what the others have made of that already would count twice."""
+    steps = steps_of(FakeSeat())
+    steps.begin_step()
+    assert not steps.between
+    steps.end_step(counted=True)
+    assert steps.between
+    steps.ask(Saying("word", lambda: None))
+    steps.state.open_pass = 9  # as a callback changes what travels
+    assert dict(steps.state)["open_pass"] == 0
+    steps.begin_step()
+    assert not steps.between and dict(steps.state)["open_pass"] == 9
+
+
+def test_a_state_that_comes_with_a_ring_between_two_steps_is_not_taken() -> None:
+    """Its worker may have come less far since the end of the step."""
+    seat = FakeSeat()
+    steps = steps_of(seat)
+    steps.begin_step()
+    steps.end_step(counted=True)
+
+    def come() -> None:
+        steps.registered.loop = {"ended": "again", "open_pass": 7, "stands": True}
+
+    seat.at_evaluation = come
+    steps.ask(Saying("word", lambda: None))
+    assert not steps.take_over() and (steps.state.ended, steps.state.open_pass) == (StepEnd.COUNTED, 0)
+
+
+@pytest.mark.parametrize("others_step", [1, 2])
+def test_who_has_begun_the_next_step_does_not_go_back_behind_what_follows_the_one_before(others_step: int) -> None:
+    """With the state of a worker that still stands between them. One that stands after the next step is ahead."""
+    seat = FakeSeat()
+    steps = steps_of(seat)
+    steps.begin_step()
+    steps.end_step(counted=True)
+    steps.begin_step()
+    seat.voided = True
+
+    def come() -> None:
+        seat.committed = others_step
+        steps.registered.loop = {"ended": "counted", "open_pass": 7, "stands": True}
+
+    seat.at_switch = come
+    assert steps.end_step(counted=False) is (StepEnd.AGAIN if others_step == 1 else StepEnd.COUNTED)
+
+
+@pytest.mark.parametrize("changes", [False, True])
+def test_a_batch_of_the_ring_before_is_void(changes: bool) -> None:
+    seat = FakeSeat()
+    steps = steps_of(seat)
+    steps.note_fetched()
+    seat.number += changes
+    steps.begin_step()
+    assert bool(seat.voids) is changes
 
 
 def test_the_next_pass_begins_with_the_batch_that_belongs_to_it() -> None:

@@ -4,117 +4,20 @@ from __future__ import annotations
 
 import random
 import threading
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
+from breaking_rings import TIMEOUT_S, Died, Fault, Net, Over, faults_of, play
 
 from edl.errors import JobFailed, RingBroken
 from edl.protocol.ring import Place, solo
 from edl.trainer.evaluation import Evaluations
 
 STEP, UNITS = 7, 5
-TIMEOUT_S = 20.0
-
-
-class Died(Exception):
-    """This worker has."""
-
-
-class Over(Exception):
-    """Another worker has made the next step: this one gets its state."""
-
-
-@dataclass
-class Fault:
-    """What becomes of one collective, once all have come to it, or before that."""
-
-    victims: set[int] = field(default_factory=set)
-    fails_for: set[int] = field(default_factory=set)  # though all have come to it
-    newcomers: int = 0  # that enter the ring which follows
-
-
-class Net:
-    """All rings of a job. Workers are numbered for life."""
-
-    def __init__(self, workers: int, faults: dict[tuple[int, int], Fault]) -> None:
-        self.changed = threading.Condition()
-        self.faults = faults
-        self.living = set(range(workers))
-        self.ring: tuple[int, list[int]] = (1, sorted(self.living))
-        self.calls: dict[tuple[int, int], dict[int, tuple[str, int, bytes | None]]] = defaultdict(dict)
-        self.count = Counter[tuple[int, int]]()
-        self.broken: set[int] = set()
-        self.waiting: set[int] = set()
-        self.told: dict[int, tuple[bool, list[Any]]] = {}  # does it stand at the end of the step, and its results
-        self.root = 0
-        self.started = workers
-        self.born: list[int] = []
-        self.newcomers_from = workers
-        self.over = False
-
-    def wait(self, until: Callable[[], bool]) -> None:
-        assert self.changed.wait_for(until, TIMEOUT_S), "workers wait for each other"
-
-    def call(self, worker: int, what: str, root: int, payload: bytes | None) -> bytes:
-        with self.changed:
-            generation, members = self.ring
-            number = self.count[generation, worker]
-            self.count[generation, worker] += 1
-            if generation in self.broken:
-                raise RingBroken("a peer is gone")
-            fault = self.faults.get((generation, number), Fault())
-            came = self.calls[generation, number]
-            came[members.index(worker)] = (what, root, payload)
-            self.changed.notify_all()
-            self.wait(lambda: len(came) == len(members) or generation in self.broken)
-            if len(came) < len(members):
-                raise RingBroken("a peer is gone")
-            assert len({one[:2] for one in came.values()}) == 1, f"others are in another collective: {came}"
-            if worker in fault.victims or worker in fault.fails_for:
-                self._break(generation, fault)
-                if worker in fault.victims:
-                    raise Died
-                raise RingBroken("the answer was lost")
-            self.over = self.over or what == "training"
-            self.changed.notify_all()
-            sent = came[root][2]
-            assert sent is not None
-            return sent
-
-    def _break(self, generation: int, fault: Fault) -> None:
-        if generation not in self.broken:
-            self.broken.add(generation)
-            self.living -= fault.victims
-            for _ in range(fault.newcomers):
-                self.born.append(self.started)
-                self.living.add(self.started)
-                self.started += 1
-        self.changed.notify_all()
-
-    def enter(self, worker: int, told: tuple[bool, list[Any]] | None) -> tuple[bool, list[Any]]:
-        """The next ring, with the state of one of those who had it: what that one tells."""
-        with self.changed:
-            generation, _ = self.ring
-            self.broken.add(generation)
-            self.waiting.add(worker)
-            if told is not None:
-                self.told[worker] = told
-            self.changed.notify_all()
-            self.wait(lambda: self.over or self.ring[0] > generation or self.waiting >= self.living)
-            if self.over:
-                raise Over
-            if self.ring[0] == generation:
-                self.root = random.Random(generation).choice(sorted(self.told.keys() & self.waiting))
-                self.state = self.told[self.root]
-                self.ring = (generation + 1, sorted(self.waiting & self.living))
-                self.waiting, self.told = set(), {}
-                self.changed.notify_all()
-            return self.state
 
 
 class Worker:
@@ -211,36 +114,16 @@ class Worker:
 def run_job(seed: int) -> None:
     chance = random.Random(seed)
     workers = chance.randint(2, 4)
-    faults, left = {}, workers
-    for generation in range(1, chance.randint(2, 4)):
-        everybody = set(range(workers + 4))
-        victims = set(chance.sample(sorted(everybody), 1)) if left > 1 and chance.random() < 0.6 else set()
-        left -= len(victims)
-        fails_for = {one for one in everybody if chance.random() < 0.5} - victims or everybody - victims
-        faults[generation, chance.randrange(14)] = Fault(victims, fails_for, chance.randint(0, 1))
-    net = Net(workers, faults)
+    net = Net(workers, faults_of(chance, workers, 14))
     everyone = [Worker(net, number, chance.randint(0, UNITS)) for number in range(workers)]
+    units = everyone[0].units
     for one in everyone:
-        one.units = everyone[0].units
-    threads = [threading.Thread(target=one.run, daemon=True) for one in everyone]
-    for thread in threads:
-        thread.start()
-    while any(thread.is_alive() for thread in threads):
-        with net.changed:
-            net.changed.wait(0.001)
-            born, net.born = net.born, []
-        for number in born:
-            everyone.append(Worker(net, number, everyone[0].units))
-            threads.append(threading.Thread(target=everyone[-1].run, daemon=True))
-            threads[-1].start()
-    for one in everyone:
-        if one.error is not None:
-            raise one.error
-    living = [one for one in everyone if one.number in net.living]
+        one.units = units
+    living = play(net, everyone, lambda number: Worker(net, number, units))
     complete = [one.results for one in living if one.results]
     assert all(results == complete[0] for results in complete)
     for found in complete[0] if complete else ():
-        assert sorted(unit for one in found for unit in one) == list(range(everyone[0].units)), "each unit once"
+        assert sorted(unit for one in found for unit in one) == list(range(units)), "each unit once"
 
 
 @pytest.mark.parametrize("first", range(0, 400, 100))

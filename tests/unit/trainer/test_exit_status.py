@@ -50,3 +50,30 @@ finally: print("finally", end=", ")
 """
     done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (75, "finally, registered, ['SystemExit: 75']\n"), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        ("JobFailed('nobody has\\nthe model')", "edl: the job has failed: nobody has the model\n"),
+        ("NotResumed('gone')", "edl: gone\n"),
+    ],
+)
+def test_what_is_no_fault_of_the_scripts_is_said_in_one_line(error, said):
+    end = f"from edl.errors import *; raise {error}"
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (1, said)
+
+
+def test_a_script_that_is_interrupted_says_so_in_one_line_and_is_ended_by_the_signal():
+    end = "import os, signal; os.kill(os.getpid(), signal.SIGINT)"
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (-2, "['interrupted']\n", "edl: interrupted\n")
+
+
+@pytest.mark.parametrize("error", ["NoSuchJob('it asked for another one')", "UsageError('x')"])
+def test_what_may_be_is_shown_where_it_was(error):
+    end = f"from edl.errors import *; raise {error}"
+    done = subprocess.run([sys.executable, "-c", SCRIPT.format(end)], capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback")

@@ -12,7 +12,7 @@ import pytest
 
 from edl.config import Settings
 from edl.core.job.restarts import MOST
-from edl.errors import ConfigError, JobFailed
+from edl.errors import ConfigError, JobFailed, PeerError
 from edl.protocol import link as say
 from edl.trainer import link as module
 from edl.trainer.link import DaemonLink
@@ -112,7 +112,39 @@ def test_a_daemon_that_is_dying_still_listens_and_is_not_called(unlinked, monkey
         dying.bind(str(unlinked._socket))
         dying.listen()
         dying.settimeout(0.2)
-        with pytest.raises(ConfigError):
+        with pytest.raises(PeerError):
             unlinked.start()
         with pytest.raises(TimeoutError):
             dying.accept()
+
+
+RECORD = "2026-11-24 13:15:14,873 edl.coordination.kazoo INFO Connecting to 127.0.0.1\n"
+
+
+@pytest.mark.parametrize(
+    ("written", "error", "words"),
+    [
+        ("", PeerError, "was killed, or has crashed; see .*daemon.log"),
+        (RECORD, PeerError, "was killed, or has crashed"),
+        (f"{RECORD}edl: no job x at zk://nowhere\n", ConfigError, "^no job x at zk://nowhere$"),
+    ],
+)
+def test_who_is_at_fault_when_one_ends_as_it_starts(unlinked, monkeypatch, written, error, words):
+    unlinked._log.write_text("edl: said by the one before\n")
+
+    def ending(*_: object) -> int:
+        with unlinked._log.open("a") as log:
+            log.write(written)
+        return 2**22 + 1  # no process
+
+    monkeypatch.setattr(module, "spawn_daemon", ending)
+    with pytest.raises(error, match=words):
+        unlinked.start()
+
+
+def test_one_that_was_killed_as_it_started_is_replaced(unlinked, monkeypatch):
+    monkeypatch.setattr(module, "spawn_daemon", lambda *_: 2**22 + 1)
+    monkeypatch.setattr(module, "MOST", 1)
+    unlinked._on_gone()
+    with pytest.raises(JobFailed, match="the last one: edl's daemon was killed, or has crashed"):
+        _ = unlinked.orders

@@ -95,3 +95,22 @@ def test_a_setting_that_would_take_the_signal_from_edl_is_refused(tmp_path: Path
     with pytest.raises(UsageError, match="enable_jit_checkpoint") as caught:
         _check(TrainingArguments(str(tmp_path), enable_jit_checkpoint=True, use_cpu=True))
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_batch_of_an_evaluation_counts_is_asked_of_nobody(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Workers compute other numbers of batches: they would wait for each other."""
+
+    class Counting:
+        def _get_num_items_in_batch(self, batches: Any, device: Any) -> torch.Tensor:
+            return torch.tensor(5)
+
+    class Elastic(EdlTrainerMixin, Counting):
+        def __init__(self) -> None:
+            self.args: Any = SimpleNamespace(average_tokens_across_devices=True, device="cpu")
+            self._words: Any = SimpleNamespace(reduced=lambda mine, _: 2 * mine)
+
+    monkeypatch.setattr(mixin, "seat", SimpleNamespace(size=lambda: 3))
+    monkeypatch.setattr(mixin, "framework", SimpleNamespace(share_of_step=lambda _: 1.0))
+    trainer: Any = Elastic()
+    assert int(trainer._get_num_items_in_batch([], "cpu")) == 5
+    assert int(trainer._items_of_all(torch.tensor(5))) == 10, "in a step, of all"

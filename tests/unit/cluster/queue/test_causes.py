@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from edl.cluster.queue.causes import Domain, EndEvidence, classify, first
+from edl.errors import FAILED_JOB
 
 TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\n    x\n"
 
@@ -40,6 +41,13 @@ TRACE = "Traceback (most recent call last):\n  File 't.py', line 1, in <module>\
         (EndEvidence(refused="Input/output error", unserved=True), "host-limits", Domain.INFRASTRUCTURE, True),
         (EndEvidence(code=1, tail=TRACE + "edl.errors.DataError: cut off"), "corrupt-data", Domain.DATA, False),
         (EndEvidence(code=1, tail=TRACE + "edl.errors.RingBroken: x"), "peer", Domain.INFRASTRUCTURE, True),
+        (EndEvidence(code=1, tail=TRACE + "edl.errors.PeerError: killed"), "peer", Domain.INFRASTRUCTURE, True),
+        (
+            EndEvidence(code=1, tail=TRACE + f"KeyError: handled\n{FAILED_JOB}nobody has the model\nmore words"),
+            "peer",
+            Domain.INFRASTRUCTURE,
+            True,
+        ),
         (EndEvidence(code=1, tail=TRACE + "KeyError: 'x'\nmore words"), "script-error", Domain.WORKLOAD, False),
     ],
 )

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from edl.config import TABLE, Given, Settings, _is_open_to_others, scrubbed
+from edl.config import TABLE, Given, Settings, scrubbed
+from edl.config.settings import _is_open_to_others
 from edl.errors import ConfigError
 
 JOINED = {"EDL_JOB": "mnist", "EDL_COORDINATOR": "zk:2181"}

@@ -1,0 +1,262 @@
+"""What a change of size costs the survivors of a library's training, beside the bare loop, in the same run.
+
+    python -m benchmarks.library_pause [--libraries lightning trainer accelerate keras] [--changes 5] [--rounds 2]
+                                       [--json]
+
+In each round one job for each library, and one for the bare loop of its framework (of PyTorch for the first three, of
+TensorFlow for Keras), train the same model in steps of the same length. Each grows from 2 to 3 workers and shrinks to 2
+so many times (`edl scale`), with some dozens of steps in between. The jobs of a round come in another order in each.
+
+A survivor's pause is the time from the begin of its last step at one size to that of its first at the other, less its
+median step; of each change counts the survivor that lost most. `after` is what the ten steps that follow took beyond
+the median, all together: what a library puts off is not saved. Printed: the medians over all changes, the longest with
+its round and number, and the difference of the medians to the bare loop, of all rounds and of each. Exit code 1 where
+a library's median pause is more than 50 ms above that of the bare loop.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+BARE: Final = {"lightning": "torch", "trainer": "torch", "accelerate": "torch", "keras": "tensorflow"}
+NAMES: Final = {
+    "torch": "the bare loop of PyTorch",
+    "lightning": "Lightning",
+    "trainer": "Hugging Face's Trainer",
+    "accelerate": "Accelerate",
+    "tensorflow": "the bare loop of TensorFlow",
+    "keras": "Keras's fit",
+}
+SIZES: Final = ((2, 3), (3, 2))
+ALLOWED_MS: Final = 50.0
+STEPS: Final = 60  # between two changes, at least
+AFTER: Final = 10
+JOB: Final = "pauses"
+PATIENCE_S, END_S = 300.0, 60.0
+
+
+class Step(NamedTuple):
+    """Of one worker."""
+
+    began: float
+    size: int
+    generation: int
+
+
+class Change(NamedTuple):
+    """As the survivor saw it that lost most. In milliseconds."""
+
+    before: int  # workers
+    after: int
+    pause: float
+    later: float  # what the next steps took beyond the median, all together
+
+
+class Place(NamedTuple):
+    """Where a change is to be found."""
+
+    turn: int  # the round
+    number: int
+    change: Change
+
+
+def changes_of(workers: Iterable[Sequence[Step]]) -> list[Change]:
+    """Of one job, in order."""
+    found: dict[int, Change] = {}
+    for steps in workers:
+        runs = [list(run) for _, run in itertools.groupby(steps, key=lambda step: step.generation)]
+        for number, (before, after) in enumerate(itertools.pairwise(runs)):
+            if before[0].size == after[0].size:
+                continue  # another worker in the place of one
+            ending = before + after[:1] if number == 0 else before[1:] + after[:1]  # its first step was a change's
+            change = _change(ending, after)
+            known = found.get(after[0].generation)
+            if known is None or change.pause > known.pause:
+                found[after[0].generation] = change
+    return [change for _, change in sorted(found.items())]
+
+
+def _change(before: Sequence[Step], after: Sequence[Step]) -> Change:
+    """`before` ends with the first step of `after`."""
+    *usual, pause = _lengths_ms(before)
+    later = _lengths_ms(after)
+    median = statistics.median([*usual, *later])
+    return Change(before[0].size, after[0].size, pause - median, sum(length - median for length in later[:AFTER]))
+
+
+def _lengths_ms(steps: Sequence[Step]) -> list[float]:
+    return [1000 * (two.began - one.began) for one, two in itertools.pairwise(steps)]
+
+
+class Pauses(NamedTuple):
+    """At one change of size, of all rounds of one way to train."""
+
+    median: float
+    later: float
+    longest: Place
+    of_rounds: tuple[float, ...]  # medians
+    changes: int
+
+
+def pauses(rounds: Sequence[Sequence[Change]], sizes: tuple[int, int]) -> Pauses:
+    places = [
+        Place(turn, number, change)
+        for turn, changes in enumerate(rounds, 1)
+        for number, change in enumerate((one for one in changes if (one.before, one.after) == sizes), 1)
+    ]
+    of_rounds = [[one.change.pause for one in places if one.turn == turn] for turn in range(1, len(rounds) + 1)]
+    return Pauses(
+        statistics.median(one.change.pause for one in places),
+        statistics.median(one.change.later for one in places),
+        max(places, key=lambda one: one.change.pause),
+        tuple(statistics.median(found) for found in of_rounds),
+        len(places),
+    )
+
+
+def shown(library: str, sizes: tuple[int, int], own: Pauses, bare: Pauses | None) -> str:
+    longest = own.longest
+    line = (
+        f"{sizes[0]} -> {sizes[1]}  {NAMES[library]}: pause {own.median:.0f} ms (median of {own.changes}), "
+        f"longest {longest.change.pause:.0f} ms (round {longest.turn}, change {longest.number}), "
+        f"after {own.later:+.0f} ms"
+    )
+    if bare is not None:
+        each = ", ".join(f"{one - other:+.0f}" for one, other in zip(own.of_rounds, bare.of_rounds, strict=True))
+        line += f"; to the bare loop {own.median - bare.median:+.0f} ms (rounds {each})"
+    return line
+
+
+def is_within(own: Pauses, bare: Pauses) -> bool:
+    return own.median - bare.median <= ALLOWED_MS
+
+
+# ---------------------------------------------------------------------------------------------------------- the jobs
+
+
+class Job:
+    """One, in a folder of its own."""
+
+    def __init__(self, way: str, folder: Path) -> None:
+        self.folder, self.log = folder, folder / "output.log"
+        quiet = {"TF_CPP_MIN_LOG_LEVEL": "3", "TF_NUM_INTRAOP_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+        self._environ = {**os.environ, **quiet, "HF_HUB_OFFLINE": "1", "EDL_HOME": str(folder / "home")}
+        self._edl = str(Path(sys.executable).with_name("edl"))
+        worker = [sys.executable, "-m", "benchmarks.library_pause_worker", way, str(folder)]
+        with self.log.open("wb") as log:
+            self.launcher = subprocess.Popen(
+                [self._edl, "run", "-np", "2", "--max-np", "3", "--job", JOB, *worker],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
+
+    def changed(self, times: int) -> list[Change]:
+        self._wait_training(2)
+        for _ in range(times):
+            for _, size in SIZES:
+                self._run("scale", JOB, str(size), "--wait", "--timeout", str(PATIENCE_S))
+                self._wait_training(size)
+        return changes_of(self._notes())
+
+    def _wait_training(self, size: int) -> None:
+        """Until all of so many workers have made some steps in one ring."""
+        deadline = time.monotonic() + PATIENCE_S
+        while not self._train(size):
+            if self.launcher.poll() is not None or time.monotonic() > deadline:
+                raise SystemExit(f"never: {size} workers that train; the last lines:\n{self.log.read_text()[-3000:]}")
+            time.sleep(0.2)
+
+    def _train(self, size: int) -> bool:
+        last = [steps[-STEPS:] for steps in self._notes() if len(steps) >= STEPS]
+        newest = max((steps[-1].generation for steps in last), default=0)
+        return sum(steps[0].generation == newest and steps[0].size == size for steps in last) == size
+
+    def _notes(self) -> list[list[Step]]:
+        return [read(path) for path in self.folder.glob("*.steps")]
+
+    def end(self) -> None:
+        try:
+            if self.launcher.poll() is None:
+                self._run("stop", JOB)
+            self.launcher.wait(END_S)
+        finally:
+            self.launcher.kill()
+
+    def _run(self, *arguments: str) -> None:
+        command = [self._edl, *arguments]
+        done = subprocess.run(command, env=self._environ, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise SystemExit(f"edl {' '.join(arguments)}: {done.stderr}\n{self.log.read_text()[-3000:]}")
+
+
+def read(path: Path) -> list[Step]:
+    lines = path.read_text().split("\n")[:-1]  # the last one may be half written
+    return [
+        Step(float(began), int(size), int(generation)) for began, size, generation in (line.split() for line in lines)
+    ]
+
+
+def measured(way: str, times: int) -> list[Change]:
+    with tempfile.TemporaryDirectory() as name:
+        job = Job(way, Path(name))
+        try:
+            return job.changed(times)
+        finally:
+            job.end()
+
+
+def told(libraries: Sequence[str], found: dict[str, list[list[Change]]], say: Callable[[str], None]) -> bool:
+    """Whether all keep to what is allowed."""
+    good = True
+    for sizes in SIZES:
+        for bare in dict.fromkeys(BARE[library] for library in libraries):
+            beside = pauses(found[bare], sizes)
+            say(shown(bare, sizes, beside, None))
+            for library in (one for one in libraries if BARE[one] == bare):
+                own = pauses(found[library], sizes)
+                say(shown(library, sizes, own, beside))
+                good = good and is_within(own, beside)
+    return good
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--libraries", nargs="+", choices=BARE, default=list(BARE))
+    parser.add_argument("--changes", type=int, default=5, help="of each kind, in one job")
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--json", action="store_true", help="one line for each job, too")
+    options = parser.parse_args()
+    for name in ("changes", "rounds"):
+        if getattr(options, name) < 1:
+            parser.error(f"--{name} {getattr(options, name)}: give at least 1")
+    ways = list(dict.fromkeys(way for library in options.libraries for way in (BARE[library], library)))
+    found: dict[str, list[list[Change]]] = {way: [] for way in ways}
+    for number in range(options.rounds):
+        for way in ways[:: -1 if number % 2 else 1]:
+            found[way].append(measured(way, options.changes))
+            _progress(way, number + 1, found[way][-1], options)
+    return 0 if told(options.libraries, found, lambda line: print(line, flush=True)) else 1
+
+
+def _progress(way: str, number: int, changes: list[Change], options: argparse.Namespace) -> None:
+    print(f"round {number} of {options.rounds}: {NAMES[way]}", file=sys.stderr, flush=True)
+    if options.json:
+        line: dict[str, Any] = {"way": way, "round": number, "changes": [change._asdict() for change in changes]}
+        print(json.dumps(line), flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,150 @@
+"""What descriptions of commands are made of: a command, a job, a switch, a value, and settings of `edl.config`."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+from collections.abc import Mapping
+from typing import NoReturn, Protocol, TypeAlias
+
+import msgspec
+
+from edl.config import TABLE, Given, Setting
+from edl.errors import ConfigError, UsageError
+
+
+class Action(Protocol):
+    """A command: gets its arguments, returns the exit code."""
+
+    def __call__(self, arguments: argparse.Namespace, /) -> int: ...
+
+
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line, instead of all that would have been right."""
+
+    def error(self, message: str) -> NoReturn:
+        message = message.replace("the following arguments are required:", "missing:").removeprefix("argument ")
+        raise UsageError(f"{message}; see '{self.prog} --help'")
+
+
+Commands: TypeAlias = "argparse._SubParsersAction[Parser]"  # of edl, or of a group
+
+
+def later(module: str, name: str) -> Action:
+    """A command that is imported when it is carried out: `edl hosts` runs each second and needs none of the others."""
+
+    def act(arguments: argparse.Namespace, /) -> int:
+        carried_out: Action = getattr(importlib.import_module(f"edl.cli.{module}"), name)
+        return carried_out(arguments)
+
+    return act
+
+
+def command(found: Commands, name: str, act: Action, summary: str, examples: str) -> Parser:
+    parser = _parser(found, name, summary, examples)
+    parser.set_defaults(act=act, typed=parser.prog)
+    return parser
+
+
+def group(found: Commands, name: str, summary: str, examples: str) -> Commands:
+    """Commands of two words: their first one."""
+    return _parser(found, name, summary, examples).add_subparsers(metavar="COMMAND", required=True)
+
+
+def _parser(found: Commands, name: str, summary: str, examples: str) -> Parser:
+    return found.add_parser(
+        name,
+        help=summary,
+        description=f"{summary[0].upper()}{summary[1:]}.",
+        epilog=examples,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        allow_abbrev=False,
+    )
+
+
+def add_job(parser: Parser, nargs: str | None = None) -> None:
+    """The job, and what it takes to find one that was started elsewhere."""
+    parser.add_argument("job", metavar="JOB", nargs=nargs, help="name of the job")
+    add_settings(parser, "coordinator", "secret_file", "home")
+
+
+def add_switch(parser: Parser, flag: str, text: str, *short: str) -> None:
+    variable = _variable(flag)
+    value = os.environ.get(variable, "").lower()
+    if value not in {"", "0", "1", "false", "true", "no", "yes"}:
+        raise ConfigError(f"{variable}={value}: must be 1 or 0")
+    on = value in {"1", "true", "yes"}
+    parser.add_argument(*short, flag, action="store_true", default=on, help=f"{text} [{variable}]")
+
+
+def add_value(  # noqa: PLR0913 - as argparse's own
+    parser: Parser,
+    flag: str,
+    metavar: str,
+    text: str,
+    *,
+    default: str | None = None,
+    required: bool = False,
+    field: str | None = None,
+) -> None:
+    """A flag with a value, which its variable may give too. `field`: its name in the arguments, if not the flag's."""
+    variable = _variable(flag)
+    value = os.environ.get(variable) or default
+    needed = required and value is None
+    parser.add_argument(flag, dest=field, metavar=metavar, default=value, required=needed, help=f"{text} [{variable}]")
+
+
+def add_values(parser: Parser, flags: Mapping[str, tuple[str, str]]) -> None:
+    """`flags`: name -> (metavar, what it stands for)."""
+    for name, (metavar, text) in flags.items():
+        add_value(parser, f"--{name}", metavar, text)
+
+
+def add_list(parser: Parser, flag: str, metavar: str, text: str) -> None:
+    """A flag that may be given again; its variable has all of them, with blanks between."""
+    variable = _variable(flag)
+    values = os.environ.get(variable, "").split()
+    told = f"{text}; may be given again [{variable}]"
+    parser.add_argument(flag, metavar=metavar, action="append", default=values, help=told)
+
+
+def _variable(flag: str) -> str:
+    return f"EDL_{flag.removeprefix('--').upper().replace('-', '_')}"
+
+
+def add_settings(parser: Parser, *fields: str, text: str = "") -> None:
+    """`text`: what they stand for here, where that is not what the table says."""
+    for setting in TABLE:
+        if setting.field in fields:
+            add_setting(parser, msgspec.structs.replace(setting, help=text) if text else setting)
+
+
+def add_setting(parser: Parser, setting: Setting) -> None:
+    parser.add_argument(
+        *setting.flags,
+        action=_Keep,
+        field=setting.field,
+        dest="given",
+        default={},
+        metavar=setting.metavar,
+        help=f"{setting.help} [{setting.variables[0]}]",
+    )
+
+
+class _Keep(argparse.Action):
+    """Keeps the text of a setting, and how it was typed: `edl.config` reads it, whether it came by flag or variable."""
+
+    def __init__(self, field: str, **keywords: object) -> None:
+        super().__init__(**keywords)  # type: ignore[arg-type]
+        self._field = field
+
+    def __call__(
+        self,
+        _: argparse.ArgumentParser,
+        namespace: argparse.Namespace,
+        values: object,
+        option_string: str | None = None,
+    ) -> None:
+        before: Mapping[str, Given] = getattr(namespace, self.dest)
+        setattr(namespace, self.dest, {**before, self._field: Given(str(values), f"{option_string} {values}")})

@@ -1,0 +1,126 @@
+"""`edl scale` for a job of a cluster: the queue is asked, and says how it comes about.
+
+Owns: which jobs are a cluster's, and the words. Does not own: what a size means there (`edl.cluster.queue`).
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import sys
+import time
+from collections.abc import Callable
+
+from edl.cli import show
+from edl.cli.reached import home_of, is_remote, reached
+from edl.cluster.queue.entries import WorkerWish
+from edl.cluster.queue.phases import JobPhase
+from edl.cluster.queue.shown import JobShown
+from edl.cluster.queue.wanted import checked_name
+from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut
+from edl.launch.records import find
+from edl.scheduler.client import PATIENCE_S
+from edl.scheduler.places import ClusterHome
+from edl.scheduler.reaching import ReachedCluster
+
+LOOK_S = 1.0
+
+
+def cluster_of(arguments: argparse.Namespace) -> ReachedCluster | None:
+    """None: it is no cluster's job. Raises EdlError."""
+    settings, home = home_of(arguments)
+    remote, config, here = is_remote(arguments), home.read(), _runs_here(home, arguments.job)
+    if not remote and (config is None or here or settings.coordinator not in {None, config.coordinator}):
+        return None
+    cluster = reached(arguments)
+    try:
+        cluster.job(checked_name(arguments.job))
+    except NoSuchJob:
+        if remote and not here:
+            raise
+        return None
+    except EdlError:
+        if not remote and home.remains_of(arguments.job) is None:
+            return None
+        raise
+    return cluster
+
+
+def _runs_here(home: ClusterHome, job: str) -> bool:
+    """By `edl run`."""
+    folder = find(home.home, job)
+    record = folder.read() if folder else None
+    return record is not None and record.alive
+
+
+def scale_in_cluster(cluster: ReachedCluster, name: str, size: int, *, timeout_s: float | None, wait: bool) -> int:
+    asked = False
+    progress = show.Progress(sys.stderr)
+    try:
+        job = cluster.job(name)
+        if not job.over and not job.min_np <= size <= job.max_np:
+            raise EdlError(f"job {name} cannot have {size} workers: it was submitted for {job.min_np} to {job.max_np}")
+        cluster.scale(name, size)
+        asked = True
+        if wait:
+            _wait(cluster, name, size, timeout_s, lambda job: progress.show(far(job, size)))
+    except (asyncio.CancelledError, KeyboardInterrupt):
+        stands = f"; {size} workers stay asked for: `edl describe {name}` shows how far it is" if asked else ""
+        raise EdlError(f"interrupted{stands}") from None
+    finally:
+        progress.end()
+    show.say(f"job {name} has {size} workers" if wait else f"job {name}: {size} workers asked for")
+    return 0
+
+
+def _wait(
+    cluster: ReachedCluster, name: str, size: int, timeout_s: float | None, seen: Callable[[JobShown], object]
+) -> None:
+    """Until it has them. Raises EdlError where it never will, or others have asked for something else."""
+    until = None if timeout_s is None else time.monotonic() + timeout_s
+    taken = False  # by who leads
+    while not has(job := _patiently(cluster, name), size):
+        if job.over:
+            raise EdlError(f"job {name} is over: {job.state}")
+        taken |= job.wanted == size
+        if taken and job.wanted != size:
+            raise EdlError(f"job {name} was asked for {job.wanted or job.np} workers meanwhile")
+        seen(job)
+        if until is not None and time.monotonic() >= until:
+            raise TimedOut(
+                f"job {name} has {len(job.workers)} workers, and not {size} within {timeout_s:g} s; "
+                f"{size} workers stay asked for: `edl describe {name}` shows how far it is"
+            )
+        time.sleep(LOOK_S if until is None else max(0.01, min(LOOK_S, until - time.monotonic())))
+
+
+def _patiently(cluster: ReachedCluster, name: str) -> JobShown:
+    """For as long as a coordinator takes to come back."""
+    until = time.monotonic() + PATIENCE_S
+    while True:
+        try:
+            return cluster.job(name)
+        except StoreUnavailable:
+            if time.monotonic() > until:
+                raise
+            time.sleep(LOOK_S)
+
+
+def has(job: JobShown, size: int) -> bool:
+    """As many train, and no other is on its way."""
+    return job.wanted == size == len(job.workers) == _staying(job) and job.state == JobPhase.RUNNING.value
+
+
+def _staying(job: JobShown) -> int:
+    return sum(worker.wish == WorkerWish.RUN.value for worker in job.workers)
+
+
+def far(job: JobShown, size: int) -> str:
+    """How far it is on its way."""
+    here, leaving = _staying(job), len(job.workers) - _staying(job)
+    parts = [f"{here} of {size} workers are there", job.state]
+    if here < size:
+        parts.append(f"{size - here} more {'has' if size - here == 1 else 'have'} no device yet")
+    if leaving:
+        parts.append(f"{leaving} {'leaves' if leaving == 1 else 'leave'}")
+    return "; ".join(parts)

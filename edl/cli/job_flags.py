@@ -1,0 +1,212 @@
+"""What can be typed of one job: what starts it, looks at it, changes it and ends it."""
+
+from __future__ import annotations
+
+import argparse
+from typing import Final
+
+from edl.cli.arguments import (
+    Commands,
+    add_job,
+    add_setting,
+    add_settings,
+    add_switch,
+    add_value,
+    add_values,
+    command,
+    later,
+)
+from edl.cli.cluster_flags import REACH_FLAGS
+from edl.config import TABLE
+
+RUN_EXAMPLES = """
+examples:
+  edl run -np 2 python train.py                      two workers on this machine
+  edl run -np 2 --max-np 4 --job mnist python train.py --epochs 3
+  edl run --coordinator zk1:2181,zk2:2181/edl --job mnist python train.py
+                                                     two machines that run this line train one job together
+  edl run -np 0 --coordinator zk1:2181 --job mnist python train.py
+                                                     starts workers here once `edl migrate` moves the job here
+
+Each flag can be given as a variable too: EDL_NP=2, EDL_MAX_NP=4, EDL_JOB=mnist, ...
+Exit code: 0 when the job finished, 1 when it failed, 2 when it could not start as it was asked for, 75 when it was
+preempted: the same line goes on with it.
+Ctrl-C ends the job and all its processes, a second Ctrl-C at once.
+"""
+STATUS_EXAMPLES = """
+examples:
+  edl status                      the job that runs here, or a list when there are several or none
+  edl status mnist
+  edl status mnist --json | jq .step
+  EDL_SECRET_FILE=secret edl status mnist --coordinator zk1:2181
+                                  a job that was started on another machine
+"""
+EVENTS_EXAMPLES = """
+examples:
+  edl events mnist                what has happened so far
+  edl events mnist --follow       and what happens from now on, until the job is over
+  edl events mnist --json | jq 'select(.kind == "scaled") | .pause_ms'
+"""
+BATCH_EXAMPLES = """
+examples:
+  edl batch mnist 512             from one of the next steps on, 512 samples a step, however many workers there are
+
+Training does not stop for it. The learning rate follows where the script has called edl.scale_rate(...). A worker whose
+part of a step would not fit its memory: take it in microbatches, `for part, share in edl.microbatches(ids, most=256)`.
+"""
+SCALE_EXAMPLES = """
+examples:
+  edl scale mnist 4               ask for four workers
+  edl scale mnist 2 --wait        and return when the job has that size, printing the pause
+  edl scale mnist 8 --wait --timeout 600
+                                  the same, for ten minutes at most
+
+  edl scale digits 3              a job of the cluster (`edl submit`): it has 3 workers at most, where devices are free
+
+Growing: `edl run` starts the workers that are missing. For a job without it start them, by EDL_JOB and EDL_COORDINATOR.
+For a job of a cluster its queue does.
+"""
+STOP_EXAMPLES = """
+example:
+  edl stop mnist                  ends the job cleanly, and returns when it is over
+"""
+PROFILE_EXAMPLES = """
+examples:
+  edl profile mnist --min 1 --max 4             a table: throughput and efficiency with 4, 3, 2, 1 workers
+  edl profile mnist --min 2 --max 16 --stride 2 --batches 50 --plot mnist.png
+  edl profile mnist --json | jq .rows
+
+The job trains on meanwhile, and afterwards has the size again that it was asked for before.
+"""
+HOSTS_EXAMPLES = """
+examples:
+  edl hosts mnist                               localhost:3
+  edl hosts mnist --hosts node1:2,node2:2       node1:2 and node2:1
+  horovodrun -np 2 --min-np 1 --host-discovery-script "edl hosts mnist -np 2 --hosts node1:2,node2:2" python train.py
+                                  as many workers as `edl scale mnist N` asks for
+"""
+PREEMPT_EXAMPLES = """
+examples:
+  edl preempt mnist                  save it, and end it; the same `edl run` line goes on with it
+  edl preempt mnist --deadline 10    after 10 s it ends, saved or not
+
+Exit code: 0 once the job is over and saved, 1 if it could not be saved.
+"""
+MIGRATE_EXAMPLES = """
+examples:
+  edl migrate mnist --from node1                    to the other hosts on which the job trains
+  edl migrate mnist --from node1 --to node2:4       to a host where `edl run -np 0 ...` waits, or where it trains
+
+Training goes on meanwhile. Returns when no worker is left there; exit code 1, with the reason, when they stay.
+"""
+CLEAN_EXAMPLES = """
+examples:
+  edl clean --coordinator zk1:2181            whatever is over there, as far as it opens to you
+  edl clean --coordinator zk1:2181 --older-than 86400
+                                              what has been over for a day
+  edl clean mnist                             one job, of which the coordinator is on record here
+
+A job that is over also goes by itself, a week after its end (`edl run --keep-nodes SECONDS`), when another job of the
+same coordinator has a leader that may remove it. What `edl run` has on record on this machine stays.
+"""
+# flag -> (metavar, what it stands for)
+PROFILE_FLAGS: Final[dict[str, tuple[str, str]]] = {
+    "min": ("A", "smallest size (default: the job's --min-np)"),
+    "max": ("B", "largest size, with which it begins (default: the job's --max-np, else its size)"),
+    "stride": ("N", "workers fewer each time (default: 1)"),
+    "batches": ("N", "batches to measure at each size (default: 100)"),
+    "timeout": ("SECONDS", "give up when a size takes longer (default: 600)"),
+    "plot": ("FILE", "also draw it, as .png, .svg or .pdf"),
+}
+
+
+def add_run(found: Commands) -> None:
+    parser = command(found, "run", later("run", "run"), "run a command as N workers on this machine", RUN_EXAMPLES)
+    parser.usage = "edl run [-np N] [--min-np A] [--max-np B] [--job NAME] [flags] COMMAND..."
+    for setting in TABLE:
+        if setting.flags:
+            add_setting(parser, setting)
+    parser.add_argument("line", nargs=argparse.REMAINDER, metavar="COMMAND...", help="what each worker runs")
+
+
+def add_status(found: Commands) -> None:
+    parser = command(found, "status", later("commands", "status"), "show a job as it is", STATUS_EXAMPLES)
+    add_job(parser, nargs="?")
+    add_switch(parser, "--json", "one JSON object")
+
+
+def add_events(found: Commands) -> None:
+    parser = command(found, "events", later("commands", "events"), "show what has happened to a job", EVENTS_EXAMPLES)
+    add_job(parser)
+    add_switch(parser, "--json", "one JSON object per line")
+    add_switch(parser, "--follow", "go on until the job is over")
+
+
+def add_scale(found: Commands) -> None:
+    parser = command(found, "scale", later("scale", "scale"), "ask for another number of workers", SCALE_EXAMPLES)
+    add_job(parser)
+    parser.add_argument("size", metavar="N", help="workers wanted")
+    add_switch(parser, "--wait", "return when the job has that size, and show how far it is meanwhile")
+    add_value(
+        parser,
+        "--timeout",
+        "SECONDS",
+        "give up asking after so long (default: 60), with --wait also waiting (default: never), where the request "
+        "stands",
+    )
+    add_values(parser, REACH_FLAGS)
+
+
+def add_batch(found: Commands) -> None:
+    summary = "ask for another batch: samples a step, of all workers together"
+    parser = command(found, "batch", later("batch", "batch"), summary, BATCH_EXAMPLES)
+    add_job(parser)
+    parser.add_argument("samples", metavar="N", help="samples of each step, of all workers together")
+
+
+def add_stop(found: Commands) -> None:
+    add_job(command(found, "stop", later("commands", "stop"), "end a job cleanly", STOP_EXAMPLES))
+
+
+def add_profile(found: Commands) -> None:
+    summary = "measure a job at each size, scaling it in"
+    parser = command(found, "profile", later("profile", "show_profile"), summary, PROFILE_EXAMPLES)
+    add_job(parser)
+    add_values(parser, PROFILE_FLAGS)
+    add_switch(parser, "--json", "one JSON object")
+
+
+def add_hosts(found: Commands) -> None:
+    parser = command(found, "hosts", later("hosts", "show_hosts"), "print the hosts a job wants", HOSTS_EXAMPLES)
+    add_job(parser)
+    add_settings(parser, "np", text="workers of a job that is yet to come")
+    parser.add_argument(
+        "--hosts",
+        metavar="HOST:SLOTS[,...]",
+        help="hosts it may use, filled in this order (default: localhost, with slots for all) [EDL_HOSTS]",
+    )
+
+
+def add_preempt(found: Commands) -> None:
+    summary = "save a job and end it, so that it can be gone on with"
+    parser = command(found, "preempt", later("saving", "preempt"), summary, PREEMPT_EXAMPLES)
+    add_job(parser)
+    add_value(parser, "--deadline", "SECONDS", "it ends then, saved or not (default: 25)")
+
+
+def add_migrate(found: Commands) -> None:
+    summary = "move a job's workers from one host to others while it trains"
+    parser = command(found, "migrate", later("migrate", "migrate"), summary, MIGRATE_EXAMPLES)
+    add_job(parser)
+    add_value(parser, "--from", "HOST", "host to be left: its name or address, as `edl status` shows it", field="left")
+    others = "hosts to go to, filled in this order (default: the others of the job)"
+    add_value(parser, "--to", "HOST:SLOTS[,...]", others)
+    text = "for the newcomers to be ready; then it stays (default: as long as a boot may take)"
+    add_value(parser, "--timeout", "SECONDS", text)
+
+
+def add_clean(found: Commands) -> None:
+    summary = "remove what jobs that are over have left in a coordinator"
+    parser = command(found, "clean", later("clean", "clean"), summary, CLEAN_EXAMPLES)
+    add_job(parser, nargs="?")
+    add_value(parser, "--older-than", "SECONDS", "only what has been over for so long (default: 0)")

@@ -1,0 +1,13 @@
+"""The settings of a job, and where each comes from: a keyword or flag, else the environment, else the default.
+
+Owns: names, forms and defaults of all settings: one table for the command line, the environment and `edl.init`.
+Does not own: the settings of a connection to ZooKeeper (`edl.coordination`), what a launcher has left of a job on this
+machine (`edl.host.joining`), nor what is started with them.
+"""
+
+from __future__ import annotations
+
+from edl.config.settings import Given, Settings, scrubbed
+from edl.config.table import TABLE, Setting
+
+__all__ = ["TABLE", "Given", "Setting", "Settings", "scrubbed"]

@@ -1,0 +1,218 @@
+"""The settings of one process, read from what was given and checked.
+
+Owns: where each comes from, how they agree with one another, and how they are handed down. Does not own: their names
+and forms (`edl.config.table`, `edl.config.forms`).
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from edl.config.forms import AUTO
+from edl.config.table import TABLE, Setting
+from edl.errors import ConfigError
+
+# Fields that say nothing of a job without any.
+OF_CHECKPOINTS = ("checkpoint_every", "checkpoint_overhead", "keep_checkpoints", "resume")
+
+
+class Given(msgspec.Struct, frozen=True):
+    """What the caller gave for one setting, and how to quote it back."""
+
+    text: str
+    quote: str  # "-np 0", "EDL_NP=0" or "np=0"
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """All that one process is told about its job. Build it by `from_environment` or `from_given`, which check it."""
+
+    job: str | None = None  # None: no job at all, which means a job of one worker without a coordinator
+    coordinator: str | None = None  # [zookeeper:// or etcd://]host:port[,host:port][/chroot]
+    local_coordinator: str | None = None  # None: ZooKeeper, where it can be had
+    secret_file: Path | None = None
+    np: int = 1
+    min_workers: int = 1
+    max_workers: int | None = None  # None: no limit
+    max_restarts: int = 3
+    autoscale: str = ""  # empty: only people change the size
+    autoscale_every: int = 10
+    stragglers: str = "off"
+    ring: str = "horovod"
+    check_weights: int = 100
+    on_divergence: str = "fail"
+    batch_policy: str = "fixed-local"
+    checkpoint: str = ""  # empty: the job is not saved
+    checkpoint_every: str = AUTO
+    checkpoint_overhead: str = "1%"
+    keep_checkpoints: int = 2
+    resume: str = "auto"
+    resume_from: str = ""  # the checkpoint that this life of the job begins with, as `edl run` has chosen it
+    life: int = 1  # of the job, in the folder of its checkpoints
+    policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
+    batch_size: int | None = None
+    session_timeout_s: float = 10.0
+    step_timeout_s: float = 60.0
+    keep_nodes_s: float = 604_800.0
+    network_interface: str | None = None  # None: let edl choose
+    zookeeper_port: int | None = None
+    metrics_port: int | None = None  # None: no metrics are served; 0: on any port
+    metrics_address: str = "127.0.0.1"
+    output_filename: Path | None = None
+    audit: Path | None = None
+    tensorboard: Path | None = None
+    home: Path = msgspec.field(default_factory=lambda: Path("~/.edl").expanduser())
+    slot: int | None = None  # number of the local worker slot under `edl run`
+    worker_id: str | None = None  # None: make one; an id is never used twice
+    stand_in: Path | None = None  # socket of the process that horovodrun takes for this worker
+    driver_slot: str | None = None  # host:number, where an elastic horovodrun has started it
+
+    @classmethod
+    def from_environment(cls, environ: Mapping[str, str], **keywords: object) -> Settings:
+        """Settings from keywords (None: not given), else from EDL_ variables. Raises ConfigError."""
+        unknown = sorted(keywords.keys() - {setting.field for setting in TABLE})
+        if unknown:
+            raise ConfigError(f"{unknown[0]} is no setting of edl")
+        given = {
+            field: Given(str(value), f"{field}={value!r}") for field, value in keywords.items() if value is not None
+        }
+        settings = cls.from_given(given, environ)
+        if settings.job is None and settings.coordinator is not None:
+            raise ConfigError(f"EDL_COORDINATOR={settings.coordinator} is given without a job: set EDL_JOB too")
+        return settings
+
+    @classmethod
+    def from_given(cls, given: Mapping[str, Given], environ: Mapping[str, str]) -> Settings:
+        """Settings from what was given explicitly, else from the environment. Raises ConfigError."""
+        quotes: dict[str, str] = {}
+        values: dict[str, Any] = {}
+        for setting in TABLE:
+            source = given.get(setting.field) or _from_variables(setting, environ)
+            if source is not None:
+                values[setting.field] = _parsed(setting, source)
+                quotes[setting.field] = source.quote
+        values.setdefault("np", values.get("min_workers", 1))
+        settings = cls(**values)
+        _check_sizes(settings, quotes)
+        _check_timeouts(settings, quotes)
+        _check_shares(settings, quotes)
+        _check_checkpoints(settings, quotes)
+        return settings
+
+    @property
+    def job_home(self) -> Path:
+        """Folder of this job's record on this machine. It need not exist."""
+        if self.job is None:
+            raise ConfigError("there is no job: give it a name by EDL_JOB")
+        return self.home / "jobs" / self.job
+
+    def secret(self) -> bytes:
+        """What the workers of the job share and strangers do not know; empty when the job has no secret."""
+        if self.secret_file is None:
+            return b""
+        try:
+            with self.secret_file.open("rb") as file:
+                status, secret = os.fstat(file.fileno()), file.read().strip()
+        except OSError as error:
+            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: cannot be read: {error.strerror}") from None
+        if _is_open_to_others(status):
+            mode = stat.S_IMODE(status.st_mode)
+            raise ConfigError(
+                f"EDL_SECRET_FILE={self.secret_file}: others can read it (mode {mode:04o}), and could speak in the "
+                f"job's name; `chmod 600 {self.secret_file}`, and take a fresh secret if it was open for long"
+            )
+        if not secret:
+            raise ConfigError(f"EDL_SECRET_FILE={self.secret_file}: is empty")
+        return secret
+
+    def to_environment(self) -> dict[str, str]:
+        """The variables that hand these settings down to a child."""
+        silent = () if self.checkpoint else OF_CHECKPOINTS
+        if self.checkpoint_every != AUTO:
+            silent = (*silent, "checkpoint_overhead")
+        handed = [setting for setting in TABLE if setting.field not in silent]
+        values = {setting.variables[0]: getattr(self, setting.field) for setting in handed}
+        return {name: str(value) for name, value in values.items() if value is not None}
+
+
+def _is_open_to_others(file: os.stat_result) -> bool:
+    """A file of root's that a group may read is how Kubernetes hands a secret to a pod."""
+    return bool(file.st_mode & (0o027 if file.st_uid == 0 else 0o077))
+
+
+def scrubbed(environ: Mapping[str, str], *, credentials: bool) -> dict[str, str]:
+    """The environment without any setting of edl, so that a child gets each from `to_environment` or not at all.
+
+    With `credentials` also without EDL_COORDINATOR_...: they belong to another coordinator than the child's.
+    """
+    ours = {name for setting in TABLE for name in setting.variables}
+    others = "EDL_COORDINATOR_" if credentials else "\0"
+    return {name: value for name, value in environ.items() if name not in ours and not name.startswith(others)}
+
+
+def _from_variables(setting: Setting, environ: Mapping[str, str]) -> Given | None:
+    found = [(name, environ[name]) for name in setting.variables if environ.get(name)]
+    if not found:
+        return None
+    name, text = found[0]
+    for other, different in found[1:]:
+        if different != text:
+            raise ConfigError(f"{name}={text} and {other}={different} contradict each other: unset one of them")
+    return Given(text, f"{name}={text}")
+
+
+def _parsed(setting: Setting, given: Given) -> object:
+    try:
+        return setting.parse(given.text)
+    except ValueError as error:
+        raise ConfigError(f"{given.quote}: {error}") from None
+
+
+def _check_shares(settings: Settings, quotes: Mapping[str, str]) -> None:
+    if settings.stragglers == "share" and settings.batch_policy == "fixed-local":
+        raise ConfigError(
+            f"{quotes['stragglers']}: there is no batch to share out; add --batch-policy fixed-global "
+            "(EDL_BATCH_POLICY), or choose --stragglers replace"
+        )
+
+
+def _check_checkpoints(settings: Settings, quotes: Mapping[str, str]) -> None:
+    for field in OF_CHECKPOINTS:
+        if not settings.checkpoint and field in quotes and (field != "resume" or settings.resume != "never"):
+            raise ConfigError(f"{quotes[field]}: the job has no folder for checkpoints; add --checkpoint DIR")
+    if settings.checkpoint_every != AUTO and "checkpoint_overhead" in quotes:
+        raise ConfigError(
+            f"{quotes['checkpoint_overhead']}: {quotes['checkpoint_every']} says how often in any case; leave one of "
+            "them away, or make it --checkpoint-every auto"
+        )
+
+
+def _check_timeouts(settings: Settings, quotes: Mapping[str, str]) -> None:
+    """A ring is given up after a step time-out, and made anew without the workers whose sessions have ended by then."""
+    session_s, step_s = settings.session_timeout_s, settings.step_timeout_s
+    if step_s < session_s / 2:
+        step = quotes.get("step_timeout_s", f"the default --step-timeout of {step_s:g}")
+        session = quotes.get("session_timeout_s", f"the default --session-timeout of {session_s:g}")
+        raise ConfigError(
+            f"{step} is less than half of {session}: rings would be given up long before it is known who is gone; "
+            f"make it {session_s / 2:g} or more, or the other one shorter"
+        )
+
+
+def _check_sizes(settings: Settings, quotes: Mapping[str, str]) -> None:
+    fewest, most = settings.min_workers, settings.max_workers
+
+    def quote(field: str, value: int) -> str:
+        return quotes.get(field, f"{field} {value}")
+
+    if most is not None and fewest > most:
+        raise ConfigError(f"{quote('min_workers', fewest)} is more than {quote('max_workers', most)}")
+    if settings.np < fewest:
+        raise ConfigError(f"{quote('np', settings.np)} is less than {quote('min_workers', fewest)}")
+    if most is not None and settings.np > most:
+        raise ConfigError(f"{quote('np', settings.np)} is more than {quote('max_workers', most)}")

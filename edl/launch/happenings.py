@@ -1,0 +1,124 @@
+"""What the machine of `edl run` hears of the workers it has started, and what it says is to be done.
+
+Owns: the inputs and the commands of `edl.launch.supervision`, as values. Does not own: what follows from an input, nor
+who carries a command out (`edl.launch.local`).
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from edl.protocol.job import FailedBy
+
+# ------------------------------------------------------------------------------------------------- what happened
+
+
+class WorkerExited(msgspec.Struct, frozen=True):
+    """The process of one worker ended."""
+
+    slot: int
+    code: int  # as of subprocess: negative for a signal
+
+
+class WorkerStarted(msgspec.Struct, frozen=True):
+    """One more worker runs, as `StartWorkers` said."""
+
+    slot: int
+    pid: int
+
+
+class JobSeen(msgspec.Struct, frozen=True):
+    """The job as its leader shows it. Comes again and again; only the last one counts."""
+
+    state: str
+    reason: str = ""
+    ranks: dict[int, int] = {}  # pid of each trainer of this machine in the roster -> its rank
+    size: int = 0
+    target: int = 0  # workers asked for
+    members: int = 0  # workers that are in the job to stay, booting ones too
+    pids: frozenset[int] = frozenset()  # trainers of this machine that the job knows
+    done: frozenset[int] = frozenset()  # those of them that told it of a good end
+    spent: bool = False  # all is trained that was to be: a worker that is started now comes too late
+    short: str = ""  # why the job cannot train on until more workers come
+    minimum: int = 1  # workers that it needs
+    migration: int = 0  # its number, while all workers of some host are to leave it
+    awaited: int = 0  # workers that are to be started on this machine for that
+    failed_by: FailedBy = FailedBy.FAULT
+    resumed: str = ""  # the checkpoint that it goes on from
+    base: int = 0  # the step of that
+    asked_more: int = 0  # workers that requests have added to the target so far; it only grows
+
+
+class OwnChoice(msgspec.Struct, frozen=True):
+    """The checkpoint that a line of the job has chosen to go on from."""
+
+    path: str
+    step: int
+
+
+class JobSilent(msgspec.Struct, frozen=True):
+    """All that this launch has started is gone, and nothing more is to be learnt about the job."""
+
+
+class Looked(msgspec.Struct, frozen=True):
+    """`LookAtJob` is done. `JobSeen` came before this, if there is a job at all."""
+
+
+class JobTold(msgspec.Struct, frozen=True):
+    """`StopJob` is done: the leader has taken it, or does not answer."""
+
+
+class Interrupted(msgspec.Struct, frozen=True):
+    """Ctrl-C, or a request to end."""
+
+
+class AskedToGo(msgspec.Struct, frozen=True):
+    """The machine is to be left, and the job can be saved: it is to end so that it can be gone on with."""
+
+
+class DeadlineReached(msgspec.Struct, frozen=True):
+    """The deadline of the machine is reached."""
+
+
+Ending = JobTold | Interrupted | AskedToGo | DeadlineReached
+Happening = WorkerExited | WorkerStarted | JobSeen | JobSilent | Looked | Ending
+
+
+# ---------------------------------------------------------------------------------------------------- what to do
+
+
+class EndWorkers(msgspec.Struct, frozen=True):
+    """Ask all workers that are left to end."""
+
+
+class KillWorkers(msgspec.Struct, frozen=True):
+    """End them at once."""
+
+
+class StartWorkers(msgspec.Struct, frozen=True):
+    """Start so many more, `replacing` of them for workers that crashed: the job is asked for more than it has."""
+
+    number: int
+    replacing: int = 0
+
+
+class LookAtJob(msgspec.Struct, frozen=True):
+    """Report the job as it is now, then `Looked`."""
+
+
+class StopJob(msgspec.Struct, frozen=True):
+    """Have the job's leader end it for this reason: its coordinator ends with us. Then report `JobTold`."""
+
+    reason: str
+    others: frozenset[int]  # pids of trainers that others started
+
+
+class PreemptJob(msgspec.Struct, frozen=True):
+    """Have the job's leader save it and end it."""
+
+
+class AskForLastWord(msgspec.Struct, frozen=True):
+    """Report `JobSeen` with a final state, or `JobSilent` when all processes of the launch are gone."""
+
+
+Command = EndWorkers | KillWorkers | StartWorkers | StopJob | PreemptJob | LookAtJob | AskForLastWord

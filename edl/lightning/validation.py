@@ -1,0 +1,123 @@
+"""Lightning's validation and test, shared out among all workers.
+
+Owns: the loop over this worker's batches, and the figures of all workers at its end. Does not own: who computes which
+(`edl.core.worker.evaluation`), which batches there are (`edl.torch.shared_batches`), metrics (`edl.lightning.metrics`).
+
+As in `edl.lightning.loops`, the loop is Lightning's own object with a class that inherits from its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from lightning.pytorch.loops.evaluation_loop import _EvaluationLoop
+from lightning.pytorch.loops.fetchers import _DataLoaderIterDataFetcher
+from lightning.pytorch.loops.utilities import _no_grad_context, _select_data_fetcher
+
+from edl.lightning.metrics import ModuleMetrics, logged_share, take_logged
+from edl.torch.process import trainer as seat
+from edl.torch.ring_words import Ask, RingWords
+from edl.torch.shared_batches import SharedBatches, packed_values, shared_batches, unpacked_values
+
+IN_STEP = (
+    "validation_step and test_step of a worker see its share of the data, so they call nothing that all workers must "
+    "call: log metrics, gather in on_validation_epoch_end, or say EdlStrategy(share_evaluation=False)"
+)
+IN_SETUP = "a newcomer asks for its validation data when the others do not: nothing that all must call can stand there"
+
+
+class LoopShare:
+    """`edl.trainer.evaluation.Work`: the batches of one DataLoader, through Lightning's step and its hooks."""
+
+    def __init__(self, loop: SharedEvaluationLoop, batches: SharedBatches, place: int) -> None:
+        self._loop, self._batches, self._place = loop, batches, place
+        self._has_computed = False
+        self._metrics = ModuleMetrics(loop.trainer.lightning_module)
+
+    @property
+    def units(self) -> int:
+        return self._batches.count
+
+    def compute(self, units: Sequence[int], goes_on: Callable[[], bool]) -> Sequence[int]:
+        self._has_computed = self._has_computed or bool(units)
+        with self._loop.words.apart(IN_STEP):
+            for count, (unit, batch) in enumerate(zip(units, self._batches.load(units), strict=True), 1):
+                self._loop._evaluation_step(batch, unit, self._place, None)
+                if not goes_on():
+                    return units[:count]
+        return units
+
+    def found(self) -> bytes:
+        return packed_values({"logged": logged_share(self._loop._results), "metrics": self._metrics.share()})
+
+    def take(self, found: Sequence[bytes]) -> None:
+        """The figures of all workers, which from here on are this one's. A worker that has computed nothing makes a
+        batch all the same, whose figures are lost in that: the lists that a script fills in its step are empty on none.
+        """
+        shares = [unpacked_values(one) for one in found]
+        loop = self._loop
+        if self.units and not self._has_computed:
+            logged = set(loop._results)
+            self.compute([0], lambda: True)
+            for key in set(loop._results) - logged:
+                del loop._results[key]
+        self._metrics.take([share["metrics"] for share in shares])
+        module, strategy = loop.trainer.lightning_module, loop.trainer.strategy
+        take_logged(loop._results, [share["logged"] for share in shares], module, strategy.reduce)
+        with loop.words.apart(IN_STEP):  # they are those of all workers: `sync_dist` has nothing to add
+            loop._results.metrics(on_step=False)
+
+
+class SharedEvaluationLoop(_EvaluationLoop):  # type: ignore[misc]
+    """Of `trainer.fit`, `validate` or `test`."""
+
+    words: RingWords
+    between: Callable[[], Ask | None]
+    shared = False  # the evaluation under way is
+
+    def setup_data(self) -> None:
+        """Each worker by itself, as a newcomer comes to it at another time."""
+        with self.words.apart(IN_SETUP):
+            super().setup_data()
+
+    @_no_grad_context  # type: ignore[untyped-decorator]
+    def run(self) -> Any:
+        self.setup_data()
+        plan = None if self.skip or self.trainer.sanity_checking else self._plan()
+        self.shared = plan is not None
+        if plan is None:
+            return super().run()
+        self._begin()
+        self.on_run_start()
+        for place, batches in enumerate(plan):
+            self._results.dataloader_idx = place if self.num_dataloaders > 1 else None
+            share = LoopShare(self, batches, place)
+            share.take((self.between() or seat.evaluate_shared)(share))
+            self._store_dataloader_outputs()
+        self._has_run = True  # also where all batches were others': callbacks decide by it
+        return self.on_run_end()
+
+    def _begin(self) -> None:
+        """Lightning's `reset()`, without fetching the first batches."""
+        self._has_run = False
+        self._logged_outputs: list[Any] = []
+        self.batch_progress.reset_on_run()
+        self._data_fetcher = _select_data_fetcher(self.trainer, self.trainer.state.stage)
+        self._results.clear()  # what was made in the place of what another worker has logged
+
+    def _plan(self) -> list[SharedBatches] | None:
+        """The batches of each DataLoader; None where one cannot be shared out."""
+        loaders: Any = self._combined_loader
+        fetcher = _select_data_fetcher(self.trainer, self.trainer.state.stage)
+        if not self._is_sequential or isinstance(fetcher, _DataLoaderIterDataFetcher):
+            return None
+        found = [shared_batches(one, most) for one, most in zip(loaders.flattened, self.max_batches, strict=True)]
+        return None if None in found else found  # type: ignore[return-value]
+
+
+def share_out(trainer: Any, words: RingWords, between: Callable[[], Ask | None]) -> None:
+    """The evaluations of a trainer. `between`: as `words` knows it."""
+    for loop in (trainer.fit_loop.epoch_loop.val_loop, trainer.validate_loop, trainer.test_loop):
+        loop.__class__ = SharedEvaluationLoop
+        loop.words, loop.between = words, between

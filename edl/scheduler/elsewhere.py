@@ -1,0 +1,54 @@
+"""What a cluster has in another system, Slurm, Ray or Kubernetes, when none of its agents is there to end it.
+
+Owns: which system is asked. Does not own: what is asked of it (`slurm_engine`, `ray_engine`, `kubernetes.engine`).
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+from edl.scheduler import engines
+from edl.scheduler.places import ClusterHome
+
+logger = logging.getLogger("edl")
+
+
+def workers_left(home: ClusterHome, folders: Iterable[Path]) -> dict[Path, Callable[[], None]]:
+    """Those, of workers that have these folders, which run there or wait to; with what kills each. Raises EdlError."""
+    config = home.read()
+    if config is None:
+        return {}
+    if config.engine == engines.SLURM:
+        from edl.scheduler import slurm_engine
+
+        numbers = slurm_engine.left_of(folders)
+        return {folder: functools.partial(slurm_engine.kill, number) for folder, number in numbers.items()}
+    if config.engine == engines.RAY:
+        from edl.scheduler import ray_cluster, ray_engine
+
+        try:
+            return ray_engine.left_of(folders, config.ray)
+        except ray_cluster.RayError as error:  # with a Ray its actors are gone; processes here are found by their marks
+            logger.warning("%s: workers that it may still have on other machines are not seen", error)
+    if config.kubernetes is not None:
+        from edl.scheduler.kubernetes import engine
+
+        return engine.left_of(config.kubernetes, home.identity, list(folders))
+    return {}
+
+
+def give_back(home: ClusterHome) -> str:
+    """What was reserved there, and is not in use. Returns why that could not be, if so."""
+    config = home.read()
+    if config is None or config.engine != engines.RAY:
+        return ""
+    from edl.scheduler import ray_cluster, ray_engine
+
+    try:
+        ray_engine.give_back((home.folder / "nodes").glob("*"), config.ray)
+    except ray_cluster.RayError as error:
+        return f"{error}: if it comes back, slots that it keeps for this cluster are given back by `edl cluster stop`"
+    return ""

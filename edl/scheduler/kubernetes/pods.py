@@ -1,0 +1,178 @@
+"""Pods and nodes as Kubernetes tells of them, and the Pod that a worker becomes. Pure.
+
+Owns: the words of the API, as far as a worker needs them. Does not own: what follows from them (`reconciling`), nor
+how they are asked for (`api`).
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+import msgspec
+
+AGENT_LABEL: Final = "edl/agent"
+WORKER_NOTE: Final = "edl/worker"
+CONTAINER: Final = "worker"
+TERMINAL: Final = frozenset(("Succeeded", "Failed"))
+# A container that cannot begin, though its Pod has a node. Kubernetes itself tries again for ever.
+STUCK: Final = frozenset(
+    ("ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull", "ImageInspectError",
+     "CreateContainerConfigError", "CreateContainerError", "RunContainerError")
+)  # fmt: skip
+DISRUPTED: Final[Mapping[str, str]] = {  # reasons of the condition DisruptionTarget
+    "PreemptionByScheduler": "Kubernetes has preempted it",
+    "DeletionByTaintManager": "Kubernetes has driven it from its node",
+    "EvictionByEvictionAPI": "it was evicted in Kubernetes",
+    "DeletionByPodGC": "Kubernetes has lost its node",
+    "TerminationByKubelet": "its node has evicted it, or was shut down",
+}
+TAKEN: Final[Mapping[str, str]] = {  # reasons of a Pod
+    "Evicted": "its node has evicted it",
+    "NodeLost": "Kubernetes has lost its node",
+    "Preempting": "its node has preempted it",
+    "Preempted": "its node has preempted it",
+    "Shutdown": "its node was shut down",
+    "NodeShutdown": "its node was shut down",
+    "Terminated": "its node was shut down",
+    "DeadlineExceeded": "its time limit in Kubernetes was reached",
+}
+NO_SCHEDULE: Final = frozenset(("NoSchedule", "NoExecute"))
+CPUS: Final = re.compile(r"([0-9]+)(m?)")
+
+
+class PodSeen(msgspec.Struct, frozen=True):
+    """One of a worker's."""
+
+    name: str
+    uid: str
+    worker: str
+    over: bool = False  # none of its processes is left
+    deleting: bool = False  # somebody has asked for its end
+    taken: str = ""  # why Kubernetes takes it away
+    starved: bool = False
+    stuck: str = ""  # why it cannot begin
+    words: str = ""  # what is said of it
+
+
+class KubernetesNode(msgspec.Struct, frozen=True):
+    """As Kubernetes tells of it."""
+
+    name: str
+    ready: bool
+    closed: bool  # to new Pods
+    taints: tuple[tuple[str, str, str], ...]  # key, value, effect
+    has: Mapping[str, str]  # what Pods may have, as Kubernetes writes it
+
+    @property
+    def gives(self) -> bool:
+        return self.ready and not self.closed
+
+    def slots(self, resource: str) -> int:
+        """Of devices of that name; of cores, where it is none."""
+        matched = CPUS.fullmatch(self.has.get(resource or "cpu", "0"))
+        if matched is None:
+            return 0
+        return int(matched[1]) // 1000 if matched[2] else int(matched[1])
+
+    def lets_in(self, tolerations: Sequence[Mapping[str, Any]]) -> bool:
+        """Whether a Pod with these tolerations may begin there."""
+        return self.gives and all(
+            any(_tolerates(one, taint) for one in tolerations) for taint in self.taints if taint[2] in NO_SCHEDULE
+        )
+
+
+def _tolerates(toleration: Mapping[str, Any], taint: tuple[str, str, str]) -> bool:
+    key, value, effect = taint
+    if toleration.get("effect") not in {None, "", effect}:
+        return False
+    if toleration.get("operator", "Equal") == "Exists":
+        return toleration.get("key") in {None, "", key}
+    return toleration.get("key") == key and (toleration.get("value") or "") == value
+
+
+def pod_of(told: Mapping[str, Any]) -> PodSeen | None:
+    """None: it is no worker's."""
+    meta, status = told.get("metadata") or {}, told.get("status") or {}
+    worker = (meta.get("annotations") or {}).get(WORKER_NOTE)
+    if not worker:
+        return None
+    states = [one.get("state") or {} for one in status.get("containerStatuses") or ()]
+    deleting = meta.get("deletionTimestamp") is not None
+    waiting: Mapping[str, Any] = next((one["waiting"] for one in states if one.get("waiting")), {})
+    # A Pod is Failed as soon as its node is given up; its containers may run on.
+    over = status.get("phase") in TERMINAL and not any("running" in one for one in states)
+    return PodSeen(
+        name=meta.get("name", ""),
+        uid=meta.get("uid", ""),
+        worker=worker,
+        over=over,
+        deleting=deleting,
+        taken=_taken(status),
+        starved=any((one.get("terminated") or {}).get("reason") == "OOMKilled" for one in states),
+        stuck=_said(waiting) if waiting.get("reason") in STUCK else "",
+        words=_said(status),
+    )
+
+
+def _taken(status: Mapping[str, Any]) -> str:
+    for one in status.get("conditions") or ():
+        if one.get("type") == "DisruptionTarget" and one.get("status") == "True":
+            return DISRUPTED.get(one.get("reason", ""), f"Kubernetes takes it away: {_said(one)}")
+    return TAKEN.get(status.get("reason", ""), "")
+
+
+def _said(of: Mapping[str, Any]) -> str:
+    return ": ".join(of[key] for key in ("reason", "message") if of.get(key))[:200]
+
+
+def node_of(told: Mapping[str, Any]) -> KubernetesNode:
+    spec, status = told.get("spec") or {}, told.get("status") or {}
+    conditions = {one.get("type"): one.get("status") for one in status.get("conditions") or ()}
+    taints = [(one.get("key", ""), one.get("value") or "", one.get("effect", "")) for one in spec.get("taints") or ()]
+    return KubernetesNode(
+        name=(told.get("metadata") or {}).get("name", ""),
+        ready=conditions.get("Ready") == "True",
+        closed=bool(spec.get("unschedulable")),
+        taints=tuple(taints),
+        has=status.get("allocatable") or {},
+    )
+
+
+# ------------------------------------------------------------------------------------------------------ what is asked
+
+
+def agent_mark(cluster: str, folder: str) -> str:
+    """The label of all Pods of one node's agent. `folder`: of its workers; other clusters may have the same."""
+    return hashlib.sha256(f"{cluster} {folder}".encode()).hexdigest()[:16]
+
+
+def pod_name(mark: str, worker: str) -> str:
+    """No two workers have the same. The worker's id stands in it, as far as names of Pods may have its letters."""
+    plain = re.sub(r"[^a-z0-9-]+", "-", worker.lower()).strip("-")[:60]
+    return f"edl-{plain}-{hashlib.sha256(f'{mark} {worker}'.encode()).hexdigest()[:10]}"
+
+
+def pod_for(
+    template: Mapping[str, Any], node: str, mark: str, worker: str, command: Sequence[str], environ: Mapping[str, str]
+) -> dict[str, Any]:
+    """The template's Pod, with this worker in its first container, on that node and no other."""
+    pod = copy.deepcopy(dict(template))
+    meta = pod.setdefault("metadata", {})
+    meta["name"] = pod_name(mark, worker)
+    meta.setdefault("labels", {})[AGENT_LABEL] = mark
+    meta.setdefault("annotations", {})[WORKER_NOTE] = worker
+    spec = pod["spec"]
+    spec["restartPolicy"] = "Never"  # a worker begins once
+    here = {"matchFields": [{"key": "metadata.name", "operator": "In", "values": [node]}]}
+    affinity = spec.setdefault("affinity", {})
+    affinity["nodeAffinity"] = {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": [here]}}
+    container = spec["containers"][0]
+    container["command"] = list(command)
+    container.pop("args", None)
+    others = [one for one in container.get("env", ()) if one.get("name") not in environ]
+    container["env"] = others + [{"name": name, "value": value} for name, value in sorted(environ.items())]
+    return pod

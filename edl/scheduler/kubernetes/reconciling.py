@@ -1,0 +1,122 @@
+"""What is to be asked of Kubernetes, from what is wanted of each worker and what is seen of its Pod. Pure.
+
+It looks at how things stand, and not at what has changed: whatever was missed, the next look makes up for it.
+
+Owns: these decisions. Does not own: carrying them out (`engine`).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from typing import Final
+
+import msgspec
+
+from edl.cluster.queue.causes import EndEvidence
+from edl.cluster.queue.entries import WorkerWish
+from edl.scheduler.kubernetes.pods import PodSeen
+
+LEAVE_GRACE_S: Final = 3600  # the scheduler of edl has a bound of its own, and then wants it killed
+KILL_GRACE_S: Final = 1  # never 0: Kubernetes would then forget the Pod before its processes are gone
+STUCK_S: Final = 120.0  # for an image to be pulled after all
+
+
+class PodWanted(msgspec.Struct, frozen=True):
+    """A worker that is not gone, as far as is known."""
+
+    wish: WorkerWish = WorkerWish.RUN
+    made: bool = False  # its Pod was made
+    last: PodSeen | None = None  # as it was seen last
+    grace_s: int | None = None  # with which its end was asked for
+    stuck_since: float | None = None
+    refused: str = ""  # why it cannot be had
+    not_before: float = -math.inf  # nothing is asked: the last call failed
+
+
+class MakePod(msgspec.Struct, frozen=True):
+    worker: str
+
+
+class EndPod(msgspec.Struct, frozen=True):
+    worker: str
+    pod: PodSeen
+    grace_s: int
+
+
+class ForgoPod(msgspec.Struct, frozen=True):
+    """It cannot begin: if it has not begun by now, it never does."""
+
+    worker: str
+    reason: str
+
+
+class PodIsGone(msgspec.Struct, frozen=True):
+    """None of the worker's processes is left, nor comes."""
+
+    worker: str
+
+
+PodStep = MakePod | EndPod | ForgoPod | PodIsGone
+
+
+def looked(wanted: PodWanted, pod: PodSeen | None, now: float) -> PodWanted:
+    """With what is seen of its Pod now."""
+    if pod is None:
+        return wanted
+    since = wanted.stuck_since if wanted.stuck_since is not None else now
+    return msgspec.structs.replace(wanted, made=True, last=pod, stuck_since=since if pod.stuck else None)
+
+
+def reconcile(
+    wanted: Mapping[str, PodWanted], seen: Mapping[str, PodSeen], heard: Collection[str], now: float
+) -> list[PodStep]:
+    """`seen`: all Pods of the agent, by worker. `heard`: workers whose end was heard of."""
+    steps: list[PodStep] = []
+    for worker, one in wanted.items():
+        step = _step(worker, one, seen.get(worker), now)
+        steps += [] if step is None else [step]
+    for worker, pod in seen.items():
+        if worker in heard and worker not in wanted and not pod.deleting:
+            steps.append(EndPod(worker, pod, KILL_GRACE_S))
+    return steps
+
+
+def _step(worker: str, one: PodWanted, pod: PodSeen | None, now: float) -> PodStep | None:
+    if pod.over if pod is not None else (one.made or one.refused or one.wish is not WorkerWish.RUN):
+        return PodIsGone(worker)
+    if now < one.not_before:
+        return None
+    if pod is None:
+        return MakePod(worker)
+    grace_s = _grace(one)
+    if grace_s is not None and (one.grace_s is None or grace_s < one.grace_s):
+        return EndPod(worker, pod, grace_s)
+    if grace_s is None and one.stuck_since is not None and now - one.stuck_since >= STUCK_S:
+        return ForgoPod(worker, pod.stuck)
+    return None
+
+
+def _grace(one: PodWanted) -> int | None:
+    """None: it is to stay."""
+    if one.wish is WorkerWish.DIE or one.refused:
+        return KILL_GRACE_S
+    return LEAVE_GRACE_S if one.wish is WorkerWish.LEAVE else None
+
+
+def evidence_of(one: PodWanted, left: EndEvidence, *, never: bool, terminated: bool, node_lost: bool) -> EndEvidence:
+    """Of a worker that is gone. `left`: by its warden. `never`: it has not begun. `terminated`: it was asked to leave,
+    by whomever.
+    """
+    last = one.last
+    taken = last.taken if last else ""
+    if not taken and one.grace_s is None and ((last and last.deleting) or terminated):
+        taken = "it was deleted in Kubernetes"
+    if not taken and node_lost and left.code is None:
+        taken = "Kubernetes has lost its node"
+    if never and not taken:
+        said = one.refused or (last.words if last else "")
+        return EndEvidence(refused=said or "Kubernetes could not start it", unserved=True)
+    starved = left.starved or bool(last and last.starved)
+    killed = -9 if left.code is None and last is not None and last.starved else left.code
+    return msgspec.structs.replace(left, taken=taken, starved=starved, code=killed)

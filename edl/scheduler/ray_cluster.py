@@ -1,0 +1,325 @@
+"""Ray, as the agent of one node asks it: which nodes there are, slots reserved, actors begun, told and killed.
+
+`python -m edl.scheduler.ray_cluster [ADDRESS]` says as JSON which Ray is there, and its nodes: who waits for no longer
+than it likes has it done by another process, as Ray tries for minutes.
+
+Owns: these calls. They wait for their answers, and are made from one thread. Does not own: what an actor is for
+(`ray_engine`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Final
+
+import grpc
+import msgspec
+
+from edl.errors import ConfigError, EdlError
+from edl.scheduler.ray_worker import WorkerHolder
+
+ANSWER_S: Final = 5.0
+BEGIN_S: Final = 5.0  # for an actor to begin; one that takes longer begins all the same
+LOOK_S: Final = 60.0  # for all that is asked of a Ray for the first time
+ADDRESS: Final = "RAY_ADDRESS"
+NAMESPACE: Final = "edl"  # of groups; actors have that of their group's name
+LABEL: Final = "ray.io/node-id"
+MISSING: Final = "--engine ray needs Ray: pip install 'horovod-edl[ray]'"
+
+
+class RayError(EdlError):
+    """Ray did not do what it was asked, or did not answer."""
+
+
+class RayNode(msgspec.Struct, frozen=True):
+    """As Ray tells of it. `id` is another one each time that it is started."""
+
+    name: str
+    id: str
+    host: str
+    cpus: float
+    gpus: int
+
+    @property
+    def devices(self) -> int:
+        return self.gpus or int(self.cpus)
+
+    def share(self, slots: int) -> dict[str, float]:
+        """What is reserved for one slot of so many."""
+        cpus = self.cpus // slots or self.cpus / slots
+        return {**({"CPU": float(cpus)} if cpus else {}), **({"GPU": 1.0} if self.gpus else {})}
+
+
+class RayFound(msgspec.Struct, frozen=True):
+    """One Ray, and its nodes that are alive."""
+
+    address: str
+    nodes: tuple[RayNode, ...]
+
+
+Holder = tuple[Sequence[str], Mapping[str, str], Sequence[str]]
+"""What the actor is made of: see `WorkerHolder`."""
+
+
+def group_name(workers: Path) -> str:
+    """Of a node's slots in Ray, and of the namespace of its actors: other clusters may have a node of its name, too."""
+    return f"edl-{hashlib.sha256(str(workers).encode()).hexdigest()[:12]}-{workers.parent.name}"
+
+
+def nodes_of(told: Sequence[Mapping[str, Any]]) -> list[RayNode]:
+    """Those that are alive, of what `ray.nodes()` says."""
+    return [
+        RayNode(
+            one["NodeName"],
+            one["NodeID"],
+            one["NodeManagerHostname"],
+            one["Resources"].get("CPU", 0),
+            int(one["Resources"].get("GPU", 0)),
+        )
+        for one in told
+        if one["Alive"]
+    ]
+
+
+def checked_address(address: str) -> str:
+    """Raises ConfigError."""
+    if address in {"", "auto"}:
+        return "auto"
+    _, colon, port = address.rpartition(":")
+    if "://" in address or not colon or not port.isdecimal():
+        raise ConfigError(f"{ADDRESS}={address}: must be HOST:PORT, as `ray start --head` says it")
+    return address
+
+
+def look() -> RayFound:
+    """The Ray that RAY_ADDRESS names, else the one of this machine. Raises ConfigError, RayError."""
+    if find_spec("ray") is None:
+        raise ConfigError(MISSING)
+    address = checked_address(os.environ.get(ADDRESS, ""))
+    command = [sys.executable, "-m", "edl.scheduler.ray_cluster", address]
+    try:
+        done = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=LOOK_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        raise RayError(f"no Ray answers within {LOOK_S:g} s: `ray start --head` starts one") from None
+    if done.returncode:
+        raise RayError((done.stderr.strip().splitlines() or [f"Ray's client ended with {done.returncode}"])[-1])
+    return msgspec.json.decode(done.stdout.splitlines()[-1], type=RayFound)
+
+
+@contextlib.contextmanager
+def _told() -> Iterator[None]:
+    """What Ray raises, in one line."""
+    try:
+        yield
+    except EdlError:
+        raise
+    except Exception as error:
+        words = " ".join(str(error).split())[:200]
+        raise RayError(f"{type(error).__name__}: {words}") from error
+
+
+def _ray() -> Any:
+    try:
+        import ray
+    except ModuleNotFoundError:
+        raise ConfigError(MISSING) from None
+    return ray
+
+
+def _await_answer(address: str) -> None:
+    """Where nothing answers, Ray would try for minutes. Raises RayError."""
+    if address == "auto":
+        return
+    host, _, port = address.rpartition(":")
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), timeout=ANSWER_S).close()
+    except OSError as error:
+        raise RayError(f"no Ray answers at {address}: {error.strerror or error}") from None
+    if os.environ.get("RAY_USE_TLS", "0") == "1":
+        return
+    with grpc.insecure_channel(address) as channel:
+        try:
+            grpc.channel_ready_future(channel).result(timeout=ANSWER_S)
+        except grpc.FutureTimeoutError:
+            raise RayError(f"no Ray answers at {address}: what listens there is something else") from None
+
+
+class RayCluster:
+    """As one node's agent sees it. Its process has one connection, to one Ray."""
+
+    def __init__(self, name: str, address: str) -> None:
+        """`name`: of its slots, and of the namespace that its actors have."""
+        self._name, self._address = name, address
+        self._group: Any = None
+        self._asked_for: RayNode | None = None  # where the group is, or is to be
+        self._actors: dict[str, Any] = {}
+        self._begun: dict[str, Any] = {}  # by worker: the answer of its actor, once it has begun
+
+    def connect(self, *, anew: bool = False) -> None:
+        """Raises RayError, ConfigError."""
+        ray = _ray()
+        with _told():
+            if anew and ray.is_initialized():
+                ray.shutdown()
+            self._actors.clear()
+            if not ray.is_initialized():
+                _await_answer(self._address)
+                ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
+
+    def disconnect(self) -> None:
+        with _told():
+            _ray().shutdown()
+
+    def found(self) -> RayFound:
+        return RayFound(_ray().get_runtime_context().gcs_address, tuple(self.nodes()))
+
+    def nodes(self) -> list[RayNode]:
+        with _told():
+            return nodes_of(_ray().nodes())
+
+    # --------------------------------------------------------------------------------------------------------- slots
+
+    def hold(self, node: RayNode, slots: int) -> bool:
+        """Whether all slots of the node are reserved; asked for, where they are not."""
+        from ray.util import placement_group
+
+        share = node.share(slots)
+        with _told():
+            table = self._table()
+            if table is not None:
+                bundles, where = table["bundles"], set(table["bundles_to_node_id"].values())
+                if table["state"] == "CREATED" and where == {node.id} and list(bundles.values()) == [share] * slots:
+                    return True
+                if self._asked_for == node and table["state"] == "PENDING":
+                    return False
+                if not self.give_back():
+                    return False  # workers of before are in it, and go first
+            self._group = placement_group(
+                [share] * slots,
+                strategy="STRICT_PACK",
+                name=self._name,
+                lifetime="detached",
+                bundle_label_selector=[{LABEL: node.id}] * slots,
+            )
+            self._asked_for = node
+            return False
+
+    def _table(self) -> Any:
+        """What Ray says of the slots; None: it knows none of that name."""
+        from ray.util import get_placement_group, placement_group_table
+
+        try:
+            self._group = get_placement_group(self._name)
+        except ValueError:
+            return None
+        return placement_group_table(self._group)
+
+    def give_back(self) -> bool:
+        """The slots, unless a worker is in one."""
+        from ray.util import remove_placement_group
+
+        with _told():
+            if self.workers():
+                return False
+            if self._table() is not None:
+                remove_placement_group(self._group)
+            return True
+
+    # -------------------------------------------------------------------------------------------------------- actors
+
+    def start(self, worker: str, node: RayNode, slots: int, slot: int, holder: Holder) -> int:
+        """The pid of its warden; 0: it begins later."""
+        from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
+
+        ray = _ray()
+        share = node.share(slots)
+        with _told():
+            actor = ray.remote(WorkerHolder).options(
+                name=worker,
+                namespace=self._name,
+                lifetime="detached",
+                num_cpus=share.get("CPU", 0),
+                num_gpus=share.get("GPU", 0),
+                max_restarts=0,
+                scheduling_strategy=PlacementGroupSchedulingStrategy(self._group, slot),
+            )
+            self._actors[worker] = actor.remote(*holder)
+            self._begun[worker] = self._actors[worker].pid.remote()
+            try:
+                return int(ray.get(self._begun[worker], timeout=BEGIN_S))
+            except ray.exceptions.GetTimeoutError:
+                return 0
+
+    def workers(self) -> set[str]:
+        """Whose actors are not dead; they may still have to begin."""
+        with _told():
+            listed = _ray().util.list_named_actors(all_namespaces=True)
+        return {one["name"] for one in listed if one["namespace"] == self._name}
+
+    def why(self, worker: str) -> str:
+        """Why an actor of this process's never began; empty where that is not known."""
+        answer = self._begun.pop(worker, None)
+        ray = _ray()
+        try:
+            if answer is not None:
+                ray.get(answer, timeout=0)
+        except ray.exceptions.GetTimeoutError:
+            pass
+        except ray.exceptions.RayError as error:
+            return " ".join(str(error).split())[:200]
+        return ""
+
+    def drop(self, worker: str) -> None:
+        """Its actor is gone."""
+        self._actors.pop(worker, None)
+        self._begun.pop(worker, None)
+
+    def ask(self, worker: str) -> None:
+        """Its worker is to leave."""
+        with _told(), contextlib.suppress(ValueError):
+            self._actor(worker).ask.remote()
+
+    def kill(self, worker: str, *, begun: bool) -> None:
+        """With all that it has started; then the actor ends by itself, unless it never began or does not answer."""
+        ray = _ray()
+        with _told(), contextlib.suppress(ValueError, ray.exceptions.RayActorError):
+            actor = self._actor(worker)
+            try:
+                if begun:
+                    ray.get(actor.kill.remote(), timeout=ANSWER_S)
+            except ray.exceptions.GetTimeoutError:
+                begun = False
+            if not begun:
+                ray.kill(actor)
+
+    def _actor(self, worker: str) -> Any:
+        """Raises ValueError."""
+        if worker not in self._actors:
+            self._actors[worker] = _ray().get_actor(worker, namespace=self._name)
+        return self._actors[worker]
+
+
+def main(address: str) -> int:
+    cluster = RayCluster("", address)
+    try:
+        cluster.connect()
+        found = cluster.found()
+    except EdlError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - to who has started this process
+        return 1
+    print(msgspec.json.encode(found).decode())  # noqa: T201
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

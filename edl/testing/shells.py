@@ -1,0 +1,187 @@
+"""The shells of a simulated job's trainers: they carry out what workers' machines say, as `edl.trainer` does.
+
+Owns: what a trainer does by itself, its script too. Does not own: what all members of a ring do together
+(`edl.testing.rings`), nor any decision.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from edl.core.worker.inputs import (
+    AdoptRing,
+    BatchEnded,
+    BatchVoid,
+    BootAlone,
+    DataWanted,
+    EndScript,
+    EnterRing,
+    Fail,
+    LeaveRing,
+    OrdersRead,
+    PrepareRing,
+    ReadOrders,
+    RecordRing,
+    ReleaseRing,
+    RingFailed,
+    ScriptEnded,
+    ScriptFailed,
+    SetWeight,
+    StillWaiting,
+    TakeCopy,
+    TellDaemon,
+    TrainStandIns,
+)
+from edl.core.worker.inputs import Command as TrainerCommand
+from edl.core.worker.inputs import Input as TrainerInput
+from edl.core.worker.moves import attention_step
+from edl.core.worker.states import ALONE, TrainerState
+from edl.protocol import link as say
+from edl.testing.faults import Moment
+from edl.testing.worker import SimWorker
+
+if TYPE_CHECKING:
+    from edl.testing.simulation import SimJob
+
+
+class SimShells:
+    """Of all workers of one job."""
+
+    def __init__(self, job: SimJob) -> None:
+        self.job = job
+
+    def tell(self, worker: SimWorker, happened: TrainerInput) -> None:
+        """Something happens to its trainer."""
+        self.carry_out(worker, worker.machine.handle(happened))
+
+    def carry_out(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
+        """What its machine says, but for what all members of a ring do together (`edl.testing.rings`)."""
+        for command in commands:
+            match command:
+                case TellDaemon(said):
+                    self._told(worker, said)
+                case ReadOrders():
+                    self.look(worker)
+                case EnterRing() | AdoptRing() | PrepareRing() | ReleaseRing():
+                    self.job.next_rings.carry_out(worker, command)
+                case RecordRing() | TakeCopy() | SetWeight():
+                    self._set_down(worker, command)
+                case BootAlone():
+                    self._boot(worker)
+                case TrainStandIns():
+                    self.broken(worker, "its data never came")
+                case EndScript():
+                    self.end_script(worker)
+                case Fail(reason):
+                    self.fail(worker, reason)
+                case LeaveRing():
+                    self.job.rings.missed(worker)
+                case _:  # a look at newer orders comes with them, and collectives fail by themselves
+                    pass
+
+    def _set_down(self, worker: SimWorker, command: RecordRing | TakeCopy | SetWeight) -> None:
+        match command:
+            case RecordRing():
+                self.job.checks.sat(worker)
+            case TakeCopy(save, beside):
+                self.job.savings.copy(worker, save, beside=beside)
+            case SetWeight():
+                worker.weight = command.weight
+
+    def _told(self, worker: SimWorker, said: say.FromTrainer) -> None:
+        """Its daemon hears of it, and reports."""
+        worker.account.hear(said)
+        self.job.stir(worker)
+        if isinstance(said, say.Entered | say.Copied | say.CopyMissed) and worker.orders is not None:
+            worker.attention = attention_step(worker.generation, worker.orders, worker.account.copied[0])
+        if isinstance(said, say.Copied):
+            self.job.savings.store_part(worker)
+        if isinstance(said, say.Entered):
+            self.job.happens(Moment.SITTING, worker)
+
+    def look(self, worker: SimWorker) -> None:
+        """Its trainer looks at its orders, where `edl.trainer` lets it follow them."""
+        machine, before = worker.machine, worker.doing
+        if machine.orders is None or worker.stalled or not worker.alive:
+            return
+        commands = machine.handle(OrdersRead(machine.orders))
+        if machine.assignment is not None:
+            self.job.checks.enters(worker, before, machine.assignment)
+        elif machine.state is TrainerState.LEAVING:
+            self.job.checks.leaves(worker, before, machine.orders)
+        self.carry_out(worker, commands)
+        if machine.state is TrainerState.TRAINING:
+            self.job.rings.arm(self.job.rings.rings[worker.generation])
+
+    def _boot(self, worker: SimWorker) -> None:
+        self.job.happens(Moment.BOOTING, worker)
+        self.job.after(0.02 + 0.2 * self.job.random.random(), self._rehearse, worker)
+
+    def _rehearse(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stalled and worker.doing is TrainerState.BOOTING:
+            self._open(worker)
+            self.job.happens(Moment.REHEARSING, worker)
+            self.job.after(0.02 + 0.1 * self.job.random.random(), self._rehearsed, worker)
+
+    def _rehearsed(self, worker: SimWorker) -> None:
+        if worker.alive and not worker.stalled and worker.doing in ALONE:
+            self.job.happens(Moment.READY, worker)
+            self.tell(worker, BatchEnded())
+
+    def sit(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
+        """Its ring stands. In the first one its script goes on from `init` to its first batch."""
+        self.carry_out(worker, commands)
+        if worker.machine.opened is None:
+            self._open(worker)
+        if worker.machine.has_share or self.job.spec is None:
+            self.job.rings.arm(self.job.rings.rings[worker.generation])
+        elif worker.alive and worker.is_hungry() and worker.orders is not None:  # what it has heard on the way
+            self.tell(worker, StillWaiting(worker.orders))
+
+    def stepped(self, worker: SimWorker, commands: list[TrainerCommand]) -> None:
+        """The end of a mini-batch that counts."""
+        self.job.stir(worker)
+        if worker.alive and not worker.stalled:
+            self.carry_out(worker, commands)
+
+    def broken(self, worker: SimWorker, reason: str) -> None:
+        """Its ring failed; the mini-batch in flight, if there was one, is void (I8)."""
+        if worker.sits:
+            worker.model = worker.model.disturbed(worker.id)
+            worker.machine.handle(BatchVoid(reason))
+            commands = worker.machine.handle(BatchEnded())
+        else:
+            commands = worker.machine.handle(RingFailed(reason))
+        self.job.rings.missed(worker)
+        self.carry_out(worker, commands)
+
+    def begin_pass(self, worker: SimWorker) -> None:
+        """The script asks for one more epoch."""
+        worker.wanted += 1
+        self._open(worker)
+
+    def _open(self, worker: SimWorker) -> None:
+        """The script asks for samples, if the job hands them out."""
+        if self.job.spec is not None:
+            self.tell(worker, DataWanted(msgspec.structs.replace(self.job.spec, epochs=worker.wanted)))
+
+    def end_script(self, worker: SimWorker) -> None:
+        """The generator has come to its end, or the trainer was told to go. What it copies, it has copied before."""
+        self.job.savings.finish(worker)
+        commands = worker.machine.handle(ScriptEnded())
+        self.job.rings.missed(worker)
+        self.carry_out(worker, commands)
+
+    def fail(self, worker: SimWorker, reason: str) -> None:
+        """Its script does."""
+        worker.machine.handle(ScriptFailed(reason))
+        self.end_script(worker)
+
+    def evaluate(self, for_s: float, *, alone: bool = False) -> None:
+        """The scripts of all members of the ring do something of their own between two mini-batches, or that of one."""
+        here = [worker for worker in self.job.workers.values() if worker.doing is TrainerState.TRAINING]
+        for worker in here[:1] if alone else here:
+            worker.busy_until = self.job.now + for_s
+        self.job.note(f"scripts are at something of their own for {for_s:.3f} s: {'one' if alone else 'all'}")

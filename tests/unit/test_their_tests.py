@@ -1,0 +1,73 @@
+"""What the libraries' own tests come to, in a table; and each of them in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import their_tests
+
+
+def test_the_table_counts_what_passes_alone_and_says_why_the_rest_fails() -> None:
+    alone = {
+        "a.py::Of::one": ["passed", ""],
+        "a.py::Of::two": ["passed", ""],
+        "a.py::Of::three": ["failed", "no network"],
+        "b.py::four": ["passed", ""],
+        "b.py::five": ["skipped", "a GPU"],
+    }
+    with_edl = {
+        "a.py::Of::one": ["passed", ""],
+        "a.py::Of::two": ["failed", "object at 0x7f12 is wrong"],
+        "a.py::Of::three": ["passed", ""],
+    }
+    assert their_tests.table(alone, with_edl).splitlines()[2:] == [
+        "| `a.py` | 2 | 1 | 1 |",
+        "| `b.py` | 1 | 0 | 1 |",
+        "| together | 3 | 1 | |",
+        "",
+        "- 1: object at N is wrong",
+        "  (two)",
+        "- 1: it was not run",
+        "  (four)",
+    ]
+
+
+def test_a_wrong_library_is_refused_with_what_there_is(tmp_path: Path) -> None:
+    assert "keras, accelerate, lightning" in their_tests.refused("jax", "")
+    assert their_tests.refused("lightning", "").endswith("say lightning=CHECKOUT")
+    assert "no checkout of lightning" in their_tests.refused("lightning", str(tmp_path))
+    assert not their_tests.refused("keras", "")
+    for pattern in their_tests.SELECTED["lightning"]:
+        (tmp_path / pattern).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / pattern).touch()
+    assert not their_tests.refused("lightning", str(tmp_path))
+
+
+def test_each_test_ends_by_itself(tmp_path: Path) -> None:
+    """One that passes, one that fails, one whose process ends, one that hangs; and what one sets no other sees."""
+    (tmp_path / "test_them.py").write_text(
+        "import os, time\n"
+        "seen = []\n"
+        "def test_passes(): seen.append(1)\n"
+        "def test_fails(): assert seen == [1], 'of its own'\n"
+        "def test_ends(): os._exit(3)\n"
+        "def test_hangs(): time.sleep(600)\n"
+    )
+    told = tmp_path / "told"
+    environ = {**os.environ, "THEIR_TESTS_TOLD": str(told), "THEIR_TESTS_SECONDS": "1"}
+    environ["PYTHONPATH"] = str(Path(their_tests.__file__).parent)
+    command = [sys.executable, "-m", "pytest", "-q", "-c", os.devnull, "-p", "each_by_itself", "-p", "no:cacheprovider"]
+    subprocess.run([*command, str(tmp_path)], env=environ, cwd=tmp_path, check=False, capture_output=True, timeout=60)
+    found: dict[str, Any] = {}
+    for line in told.read_text().splitlines():
+        test, outcome, why = json.loads(line)
+        found[test.partition("::")[2]] = outcome, why
+    assert found["test_passes"] == ("passed", "")
+    assert found["test_fails"][0] == "failed" and "of its own" in found["test_fails"][1]
+    assert found["test_ends"][0] == "failed" and "its process ended" in found["test_ends"][1]
+    assert found["test_hangs"] == ("failed", "it did not end in time")
