@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +20,11 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow],
 )
 settings.load_profile("shared machine")
+for signum, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
+    if (
+        signal.getsignal(signum) is signal.SIG_IGN
+    ):  # by nohup, or in the background of a script: what tests start would inherit it
+        signal.signal(signum, default)
 os.environ.setdefault("EDL_SPIN_MS", "1")  # several jobs at a time: without naps they take 1.7 times the processor time
 
 

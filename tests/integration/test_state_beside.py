@@ -17,8 +17,7 @@ def test_newcomers_are_equal_bit_for_bit_after_their_first_step(edl, tmp_path, r
     job.grow(4)
     job.wait_size(4)
     job.wait_steps(5)
-    kinds = {event["kind"] for event in job.finish()}
-    assert kinds.isdisjoint({"batch_voided", "diverged", "worker_lost"})
+    assert [event for event in job.finish() if event["kind"] in ("batch_voided", "diverged", "worker_lost")] == []
     results = job.results()
     assert len(results) == 4
     assert sum(result["own"][0] == 0 for result in results) == 2, "newcomers have no samples as their state comes"
