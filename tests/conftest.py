@@ -21,9 +21,7 @@ settings.register_profile(
 )
 settings.load_profile("shared machine")
 for signum, default in ((signal.SIGINT, signal.default_int_handler), (signal.SIGHUP, signal.SIG_DFL)):
-    if (
-        signal.getsignal(signum) is signal.SIG_IGN
-    ):  # by nohup, or in the background of a script: what tests start would inherit it
+    if signal.getsignal(signum) is signal.SIG_IGN:  # as under nohup: what tests start would inherit it
         signal.signal(signum, default)
 os.environ.setdefault("EDL_SPIN_MS", "1")  # several jobs at a time: without naps they take 1.7 times the processor time
 
