@@ -5,6 +5,8 @@ what is in it.
 
 A file is written under another name and flushed; then it gets its own name, if that is free; then the folder is
 flushed. Below the root no symbolic link is followed, and nothing is opened that is not a plain file.
+
+`put` does the same for a file that is no checkpoint of edl's: the script chooses its name, and may write it again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ import errno
 import os
 import secrets
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from edl.checkpoints.names import draft_of
@@ -137,10 +139,27 @@ class LocalFiles:
                 raise _NotEmpty(f"{path} is not empty") from None
             if error.errno in {errno.ELOOP, errno.ENOTDIR}:  # the system says either of a link
                 raise NotAFile(f"{path}, or what is on the way to it, is a symbolic link or no folder") from None
-            remedy = REMEDIES.get(error.errno or 0)
-            raise CheckpointError(
-                f"cannot {doing} {path}: {error.strerror}{f'; {remedy}' if remedy else ''}"
-            ) from error
+            raise _told(doing, path, error) from error
+
+
+def put(path: Path, content: bytes) -> None:
+    """A script's own file, whole and durable, in the place of one that may be there; as others may read it as the
+    process's umask lets them. Raises CheckpointError.
+    """
+    try:
+        _make_root(path.parent, 0o777)
+        place = os.open(path.parent, FOLDER)
+        try:
+            _add(place, path.name, lambda: (content,), mode=0o666, give_name=_replace)
+        finally:
+            os.close(place)
+    except OSError as error:
+        raise _told("write", str(path), error) from error
+
+
+def _told(doing: str, path: str, error: OSError) -> CheckpointError:
+    remedy = REMEDIES.get(error.errno or 0)
+    return CheckpointError(f"cannot {doing} {path}: {error.strerror}{f'; {remedy}' if remedy else ''}")
 
 
 class _NotEmpty(CheckpointError):
@@ -170,41 +189,18 @@ class _LocalBytes:
         self.close()
 
 
-def _make_root(root: Path) -> None:
+def _make_root(root: Path, mode: int = 0o700) -> None:
     """And what it lies in, as far as that is missing."""
     if root.is_dir():
         return
-    _make_root(root.parent)
+    _make_root(root.parent, mode)
     with contextlib.suppress(FileExistsError):
-        root.mkdir(mode=0o700)
+        root.mkdir(mode=mode)
     place = os.open(root.parent, FOLDER)
     try:
         os.fsync(place)
     finally:
         os.close(place)
-
-
-def _add(place: int, name: str, chunks: Chunks) -> None:
-    draft = draft_of(name, secrets.token_hex(4))
-    try:
-        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=place)
-        try:
-            for chunk in chunks():
-                _write_all(file, chunk)
-            os.fsync(file)
-        finally:
-            os.close(file)
-        _name(place, draft, name)
-        os.fsync(place)
-    finally:
-        with contextlib.suppress(OSError):
-            os.unlink(draft, dir_fd=place)
-
-
-def _write_all(file: int, chunk: bytes) -> None:
-    left = memoryview(chunk)
-    while left:
-        left = left[os.write(file, left) :]
 
 
 def _name(place: int, draft: str, name: str) -> None:
@@ -217,3 +213,33 @@ def _name(place: int, draft: str, name: str) -> None:
         # An empty file takes the name first; only the process that made it puts the whole one in its place.
         os.close(os.open(name, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=place))
         os.rename(draft, name, src_dir_fd=place, dst_dir_fd=place)
+
+
+def _replace(place: int, draft: str, name: str) -> None:
+    """Give the file its name, whatever had it."""
+    os.rename(draft, name, src_dir_fd=place, dst_dir_fd=place)
+
+
+def _add(
+    place: int, name: str, chunks: Chunks, *, mode: int = 0o600, give_name: Callable[[int, str, str], None] = _name
+) -> None:
+    draft = draft_of(name, secrets.token_hex(4))
+    try:
+        file = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=place)
+        try:
+            for chunk in chunks():
+                _write_all(file, chunk)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        give_name(place, draft, name)
+        os.fsync(place)
+    finally:
+        with contextlib.suppress(OSError):
+            os.unlink(draft, dir_fd=place)
+
+
+def _write_all(file: int, chunk: bytes) -> None:
+    left = memoryview(chunk)
+    while left:
+        left = left[os.write(file, left) :]

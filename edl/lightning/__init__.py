@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from lightning.pytorch.strategies import StrategyRegistry
 
+from edl.lightning.checkpoint_io import EdlCheckpointIO
 from edl.lightning.strategy import EdlStrategy
 
 NAME = "edl"
@@ -15,4 +16,4 @@ NAME = "edl"
 if NAME not in StrategyRegistry:
     StrategyRegistry.register(NAME, EdlStrategy, description="Elastic training: workers come and go while it trains")
 
-__all__ = ["EdlStrategy"]
+__all__ = ["EdlCheckpointIO", "EdlStrategy"]

@@ -24,12 +24,14 @@ from lightning.pytorch.accelerators import Accelerator
 from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, Timer
 from lightning.pytorch.callbacks.timer import Interval
 from lightning.pytorch.core.optimizer import _MockOptimizer
+from lightning.pytorch.plugins.io.wrapper import _WrappingCheckpointIO
 from lightning.pytorch.plugins.precision import Precision
 from lightning.pytorch.strategies.strategy import Strategy
 from lightning.pytorch.trainer.states import TrainerFn
 
 import edl.torch as elastic
 from edl.errors import UsageError
+from edl.lightning.checkpoint_io import EdlCheckpointIO
 from edl.lightning.loops import LightningSteps, make_elastic
 from edl.lightning.validation import share_out
 from edl.torch.conversion import StepParts, converted
@@ -45,6 +47,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     """`Trainer(strategy="edl")`, or `Trainer(strategy=EdlStrategy(...))` with what `edl.init` takes."""
 
     strategy_name = "edl"
+    _trains: EdlStrategy | None = None  # of the class: whose trainer has begun the job's training
 
     def __init__(
         self,
@@ -131,6 +134,19 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         if sync is not None:
             raise UsageError("Trainer(sync_batchnorm=True) does not go with strategy='edl': leave it away")
 
+    @property
+    def checkpoint_io(self) -> CheckpointIO:
+        """The script's; without one, or inside of one that only wraps another, edl's."""
+        if self._checkpoint_io is None:
+            self._checkpoint_io = EdlCheckpointIO()
+        elif isinstance(self._checkpoint_io, _WrappingCheckpointIO):
+            self._checkpoint_io.checkpoint_io = EdlCheckpointIO()  # which keeps what it was given first
+        return self._checkpoint_io
+
+    @checkpoint_io.setter
+    def checkpoint_io(self, io: CheckpointIO) -> None:
+        self._checkpoint_io = io
+
     def _take_rank(self) -> None:
         rank_zero_only.rank = 0 if self.is_global_zero else max(1, seat.rank())
 
@@ -184,7 +200,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         super().setup(trainer)
 
     def _check(self, trainer: Any) -> None:
-        if self._elastic is not None:
+        if EdlStrategy._trains is not None:  # a second one would find the data trained, and do nothing
             raise UsageError("Trainer.fit(): a job of edl has one fit; start another job for the next one")
         if trainer.ckpt_path is not None:
             raise UsageError(
@@ -253,6 +269,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
         fit._combined_loader.limits = None  # they are counted as the job counts, on a newcomer too
         fit.max_batches = math.inf  # how many there are of an epoch changes with the number of workers
         trainer.val_check_batch = _batches_between_validations(trainer)
+        EdlStrategy._trains = self
         self._elastic = LightningSteps(trainer, seat, parts, limit)
         make_elastic(self._elastic)
         self._elastic.registered = seat.register(loop=self._elastic.traveller, **_modules_of(trainer.callbacks))

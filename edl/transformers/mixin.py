@@ -32,6 +32,8 @@ from edl.transformers.evaluation import PredictedBatches
 from edl.transformers.loop import Parts, TrainerSteps
 from edl.transformers.plan import UpdatePlan
 
+ONE_TRAINING = "Trainer.train(): a job of edl has one training; start another job for the next one"
+
 
 class EdlTrainerMixin:
     """For a subclass of `Trainer` of your own: `class MyElasticTrainer(EdlTrainerMixin, MyTrainer)`."""
@@ -40,6 +42,7 @@ class EdlTrainerMixin:
     _losses: list[torch.Tensor]  # of the parts of the step under way
     _share = 1.0  # of a part, in the samples of its step
     _over = False  # the pass that was trained last
+    _trains: EdlTrainerMixin | None = None  # of the class: who has begun the job's training
     _evaluates = False  # `evaluate()` is called, which may call itself
     _evaluated: Any  # the model, as the Trainer evaluates it
     _preprocess: Any  # the script's, of logits
@@ -80,7 +83,7 @@ class EdlTrainerMixin:
         """The Trainer's, or the script's, which averages gradients from now on."""
         optimizer: Any = super().create_optimizer(*args, **kwargs)  # type: ignore[misc]
         if self._steps is not None:
-            raise UsageError("Trainer.train(): a job of edl has one training; start another job for the next one")
+            raise UsageError(ONE_TRAINING)
         self.model: Any
         elastic.Optimizer(optimizer, model=self.model)
         return optimizer
@@ -102,6 +105,9 @@ class EdlTrainerMixin:
             raise UsageError(
                 "Trainer.train(resume_from_checkpoint=...): a job goes on at the exact sample by `edl run --checkpoint`"
             )
+        if EdlTrainerMixin._trains not in (None, self):  # it would find the data trained, and do nothing
+            raise UsageError(ONE_TRAINING)
+        EdlTrainerMixin._trains = self
         prepared = super()._prepare_for_training(max_steps, train_dataloader, None)  # type: ignore[misc]
         if not isinstance(train_dataloader, StepParts):
             raise UsageError("get_train_dataloader() is overridden: let it return edl.torch.ElasticDataLoader(...)")

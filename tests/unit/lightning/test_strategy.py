@@ -104,3 +104,11 @@ def test_gradients_are_averaged_before_they_are_clipped_also_on_a_worker_without
     assert one.optimizer_step(optimizer, closure, pl.LightningModule()) is loss
     assert optimizer.happened == ["backward", "averaged", "looked at"]
     assert not one._precision_plugin.leaves_out
+
+
+def test_a_second_trainer_in_a_job_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first one's strategy has trained all that the job has: another one would find nothing, and say nothing."""
+    strategy()._check(made_with())
+    monkeypatch.setattr(EdlStrategy, "_trains", strategy())
+    with pytest.raises(UsageError, match="one fit; start another job"):
+        strategy()._check(made_with())
