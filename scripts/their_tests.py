@@ -1,7 +1,8 @@
-"""Tests of Keras, Accelerate and Lightning that train, unmodified, with edl in the place that a script gives it.
+"""Tests of Keras, Accelerate, Lightning and Hugging Face's Trainer, unmodified, with edl where a script puts it.
 
 Those of Keras and Accelerate come from the source packages of the versions that scripts/constraints.txt names, fetched
-by pip as it is set up here. Lightning's packages have none: name a checkout of its repository, `lightning=FOLDER`.
+by pip as it is set up here. Packages of Lightning and Transformers have none of their trainers: name a checkout of the
+repository, `lightning=FOLDER`, `transformers=FOLDER`.
 Each test runs twice, in a process of its own: with the library alone, and with a plugin of pytest (`in_place_*.py`)
 that does what the library's page in docs/ tells a script to do. What fails alone says nothing of edl.
 """
@@ -30,12 +31,22 @@ SELECTED = {
         "tests/tests_pytorch/trainer/flags/test_min_max_epochs.py",
         "tests/tests_pytorch/trainer/flags/test_val_check_interval.py",
     ),
+    "transformers": (
+        "tests/trainer/test_trainer_callback.py",
+        "tests/trainer/test_trainer_data.py",
+        "tests/trainer/test_trainer_evaluation.py",
+        "tests/trainer/test_trainer_optimizers.py",
+    ),
+}
+PACKAGED = {  # what tests import from their own package, which keeps its place then
+    "transformers": ("tests/__init__.py", "tests/trainer/__init__.py", "tests/trainer/trainer_test_utils.py"),
 }
 IN_PACKAGES = ("keras", "accelerate")
 NEEDED = {  # by their tests, beside what is installed here; a test of Keras's trainer imports jax on any backend
     "keras": ("jax==0.6.2", "jaxlib==0.6.2"),
     "accelerate": ("parameterized==0.9.0",),
     "lightning": (),
+    "transformers": ("parameterized==0.9.0",),
 }
 ELSEWHERE = {"orbax_checkpoint_test.py", "remote_monitor_test.py"}  # need a package or a server of their own
 TEST_S = 300  # on a busy machine; most take a second
@@ -72,7 +83,8 @@ def refused(library: str, checkout: str) -> str:
         return f"there are no tests of {library} here: there are those of {', '.join(SELECTED)}"
     if not checkout:
         return "" if library in IN_PACKAGES else f"packages of {library} have no tests: say {library}=CHECKOUT"
-    missing = [pattern for pattern in SELECTED[library] if not any(Path(checkout).glob(pattern))]
+    wanted = (*SELECTED[library], *PACKAGED.get(library, ()))
+    missing = [pattern for pattern in wanted if not any(Path(checkout).glob(pattern))]
     return f"{checkout} is no checkout of {library}: there is no {missing[0]}" if missing else ""
 
 
@@ -118,7 +130,13 @@ def selected(library: str, source: Path) -> Path:
     """A folder with the chosen tests, where no package of theirs hides the one that is installed."""
     folder = WORK / f"{library}-tests"
     shutil.rmtree(folder, ignore_errors=True)
-    folder.mkdir()
+    folder.mkdir(parents=True)
+    if library in PACKAGED:
+        (folder / "src").mkdir()  # by which and `tests` Transformers knows the root of its repository
+        for name in (*SELECTED[library], *PACKAGED[library]):
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(source / name, folder / name)
+        return folder
     for pattern in SELECTED[library]:
         for test in sorted(source.glob(pattern)):
             if test.name not in ELSEWHERE:
@@ -133,7 +151,7 @@ def ran(library: str, folder: Path, chosen: str, *, in_place: bool) -> dict[str,
     plugins = ["-p", "each_by_itself", *(["-p", f"in_place_{library}"] if in_place else [])]
     command = [sys.executable, "-m", "pytest", "-c", os.devnull, f"--rootdir={folder}", "--import-mode=importlib", "-q"]
     command += ["-p", "no:cacheprovider", "-p", "no:asyncio", "--continue-on-collection-errors", *plugins]
-    command += ["-o", "python_files=*.py", *(["-k", chosen] if chosen else [])]
+    command += ["-o", "python_files=test_*.py *_test.py", *(["-k", chosen] if chosen else [])]
     environ = {name: value for name, value in os.environ.items() if not name.startswith(("EDL_", "PYTEST_"))}
     environ |= {
         "PYTHONPATH": os.pathsep.join([str(ROOT / "scripts"), str(WORK / "needed" / library)]),

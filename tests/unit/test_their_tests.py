@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pytest
 import their_tests
 
 
@@ -46,6 +47,22 @@ def test_a_wrong_library_is_refused_with_what_there_is(tmp_path: Path) -> None:
         (tmp_path / pattern).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / pattern).touch()
     assert not their_tests.refused("lightning", str(tmp_path))
+
+
+def test_tests_that_import_from_their_package_keep_their_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they import is with them, and is no file of tests."""
+    source = tmp_path / "checkout"
+    for name in their_tests.SELECTED["transformers"]:
+        (source / name).parent.mkdir(parents=True, exist_ok=True)
+        (source / name).write_text("from .trainer_test_utils import found\ndef test_it(): assert found == 1\n")
+    assert their_tests.refused("transformers", str(source)).endswith("there is no tests/__init__.py")
+    for name in their_tests.PACKAGED["transformers"]:
+        (source / name).write_text("found = 1\ndef test_of_none(): pass\n")
+    assert not their_tests.refused("transformers", str(source))
+    monkeypatch.setattr(their_tests, "WORK", tmp_path / "not" / "there")
+    folder = their_tests.selected("transformers", source)
+    ended = their_tests.ran("transformers", folder, "", in_place=False)
+    assert ended == {f"{name}::test_it": ["passed", ""] for name in their_tests.SELECTED["transformers"]}
 
 
 def test_each_test_ends_by_itself(tmp_path: Path) -> None:
