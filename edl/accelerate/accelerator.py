@@ -1,7 +1,7 @@
 """Accelerate's Accelerator, of a job whose workers come and go.
 
 Owns: what `prepare()` makes elastic, adding gradients up, and which worker writes. Does not own: where steps end
-(`edl.accelerate.batches`).
+(`edl.torch.batches`).
 
 Accelerate's own state stays that of one process: there is no process group. Loaders of other data than that which is
 trained on are shared out in rounds (`edl.accelerate.evaluation`), where the script is between two passes over it.
@@ -21,9 +21,9 @@ from accelerate.scheduler import AcceleratedScheduler
 from accelerate.utils import recursively_apply, send_to_device
 
 import edl.torch as elastic
-from edl.accelerate.batches import ElasticBatches
 from edl.accelerate.evaluation import EvaluationRound, SharedLoader, joined, lengths, padded, told_by_all
 from edl.accelerate.logs import log_by_rank
+from edl.torch.batches import ElasticBatches
 from edl.torch.conversion import converted
 from edl.torch.process import framework
 from edl.torch.process import trainer as seat

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch.utils.data import Dataset
@@ -26,6 +26,10 @@ from edl.torch.records import Records
 from edl.trainer.endings import Leaving
 from edl.trainer.rates.tuner import RateTuner
 
+if TYPE_CHECKING:
+    from edl.torch.batches import ElasticBatches
+
+AnyModel = TypeVar("AnyModel", bound=torch.nn.Module)
 AnyOptimizer = TypeVar("AnyOptimizer", bound=torch.optim.Optimizer)
 
 init = _trainer.init
@@ -114,6 +118,39 @@ def ElasticDataset(source: Any, format: str | None = None) -> Records:  # noqa: 
     return Records(_trainer.opening(source, format))
 
 
+def prepare(
+    model: AnyModel, optimizer: AnyOptimizer, loader: Any, *, seed: int = 0
+) -> tuple[AnyModel, AnyOptimizer, ElasticBatches]:
+    """All that a script of `DistributedDataParallel` needs: joins the job, unless `init()` was called before; averages
+    gradients; and makes the loader one over this worker's samples. Give it the model that is not wrapped.
+
+    Args:
+        model: what is trained; it is returned as it is.
+        optimizer: becomes that of `Optimizer(optimizer, model=model)`.
+        loader: a `torch.utils.data.DataLoader` as for one process, without a sampler. In the loop over what is
+            returned for it, asking for the next mini-batch is the end of the one before, and `notify_batch_end()` is
+            not called. Around that loop, `for epoch in loader.epochs(10):` is right on all workers.
+        seed: of the shuffling, where the loader has no generator of its own; the same on all workers.
+    """
+    from edl.torch.batches import ElasticBatches
+    from edl.torch.conversion import converted
+
+    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+        raise errors.UsageError(
+            f"prepare(model, optimizer, loader) got a {type(model).__name__} and a {type(optimizer).__name__}: give a "
+            "torch.nn.Module and an optimizer of its parameters, in this order"
+        )
+    if isinstance(model, torch.nn.parallel.DistributedDataParallel):
+        raise errors.UsageError(
+            "prepare(): the model is wrapped in DistributedDataParallel, which would average its gradients again: "
+            "leave that away, with dist.init_process_group()"
+        )
+    if not _trainer.began:
+        init()
+    batches = ElasticBatches(converted(loader, 1, seed), lambda batch: batch)
+    return model, Optimizer(optimizer, model=model), batches
+
+
 def load_checkpoint(path: str | os.PathLike[str], model: torch.nn.Module) -> None:
     """Put the weights and buffers of a checkpoint into `model`, outside of any job: to evaluate it, say.
 
@@ -158,6 +195,7 @@ __all__ = [
     "notify_batch_end",
     "on_resize",
     "own_samples",
+    "prepare",
     "rank",
     "register",
     "rehearsing",

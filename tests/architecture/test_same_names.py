@@ -15,7 +15,7 @@ pytestmark = pytest.mark.integration
 ROOT = Path(__file__).parents[2]
 ONLY_THERE = {
     "edl.tensorflow": {"GradientTape", "KerasCallback", "elastic_dataset", "voidable"},
-    "edl.torch": {"ElasticDataLoader", "ElasticDataset"},
+    "edl.torch": {"ElasticDataLoader", "ElasticDataset", "prepare"},
 }
 MORE_ARGUMENTS = {"Optimizer"}  # a framework may need more, after those of all
 LOOK = """

@@ -1,4 +1,4 @@
-"""What scripts of PyTorch use today, in two models: images with all of it at once, and two optimizers (a GAN)."""
+"""What scripts of PyTorch use today: images with all of it at once, two optimizers (a GAN), and `edl.prepare`."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -101,5 +101,23 @@ def gan() -> list[Any]:
     return [path.digest(tensors(makes, judges))]
 
 
-state = {"images": images_of_today, "gan": gan}[options.way]()
+def prepared() -> list[Any]:
+    """A script that was one of DistributedDataParallel."""
+    model: Any = torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(48, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    plain = torch.utils.data.DataLoader(Samples(), batch_size=8, shuffle=True)
+    model, optimizer, loader = edl.prepare(model, optimizer, plain)
+    path.tell_of_switches(edl, options.out, lambda: tensors(model))
+    for epoch in loader.epochs(2**31):
+        if epoch >= path.epochs_wanted(options):
+            break
+        for rows, wanted in loader:
+            optimizer.zero_grad()
+            functional.mse_loss(model(rows), wanted).backward()
+            optimizer.step()
+            path.pause(options)
+    return [path.digest(tensors(model))]
+
+
+state = {"images": images_of_today, "gan": gan, "prepared": prepared}[options.way]()
 path.finish(options.out, {"state": state, "batches": 0, "rank": edl.rank(), "step": edl.step()})

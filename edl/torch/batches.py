@@ -1,4 +1,4 @@
-"""The training loader of a script that Accelerate has prepared: asking it for a batch is the end of the step before.
+"""A training loader that is prepared, by `edl.prepare` or Accelerate: asking for a batch is the end of the step before.
 
 Owns: where steps end in such a script. Does not own: the samples (`edl.torch.conversion`).
 """
@@ -8,17 +8,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from edl.errors import UsageError
 from edl.torch.conversion import StepParts
 from edl.torch.process import framework, trainer
 
 
 class ElasticBatches:
-    """One batch after the other, on this worker's device."""
+    """One batch after the other, as the script's loader has them."""
 
     def __init__(self, parts: StepParts, placed: Callable[[Any], Any]) -> None:
         self.parts = parts
         self._placed = placed
         self._updates: int | None = None  # there were when the newest batch was given out, and its step has not ended
+        self._step = 0  # of the newest batch
         self.between = False  # the newest step has ended, and the next one has not begun
 
     def __len__(self) -> int:
@@ -29,7 +31,7 @@ class ElasticBatches:
         if self._updates is not None and framework.updates() != self._updates:
             self._end()  # of an iteration that the script has left after an update
         for batch in self.parts:
-            self._updates, self.between = framework.updates(), False
+            self._updates, self._step, self.between = framework.updates(), trainer.step(), False
             yield self._placed(batch)
             if self.parts.last:
                 self._end()
@@ -58,4 +60,9 @@ class ElasticBatches:
 
     def _end(self) -> None:
         self._updates, self.between = None, True
+        if trainer.step() != self._step:
+            raise UsageError(
+                "notify_batch_end() was called in a loop over a prepared loader, which ends each mini-batch where the "
+                "next one is asked for: leave the call away"
+            )
         trainer.notify_batch_end()

@@ -1,0 +1,80 @@
+"""What `edl.prepare` refuses, in one line with the remedy; and where mini-batches of a prepared loader end."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+import edl.torch as edl
+from edl.errors import UsageError
+from edl.torch import batches as module
+from edl.torch.batches import ElasticBatches
+
+
+def given() -> tuple[Any, Any, Any]:
+    model = torch.nn.Linear(2, 1)
+    return model, torch.optim.SGD(model.parameters(), lr=0.1), DataLoader(list(range(4)))  # type: ignore[arg-type]
+
+
+def refused(*arguments: Any) -> str:
+    with pytest.raises(UsageError) as caught:
+        edl.prepare(*arguments)
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+def test_another_order_is_refused() -> None:
+    model, optimizer, loader = given()
+    assert "got a SGD and a Linear" in refused(optimizer, model, loader)
+    assert "got a Linear and a DataLoader" in refused(model, loader, optimizer)
+
+
+def test_a_model_that_averages_by_itself_is_refused() -> None:
+    _, optimizer, loader = given()
+    wrapped = object.__new__(DistributedDataParallel)  # of no process group
+    assert "leave that away" in refused(wrapped, optimizer, loader)
+
+
+class Seat:
+    """At one step until a mini-batch ends."""
+
+    def __init__(self) -> None:
+        self.at, self.ended = 1, 0
+
+    def step(self) -> int:
+        return self.at
+
+    def notify_batch_end(self) -> None:
+        self.at, self.ended = self.at + 1, self.ended + 1
+
+
+def prepared(monkeypatch: pytest.MonkeyPatch) -> tuple[Seat, ElasticBatches]:
+    seat = Seat()
+    monkeypatch.setattr(module, "trainer", seat)
+    monkeypatch.setattr(module, "framework", SimpleNamespace(updates=lambda: seat.ended))
+
+    class Parts(list[Any]):
+        last = True
+
+    return seat, ElasticBatches(Parts("abc"), str.upper)  # type: ignore[arg-type]
+
+
+def test_asking_for_the_next_one_ends_a_mini_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    seat, loader = prepared(monkeypatch)
+    assert [(batch, seat.ended) for batch in loader] == [("A", 0), ("B", 1), ("C", 2)]
+    assert seat.ended == 3
+
+
+def test_a_script_that_ends_it_as_well_is_told_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    seat, loader = prepared(monkeypatch)
+    batches = iter(loader)
+    next(batches)
+    seat.notify_batch_end()
+    with pytest.raises(UsageError, match="leave the call away"):
+        next(batches)
+    assert seat.ended == 1
