@@ -14,13 +14,14 @@ dist.init_process_group("gloo")
 table = np.loadtxt("data/digits/digits.csv.gz", delimiter=",", dtype=np.float32)
 images, labels = torch.from_numpy(table[:, :64] / 16), torch.from_numpy(table[:, 64].astype(np.int64))
 dataset = TensorDataset(images[:1400], labels[:1400])
-loader = DataLoader(dataset, batch_size=32, sampler=DistributedSampler(dataset))
+sampler = DistributedSampler(dataset)
+loader = DataLoader(dataset, batch_size=32, sampler=sampler)
 model = torch.nn.Sequential(torch.nn.Linear(64, 64), torch.nn.ReLU(), torch.nn.Linear(64, 10))
 model = DistributedDataParallel(model)
 optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
 
 for epoch in range(5):
-    loader.sampler.set_epoch(epoch)
+    sampler.set_epoch(epoch)
     for inputs, targets in loader:
         optimizer.zero_grad()
         loss = torch.nn.functional.cross_entropy(model(inputs), targets)
