@@ -47,6 +47,7 @@ class EdlStrategy(Strategy):  # type: ignore[misc]
     """`Trainer(strategy="edl")`, or `Trainer(strategy=EdlStrategy(...))` with what `edl.init` takes."""
 
     strategy_name = "edl"
+    _checkpoint_io: CheckpointIO | None
     _trains: EdlStrategy | None = None  # of the class: whose trainer has begun the job's training
 
     def __init__(

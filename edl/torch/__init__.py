@@ -135,7 +135,8 @@ def prepare(
     from edl.torch.batches import ElasticBatches
     from edl.torch.conversion import converted
 
-    if not isinstance(model, torch.nn.Module) or not isinstance(optimizer, torch.optim.Optimizer):
+    parts: tuple[object, object] = (model, optimizer)
+    if not isinstance(parts[0], torch.nn.Module) or not isinstance(parts[1], torch.optim.Optimizer):
         raise errors.UsageError(
             f"prepare(model, optimizer, loader) got a {type(model).__name__} and a {type(optimizer).__name__}: give a "
             "torch.nn.Module and an optimizer of its parameters, in this order"
