@@ -187,13 +187,17 @@ def status(arguments: argparse.Namespace) -> int:
     show.say("  jobs " + (", ".join(f"{count} {phase}" for phase, count in sorted(found.jobs.items())) or "none"))
     rows = [
         (node.name, str(len(node.devices)), str(len(node.held)), "there" if node.agent else "away",
-         " ".join(sorted(node.held.values())))
+         "-" if node.left_out_until is None else _hour(node.left_out_until), " ".join(sorted(node.held.values())))
         for node in found.nodes
     ]  # fmt: skip
-    show.table(("node", "devices", "held", "agent", "workers"), rows)
+    show.table(("node", "devices", "held", "agent", "left out until", "workers"), rows)
     for event in found.story:
-        show.say(f"{time.strftime('%H:%M:%S', time.localtime(event.ts))}  {event.words}")
+        show.say(f"{_hour(event.ts)}  {event.words}")
     return 0
+
+
+def _hour(at: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at))
 
 
 def show_accounts(arguments: argparse.Namespace) -> int:

@@ -32,9 +32,12 @@ class Free:
     def __init__(self, nodes: Iterable[Node]) -> None:
         self._free: dict[str, int] = {}
         self._nodes: dict[int, dict[str, None]] = {}
+        self._closed: list[str] = []
         for node in nodes:
             self._free[node.name] = node.devices
             self._nodes.setdefault(node.devices, {})[node.name] = None
+            if node.closed:
+                self._closed.append(node.name)
 
     def __getitem__(self, node: str) -> int:
         return self._free[node]
@@ -51,6 +54,11 @@ class Free:
             del self._nodes[before]
         self._free[node] = before - workers
         self._nodes.setdefault(before - workers, {})[node] = None
+
+    def close(self) -> None:
+        """Nobody comes to what is free on closed nodes."""
+        for node in self._closed:
+            self.take(node, self._free[node])
 
     def most(self) -> str:
         """A node with the most free devices."""
@@ -74,6 +82,7 @@ def place(
     """Job -> node -> workers, for each job that is to have any. Raises ConfigError where there are too few devices.
 
     `moves`: what grows may leave the nodes where it is, with `pack`. `spread`: jobs for which that is the rule.
+    Where nodes are closed, and the others have too few devices, the smallest get fewer than wanted, or none.
     """
     free = Free(nodes)
     asked = sum(wanted.values())
@@ -101,6 +110,7 @@ def place(
     for job in open_:
         for node, count in kept[job].items():
             free.take(node, count)
+    free.close()
     for job in sorted(open_, key=lambda job: -wanted[job]):
         of_job = Rule.SPREAD if job in spread else rule
         found[job] = _grown(free, kept[job], wanted[job], of_job, moves=moves)
@@ -142,7 +152,7 @@ def _grown(free: Free, before: Placement, workers: int, rule: Rule, *, moves: bo
 
 def _packed(free: Free, workers: int) -> Placement:
     found: Placement = {}
-    while workers:
+    while workers and free.devices:
         node = free.least_with(workers) or free.most()
         count = min(free[node], workers)
         free.take(node, count)
@@ -164,7 +174,7 @@ def _filled(free: Free, workers: int) -> Placement:
 
 def _spread(free: Free, before: Placement, workers: int) -> Placement:
     found = dict(before)
-    for _ in range(workers - sum(before.values())):
+    for _ in range(min(free.devices, workers - sum(before.values()))):
         node = free.most()
         free.take(node, 1)
         found[node] = found.get(node, 0) + 1

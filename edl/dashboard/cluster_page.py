@@ -114,6 +114,7 @@ def _queue(rows: Iterable[QueueRow], more: int) -> str:
 
 def _node(node: NodeLanes) -> str:
     away = "" if node.there else ' <b class="away">its agent is away; what runs there runs on</b>'
+    away += ' <b class="away">left out for a while: it has failed its workers</b>' if node.left_out else ""
     slots = "".join(
         f'<li class="{f"j{lane.colour}" if lane.now else "free"}"><small>{lane.device}</small> '
         f"{escape(lane.now) or 'free'}</li>"

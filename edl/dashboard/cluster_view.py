@@ -56,6 +56,7 @@ class NodeLanes(msgspec.Struct, frozen=True):
 
     node: str
     there: bool  # its agent
+    left_out: bool  # it has failed its workers, and is given none for a while
     lanes: tuple[DeviceLane, ...]
     more: int  # devices that are not shown
 
@@ -124,7 +125,9 @@ def _nodes(nodes: Iterable[NodeStatus], jobs: Sequence[JobShown], begin: float, 
         shown = node.devices[: max(0, left)]
         left -= len(shown)
         lanes = tuple(_lane(node, device, bars.get((node.name, device), [])) for device in shown)
-        found.append(NodeLanes(node.name, node.agent, lanes, len(node.devices) - len(shown)))
+        found.append(
+            NodeLanes(node.name, node.agent, node.left_out_until is not None, lanes, len(node.devices) - len(shown))
+        )
     return tuple(found)
 
 

@@ -13,7 +13,7 @@ from contextlib import asynccontextmanager
 import msgspec
 
 from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
-from edl.cluster.queue.shown import JobShown
+from edl.cluster.queue.shown import JobShown, left_out_by
 from edl.coordination import connecting
 from edl.coordination.election import read_leader
 from edl.errors import EdlError, NoSuchJob, StoreUnavailable, TimedOut, UsageError
@@ -46,6 +46,7 @@ class NodeStatus(msgspec.Struct, frozen=True):
     devices: tuple[int, ...]
     agent: bool  # is there
     held: dict[str, str]  # by device: the worker
+    left_out_until: float | None = None  # it has failed its workers, and is given none before
 
 
 class ClusterClient:
@@ -115,6 +116,8 @@ class ClusterClient:
         phases: dict[str, int] = {}
         for job in jobs:
             phases[job.phase.value] = phases.get(job.phase.value, 0) + 1
+        story, now = await self.queue.story(), time.time()
+        left_out = {node: until for node, until in left_out_by(story).items() if until > now}
         return ClusterStatus(
             policy=self.config.policy,
             coordinator=self.config.coordinator,
@@ -122,9 +125,12 @@ class ClusterClient:
             term=term,
             draining=await self.queue.draining() is not None,
             processes=self.home.living(),
-            nodes=tuple(_node(report, report.node in there, jobs) for report in await self.queue.reports()),
+            nodes=tuple(
+                _node(report, report.node in there, jobs, left_out.get(report.node))
+                for report in await self.queue.reports()
+            ),
             jobs=phases,
-            story=(await self.queue.story())[-10:],
+            story=story[-10:],
         )
 
     async def wait(self, name: str, timeout_s: float | None, seen: Callable[[JobEntry], object]) -> JobEntry:
@@ -168,9 +174,9 @@ async def _set_within(event: asyncio.Event, seconds: float) -> None:
     task.cancel()
 
 
-def _node(report: NodeReport, there: bool, jobs: list[JobEntry]) -> NodeStatus:
+def _node(report: NodeReport, there: bool, jobs: list[JobEntry], left_out_until: float | None) -> NodeStatus:
     held = {str(one.device): one.id for job in jobs for one in job.workers if one.node == report.node}
-    return NodeStatus(report.node, report.devices, there, held)
+    return NodeStatus(report.node, report.devices, there, held, left_out_until)
 
 
 @asynccontextmanager

@@ -28,6 +28,7 @@ from edl.cluster.queue.inputs import (
     JobLooked,
     LifeRefused,
     LookOnce,
+    NodeLeftOut,
     NodeReported,
     NodeWent,
     QueueInput,
@@ -38,6 +39,7 @@ from edl.cluster.queue.inputs import (
 )
 from edl.cluster.queue.phases import ACTIVE, JobPhase
 from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.shown import left_out_by
 from edl.coordination.election import Reign
 from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
@@ -107,6 +109,8 @@ class QueueReign:
             await self._queue.orders(report.node)
             self._inbox.append(NodeReported(report))
             self._follow(report.node)
+        left_out = left_out_by(await self._queue.story())
+        self._inbox += [NodeLeftOut(node, until) for node, until in left_out.items() if until > self._clock.wall()]
         logger.info("term %d begins with %d jobs", self._reign.term, len(jobs))
 
     async def _forget_old(self) -> None:

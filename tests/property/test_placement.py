@@ -154,3 +154,14 @@ def test_two_jobs_that_change_places_do_so_by_way_of_one_that_gives_up() -> None
 def test_what_shrinks_goes_before_what_grows() -> None:
     moves = transition(nodes(1, 4), {"a": {"n0": 1}, "b": {"n0": 3}}, {"a": {"n0": 3}, "b": {"n0": 1}})
     assert [(move.job, move.after) for move in moves] == [("b", ()), ("a", ("b",))]
+
+
+def test_nobody_comes_to_a_closed_node_and_who_is_there_stays() -> None:
+    there = (Node("n", 3, closed=True), Node("m", 1))
+    present: dict[str, Placement] = {"a": {"n": 3}}
+    assert place(there, present, {"a": 3}) == {"a": {"n": 3}}
+    assert place(there, present, {"a": 2, "b": 1}) == {"a": {"n": 2}, "b": {"m": 1}}
+    assert place(there, present, {"a": 2, "b": 2}) == {"a": {"n": 2}, "b": {"m": 1}}  # one fewer than wanted
+    assert place(there[:1], present, {"a": 2, "b": 1}) == {"a": {"n": 2}, "b": {}}
+    assert place(there, present, {"a": 2, "b": 2}, spread={"b"}) == {"a": {"n": 2}, "b": {"m": 1}}
+    assert place(there, {"a": {"n": 2}}, {"a": 3}, moves=False) == {"a": {"n": 2, "m": 1}}

@@ -124,6 +124,7 @@ class JobEntry(msgspec.Struct, frozen=True):
     rests_until: float = 0.0  # it is not begun again before
     batch: int = 0  # that was asked for; 0: its own
     wanted: int = 0  # workers that its owner asked for since: it has at most these; 0: nothing was asked for
+    moving: dict[str, int] = {}  # workers by node, as they are to be once it has migrated; empty: it does not
     # what is counted
     since: float = 0.0
     began: float | None = None
@@ -155,6 +156,11 @@ class JobEntry(msgspec.Struct, frozen=True):
     def staying(self) -> tuple[WorkerEntry, ...]:
         """Workers that are not told to go."""
         return tuple(worker for worker in self.workers if worker.wish is WorkerWish.RUN)
+
+    @property
+    def vacancies(self) -> int:
+        """Workers that may come: its leader refuses one beyond `--max-np`, and who has not left yet counts."""
+        return max(0, self.asked.max_np - len(self.workers))
 
     @property
     def service(self) -> float:

@@ -25,6 +25,8 @@ class ClusterRules(msgspec.Struct, frozen=True):
     save_slack_s: float = 20.0  # beyond that, for its processes to end
     sick_failures: int = 3  # failures of a node's own, in `sick_s`: then no worker is started there for as long
     sick_s: float = 300.0
+    settled_s: float = 60.0  # a job is packed onto fewer nodes if it was left as it is for so long
+    move_s: float = 180.0  # for a step of a migration; then it ends
     quotas: dict[str, int] = {}  # user -> devices at most
     sees_left: bool = False  # the policy is told how much work is left
     guessed_left: float = 1000.0  # steps, of a job that has not said it
@@ -77,6 +79,14 @@ class NodeWent:
     """Its agent is away. Its workers may run on: their devices stay theirs."""
 
     node: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeLeftOut:
+    """A scheduler before this one has left it out."""
+
+    node: str
+    until: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +143,7 @@ QueueInput = (
     | SizeWanted
     | NodeReported
     | NodeWent
+    | NodeLeftOut
     | LifeReady
     | LifeRefused
     | JobLooked

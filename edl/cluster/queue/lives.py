@@ -109,11 +109,11 @@ def _blame(state: QueueState, name: str, now: float) -> None:
     if node is None:
         return
     node.failures = [at for at in node.failures if now - at < rules.sick_s] + [now]
-    others = any(one.there and one.left_out_until <= now for key, one in state.nodes.items() if key != name)
+    others = any(one.takes(now) for key, one in state.nodes.items() if key != name)
     if len(node.failures) >= rules.sick_failures and others:
         node.left_out_until, node.failures = now + rules.sick_s, []
         words = f"{name} has failed {rules.sick_failures} workers: none is started there for {rules.sick_s:g} s"
-        state.tell(now, "node_left_out", "", words)
+        state.tell(now, "node_left_out", "", words, node=name, until=node.left_out_until)
 
 
 def _crashed(state: QueueState, job: JobEntry, cause: EndCause, number: int, now: float) -> None:

@@ -23,6 +23,7 @@ from edl.cluster.queue.inputs import (
     JobLooked,
     LifeReady,
     LifeRefused,
+    NodeLeftOut,
     NodeReported,
     NodeWent,
     QueueInput,
@@ -52,6 +53,10 @@ class SchedulerMachine:
     @property
     def nodes(self) -> dict[str, SeenNode]:
         return self._state.nodes
+
+    def left_out(self, now: float) -> tuple[str, ...]:
+        """Nodes on which no worker is started just now, as they have failed theirs."""
+        return self._state.left_out(now)
 
     @property
     def empty(self) -> bool:
@@ -110,10 +115,8 @@ class SchedulerMachine:
                 lives.cancel(state, state.jobs[name], now)
             case SizeWanted(name, np) if name in state.jobs:
                 self._sized(state.jobs[name], np, now)
-            case NodeReported(report):
-                self._reported(report, now)
-            case NodeWent(name):
-                self._went(name, now)
+            case NodeReported() | NodeWent() | NodeLeftOut():
+                self._hear_of_node(one, now)
             case LifeReady():
                 lives.ready(state, one, now)
             case LifeRefused():
@@ -151,7 +154,10 @@ class SchedulerMachine:
         if node is None or not node.there or node.devices != report.devices:
             failures = [] if node is None else node.failures
             until = 0.0 if node is None else node.left_out_until
-            state.nodes[report.node] = SeenNode(report.devices, failures=failures, left_out_until=until)
+            closed = math.inf if report.devices else now
+            state.nodes[report.node] = SeenNode(
+                report.devices, failures=failures, left_out_until=until, closed_since=closed
+            )
             state.tell(now, "node_there", "", f"{report.node} with {len(report.devices)} devices")
             state.news = True
         gone = {seen.id: seen for seen in report.workers if seen.gone}
@@ -165,6 +171,18 @@ class SchedulerMachine:
         if node is not None and node.there:
             node.there, self._state.news = False, True
             self._state.tell(now, "node_away", "", f"the agent of {name} is away; what runs there runs on")
+
+    def _hear_of_node(self, one: NodeReported | NodeWent | NodeLeftOut, now: float) -> None:
+        match one:
+            case NodeReported(report):
+                self._reported(report, now)
+            case NodeWent(name):
+                self._went(name, now)
+            case NodeLeftOut(name, until) if name in self._state.nodes:
+                node = self._state.nodes[name]
+                node.left_out_until, self._state.news = max(node.left_out_until, until), True
+            case NodeLeftOut():
+                pass
 
     def _drain(self, asked: DrainAsked | DrainOver, now: float) -> None:
         state = self._state

@@ -4,20 +4,22 @@ A job begins with all of its fewest workers or with none. It grows onto devices 
 leave while it trains, and goes only after it was saved. No device is given twice: one that was taken from a job is
 given on once the process there is gone (I17).
 
-Owns: asking the policy, and the steps from what is to what was decided. Does not own: the policy, nor what becomes of a
-job that has devices (`lives`).
+Owns: asking the policy, and the steps from what is to what was decided. Does not own: the policy, which job moves to
+other nodes (`migration`), nor what becomes of a job that has devices (`lives`).
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from edl.cluster.decision import Allotment, Decision, Policy
 from edl.cluster.placement import Rule, place
+from edl.cluster.queue import migrating
 from edl.cluster.queue.entries import JobEntry, WorkerEntry, WorkerWish
 from edl.cluster.queue.inputs import ChangeBatch
 from edl.cluster.queue.lives import give_up, send_away
+from edl.cluster.queue.migration import next_step
 from edl.cluster.queue.phases import ACTIVE, TRAINING, JobPhase, Turn
 from edl.cluster.queue.quotas import within_quotas
 from edl.cluster.queue.sights import free_devices, placed, view
@@ -27,7 +29,8 @@ from edl.cluster.queue.yielding import yielded
 from edl.cluster.views import ClusterView, JobView, Node, Placement
 
 BATCH_AGAIN_S = 30.0  # until a batch that a job does not show is asked for again
-NONE_LEFT = "its devices are for others"
+MOST_NAMED = 3
+NONE_LEFT = "the cluster has no devices left for it"
 
 
 def outlook(state: QueueState, speeds: LiveSpeeds, now: float) -> ClusterView:
@@ -55,22 +58,19 @@ def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
 
 
 def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
-    """A node that is away, or left out, has room for those that are there already."""
-    shown = {job.name for job in views}
+    """A node that is away, or left out, has room for those that are there already, and are to stay there."""
+    views = tuple(views)
+    shown = {job.name for job in views}  # of these, who leaves does so by itself: the device can be counted on
     stays: Counter[str] = Counter()
-    others: Counter[str] = Counter()
-    for name in state.live:
-        for worker in state.jobs[name].workers:
-            (stays if name in shown and worker.wish is WorkerWish.RUN else others)[worker.node] += 1
-            if name in shown and worker.wish is not WorkerWish.RUN:
-                others[worker.node] -= 1  # it leaves by itself, and the device can be counted on
+    for job in views:
+        stays.update(job.placement)
+    others = Counter(worker.node for name in state.live if name not in shown for worker in state.jobs[name].workers)
     for name, node in state.nodes.items():
-        usable = node.there and node.left_out_until <= now
-        count = max(stays[name], len(node.devices) - others[name]) if usable else stays[name]
+        count = max(stays[name], len(node.devices) - others[name]) if node.takes(now) else stays[name]
         if count:
-            yield Node(name, count)
-    for name in stays.keys() - state.nodes.keys():
-        yield Node(name, stays[name])
+            yield Node(name, count, closed=not node.takes(now))
+    for name in sorted(stays.keys() - state.nodes.keys()):
+        yield Node(name, stays[name], closed=True)
 
 
 FreeDevices = dict[str, list[int]]  # by node
@@ -78,6 +78,7 @@ FreeDevices = dict[str, list[int]]  # by node
 
 def decide(state: QueueState, policy: Policy, speeds: LiveSpeeds, now: float) -> float | None:
     """What each job is to have from now on; when to look again."""
+    migrating.resume_or_end(state, now)
     shown = outlook(state, speeds, now)
     decision, said = _decision(policy, shown, now)
     if said:
@@ -88,12 +89,25 @@ def decide(state: QueueState, policy: Policy, speeds: LiveSpeeds, now: float) ->
     present = {job.name: dict(job.placement) for job in shown.jobs if job.workers and job.name in wanted}
     spread = {job.name for job in shown.jobs if state.jobs[job.name].asked.spread}
     before, state.desired = state.desired, place(shown.nodes, present, wanted, Rule.PACK, moves=False, spread=spread)
+    for_others = _for_whom(shown, allotments)
     for job in shown.jobs:
         _note(state, job.name, decision.notes.get(job.name, {}), now)
-        _tell(state, job, allotments.get(job.name), sum(before.get(job.name, {}).values()), now)
+        _tell(state, job, allotments.get(job.name), sum(before.get(job.name, {}).values()), now, for_others)
     for job in shown.jobs:
-        _carry_out(state, job, allotments.get(job.name), now)
+        _carry_out(state, job, allotments.get(job.name), now, for_others)
+    migrating.heed_decision(state, now)
     return decision.look_again
+
+
+def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
+    """Why a job has no device any more, in words for its owner."""
+    gains = [job for job in shown.jobs if job.name in allotments and allotments[job.name].workers > job.workers]
+    first = sorted(gains, key=lambda job: (-job.priority, job.submitted))
+    if not first:
+        return NONE_LEFT
+    named = [f"{job.name} of priority {job.priority}" if job.priority else job.name for job in first[:MOST_NAMED]]
+    more = f" and {len(first) - MOST_NAMED} more" if len(first) > MOST_NAMED else ""
+    return f"its devices are for job{'s' if len(first) > 1 else ''} {', '.join(named)}{more}"
 
 
 def _decision(policy: Policy, shown: ClusterView, now: float) -> tuple[Decision, str]:
@@ -124,30 +138,35 @@ def _note(state: QueueState, name: str, notes: dict[str, float], now: float) -> 
         state.put(job, now, notes=notes)
 
 
-def _tell(state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float) -> None:
+def _tell(
+    state: QueueState, shown: JobView, allotted: Allotment | None, before: int, now: float, for_others: str
+) -> None:
     """Once for each decision that is another than the one before."""
     workers = 0 if allotted is None else allotted.workers
     if workers not in {shown.workers, before}:
-        words = f"from {shown.workers} to {workers} workers" + f": {NONE_LEFT if allotted is None else allotted.reason}"
+        words = (
+            f"from {shown.workers} to {workers} workers" + f": {for_others if allotted is None else allotted.reason}"
+        )
         state.tell(now, "decision", shown.name, words, workers=workers, was=shown.workers)
 
 
-def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float) -> None:
+def _carry_out(state: QueueState, shown: JobView, allotted: Allotment | None, now: float, for_others: str) -> None:
     job = state.jobs[shown.name]
     if shown.workers and allotted is None:
-        send_away(state, job, NONE_LEFT, now)
+        send_away(state, job, for_others, now)
     elif allotted is not None and allotted.batch and job.asked.batch_range and job.phase in TRAINING:
-        _batch(state, job, allotted.batch, now)
+        _batch(state, job, allotted, now)
 
 
-def _batch(state: QueueState, job: JobEntry, batch: int, now: float) -> None:
+def _batch(state: QueueState, job: JobEntry, allotted: Allotment, now: float) -> None:
     assert job.asked.batch_range is not None
     least, most = job.asked.batch_range
-    batch = max(least, min(batch, most))
+    batch = max(least, min(allotted.batch, most))
     seen = state.seen_of(job)
     if batch != (job.batch or seen.look.batch):
         state.put(job, now, batch=batch)
-        state.tell(now, "batch", job.name, f"{batch} samples a step", batch=batch)
+        why = allotted.reason or f"the policy's choice for {allotted.workers} workers"
+        state.tell(now, "batch", job.name, f"{batch} samples a step: {why}", batch=batch)
     elif seen.look.batch in {0, batch} or now - seen.batch_at < BATCH_AGAIN_S:
         return  # else the word was lost: with a scheduler, with a leader, or with the life that it was said to
     seen.batch_at = now
@@ -159,7 +178,7 @@ def _batch(state: QueueState, job: JobEntry, batch: int, now: float) -> None:
 
 def seat(state: QueueState, now: float) -> None:
     """As far as devices are free by now."""
-    free = _free(state)
+    free = _free(state, now)
     for name in sorted(
         state.desired, key=lambda name: (-state.jobs[name].asked.priority, state.jobs[name].since_phase)
     ):
@@ -202,9 +221,10 @@ def _worker(job: JobEntry, at: int, seat: tuple[str, int], life: int, now: float
     return WorkerEntry(f"{job.name}-{number}", number, *seat, life=life, since=now, began=now)
 
 
-def _free(state: QueueState) -> FreeDevices:
+def _free(state: QueueState, now: float) -> FreeDevices:
+    """Of nodes that take workers."""
     holders = [job for name in state.live if (job := state.jobs[name]).workers]
-    there = {name: node for name, node in state.nodes.items() if node.there}
+    there = {name: node for name, node in state.nodes.items() if node.takes(now)}
     return {name: free_devices(node.devices, name, holders) for name, node in there.items()}
 
 
@@ -219,27 +239,42 @@ def _take(free: FreeDevices, seats: Iterable[tuple[str, int]]) -> None:
 
 
 def _change(state: QueueState, job: JobEntry, wanted: Placement, free: FreeDevices, now: float) -> None:
+    if not job.ready or not job.workers:
+        return  # its life begins with what it was given, and is over with its last worker
+    if job.moving and job.moving == wanted:
+        _move(state, job, free, now)
+        return
     has = placed(job)
     surplus = {node: count - wanted.get(node, 0) for node, count in has.items() if count > wanted.get(node, 0)}
     missing = {node: count - has.get(node, 0) for node, count in wanted.items() if count > has.get(node, 0)}
-    if not job.ready or not job.workers:
-        return  # its life begins with what it was given, and is over with its last worker
-    if surplus:
-        _shrink(state, job, surplus, now)
-    elif missing:
+    if surplus and _shrink(state, job, surplus, now):
+        return
+    if missing:
         _grow(state, job, missing, free, now)
 
 
-def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> None:
+def _move(state: QueueState, job: JobEntry, free: FreeDevices, now: float) -> None:
+    """A step further, once all that came before trains: who leaves a job is not missed, and no newcomer is refused."""
+    if not migrating.is_settled(state, job):
+        return
+    step = next_step(job, migrating.surroundings(state, now).quotas)
+    if step.come:
+        _grow(state, job, step.come, free, now)
+    elif step.go:
+        _shrink(state, job, step.go, now)
+
+
+def _shrink(state: QueueState, job: JobEntry, surplus: Placement, now: float) -> bool:
     """The newest of each node leave. One that does not train yet just goes; who has the model is among the oldest."""
     leavers: set[str] = set()
     for node, count in surplus.items():
         there = [worker for worker in job.staying if worker.node == node]
         leavers |= {worker.id for worker in sorted(there, key=lambda worker: -worker.number)[:count]}
     if len(job.staying) - len(leavers) < job.asked.min_np:
-        return
+        return False
     job = state.wish(job, WorkerWish.LEAVE, now, frozenset(leavers))
     state.put(job, now, changed=now, changes=job.changes + 1)
+    return True
 
 
 def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevices, now: float) -> None:
@@ -252,7 +287,7 @@ def _grow(state: QueueState, job: JobEntry, missing: Placement, free: FreeDevice
         return
     if job.rests_until > now:
         return
-    seats = _seats(free, missing)
+    seats = _seats(free, missing)[: job.vacancies]
     if not seats:
         return
     _take(free, seats)

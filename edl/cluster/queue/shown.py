@@ -5,6 +5,7 @@ Owns: which of an entry is told, and what of it to people whose job it is not. D
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final
 
 import msgspec
@@ -103,6 +104,15 @@ def shown(job: JobEntry, now: float) -> JobShown:
         wanted=job.wanted,
         held=job.held,
     )
+
+
+def left_out_by(story: Iterable[QueueEvent]) -> dict[str, float]:
+    """Nodes that were left out, by the cluster's story: until when."""
+    return {
+        str(event.details["node"]): float(event.details["until"])
+        for event in story
+        if event.kind == "node_left_out" and event.details.keys() >= {"node", "until"}
+    }
 
 
 def outlined(job: JobShown) -> JobShown:

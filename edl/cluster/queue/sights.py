@@ -51,7 +51,7 @@ def wasted(job: JobEntry, steps: int, step_s: float) -> JobEntry:
 def view(job: JobEntry, speed: Speed, most: int, left: float | None = None) -> JobView:
     """Of a job that is not over. `most`: devices that the cluster has."""
     asked = job.asked
-    placement = placed(job) if job.workers else {}
+    placement = (job.moving or placed(job)) if job.workers else {}
     np, max_np = (job.wanted, job.wanted) if job.wanted else (asked.np, asked.max_np)
     return JobView(
         name=job.name,

@@ -13,7 +13,7 @@ import msgspec
 
 from edl.cluster.queue.entries import DeviceHeld, JobEntry, QueueEvent, WorkerEntry, WorkerWish
 from edl.cluster.queue.inputs import Act, ClusterRules, JobLook
-from edl.cluster.queue.phases import TERMINAL, Turn, after
+from edl.cluster.queue.phases import TERMINAL, TRAINING, Turn, after
 from edl.cluster.queue.sights import counted
 from edl.cluster.views import Placement
 
@@ -30,6 +30,15 @@ class SeenNode:
     there: bool = True
     failures: list[float] = field(default_factory=list)
     left_out_until: float = 0.0
+    closed_since: float = math.inf  # it has nothing to give
+
+    def takes(self, now: float) -> bool:
+        """New workers."""
+        return self.there and self.left_out_until <= now
+
+    def is_closed(self, now: float, seconds: float) -> bool:
+        """For so long by now: an agent that begins has nothing to give for a moment."""
+        return self.there and now - self.closed_since >= seconds
 
 
 @dataclass
@@ -79,6 +88,8 @@ class QueueState:
         job = self.put(job, now)
         if phase in TERMINAL:
             changes.setdefault("ended", now)
+        if phase not in TRAINING:
+            changes.setdefault("moving", {})
         job = self.put(job, now, phase=phase, reason=reason[:KEPT_REASON], since_phase=now, **changes)
         self.tell(now, f"job_{phase.value}", job.name, reason)
         self.news = True
@@ -103,6 +114,9 @@ class QueueState:
         if job is not None:
             job = msgspec.structs.replace(job, story=(*job.story, event)[-KEPT_EVENTS:])
             self.jobs[name] = self.changed[name] = job
+
+    def left_out(self, now: float) -> tuple[str, ...]:
+        return tuple(name for name, node in self.nodes.items() if node.left_out_until > now)
 
     def seen_of(self, job: JobEntry) -> SeenJob:
         """Of its present life."""

@@ -56,6 +56,14 @@ def test_who_has_devices_comes_first_and_then_who_is_next() -> None:
     assert view.rows[1].workers == "3 of 2 (1-4)"
 
 
+def test_a_node_that_is_left_out_is_said_to_be() -> None:
+    status = cluster_status(nodes=("n", "m"))
+    nodes = (msgspec.structs.replace(status.nodes[0], left_out_until=time.time() + 60), status.nodes[1])
+    text = page(cluster_sight(msgspec.structs.replace(status, nodes=nodes), [], time.time(), 3600))
+    assert text.count("left out for a while") == 1
+    assert "left out" not in page(cluster_sight(status, [], time.time(), 3600))
+
+
 def test_a_page_is_bounded_however_large_the_cluster_is() -> None:
     jobs = [entry(f"j{n}", ago=n) for n in range(1000)]
     status = cluster_status(*jobs, nodes=("n", "m"), devices=100)

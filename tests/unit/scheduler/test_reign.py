@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import time
+from types import SimpleNamespace
 from typing import Any, cast
 
 import msgspec
 import pytest
 
-from edl.cluster.queue.entries import JobEntry, Submission
-from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeRefused, LookOnce
+from edl.cluster.queue.entries import JobEntry, NodeReport, QueueEvent, Submission
+from edl.cluster.queue.inputs import BeginLife, JobLook, JobLooked, LifeRefused, LookOnce, NodeLeftOut, NodeReported
 from edl.cluster.queue.phases import JobPhase
 from edl.coordination.election import Reign
 from edl.coordination.memory import MemoryServer
@@ -18,7 +20,7 @@ from edl.errors import CheckpointError, PeerError
 from edl.scheduler import observer as observer_module
 from edl.scheduler import reigning
 from edl.scheduler.observer import JobsObserver
-from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, WISHES, QueueStore
+from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, REPORTS, SIZES, STORY, WISHES, QueueStore
 from edl.scheduler.reigning import QueueReign
 
 
@@ -84,3 +86,20 @@ async def test_now_and_then_everything_is_read_again_also_while_jobs_run(monkeyp
         while not reign._dirty:
             await reign._rest()
     assert reign._dirty == {JOBS, WISHES, SIZES, AGENTS, DRAIN, f"{REPORTS}/n"}
+
+
+async def test_a_reign_begins_with_the_nodes_that_the_one_before_has_left_out() -> None:
+    queue = QueueStore(MemoryServer().connect())
+    await queue.prepare()
+    await queue.tell(NodeReport("n", (0,)))
+    until = time.time() + 60
+    told = [
+        QueueEvent(1.0, "node_left_out", "", "long ago", {"node": "n", "until": 2.0}),
+        QueueEvent(3.0, "node_left_out", "", "again", {"node": "n", "until": until}),
+        QueueEvent(1.0, "node_left_out", "", "long ago", {"node": "m", "until": 2.0}),
+    ]
+    await queue.store.create(STORY, msgspec.json.encode(told))
+    leads = cast("Reign", SimpleNamespace(term=1, fence="f"))
+    reign = QueueReign(queue, leads, cast("Any", None), lambda _: cast("Any", SimpleNamespace(jobs={})))
+    await reign._load()
+    assert reign._inbox == [NodeReported(NodeReport("n", (0,))), NodeLeftOut("n", until)]

@@ -8,7 +8,7 @@ from queue_play import RULES, QueuePlay
 
 from edl.cluster.policies.registry import POLICIES, build, known
 from edl.cluster.queue import lives
-from edl.cluster.queue.entries import NodeReport, WorkerSeen, WorkerWish, orders_of
+from edl.cluster.queue.entries import NodeReport, QueueEvent, WorkerSeen, WorkerWish, orders_of
 from edl.cluster.queue.inputs import (
     CancelAsked,
     ChangeBatch,
@@ -18,6 +18,7 @@ from edl.cluster.queue.inputs import (
     JobLooked,
     LifeRefused,
     LookOnce,
+    NodeLeftOut,
     NodeReported,
     NodeWent,
     SendAway,
@@ -26,6 +27,7 @@ from edl.cluster.queue.inputs import (
 from edl.cluster.queue.phases import TERMINAL, TRANSITIONS, JobPhase, Turn, after
 from edl.cluster.queue.scheduler import SchedulerMachine
 from edl.cluster.queue.seating import BATCH_AGAIN_S
+from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
 from edl.cluster.queue.yielding import Shares
 from edl.errors import InvalidTransition
@@ -214,7 +216,7 @@ def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
     play.submit("b", np=2, priority=1)
     assert play.job("a").phase is JobPhase.PREEMPTING
     assert [act for act in play.acts if isinstance(act, SendAway)] == [
-        SendAway("a", RULES.save_s, "its devices are for others")
+        SendAway("a", RULES.save_s, "its devices are for job b of priority 1")
     ]
     assert all(worker.wish is WorkerWish.RUN for worker in play.job("a").workers)
     assert play.end("a", state="preempted", code=75, step=9).phase is JobPhase.PREEMPTED
@@ -222,6 +224,22 @@ def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
     assert play.end("b", state="finished").phase is JobPhase.FINISHED
     job = play.job("a")
     assert (job.phase, job.life, job.step) == (JobPhase.RESUMING, 2, 0)  # step: as the checkpoint says
+
+
+def test_who_is_sent_away_by_the_policy_is_told_for_whom() -> None:
+    from edl.cluster.decision import Allotment, Decision
+
+    class Turns:
+        def decide(self, cluster, now):
+            return Decision({job.name: Allotment(1) for job in cluster.jobs[1:]})
+
+    play = QueuePlay(n=1)
+    play.submit("a")
+    play.look("a")
+    play.machine._policy = Turns()
+    play.submit("b")
+    assert play.job("a").reason == "its devices are for job b"
+    assert "from 1 to 0 workers: its devices are for job b" in [event.words for event in play.job("a").story]
 
 
 def test_who_is_not_saved_in_time_is_killed() -> None:
@@ -257,17 +275,40 @@ def test_an_agent_that_is_away_frees_nothing_and_is_given_nothing() -> None:
 
 
 def test_a_node_that_fails_its_workers_is_left_out_for_a_while() -> None:
-    play = QueuePlay(n=1, m=1)
-    for _ in range(RULES.sick_failures):
-        play.submit(f"a{play.now:g}")
-        [job] = [job for job in play.machine.jobs.values() if job.workers]
-        play.machine.nodes["m"].left_out_until = play.now + 1.5  # so that all go to the other
-        play.end(job.name, code=-9)
-        play(CancelAsked(job.name))
-        for worker in play.job(job.name).workers:
-            play.gone(worker.id, told=True)
-    left_out = [name for name, node in play.machine.nodes.items() if node.left_out_until > play.now + 100]
-    assert len(left_out) <= 1
+    play = QueuePlay(n=2, m=2)
+    play.submit("x", np=2)
+    [other] = {worker.node for worker in play.job("x").workers}
+    bad = "m" if other == "n" else "n"
+    for number in range(RULES.sick_failures):  # one after the other, on the node where there is room
+        name = f"a{number}"
+        play.submit(name)
+        assert [worker.node for worker in play.job(name).workers] == [bad]
+        play.gone(f"{name}-1", code=-9)
+        play(CancelAsked(name))
+    left_out = {name: node.left_out_until for name, node in play.machine.nodes.items() if node.left_out_until}
+    assert left_out.keys() == {bad}
+    assert play.now - 5 < left_out[bad] - RULES.sick_s <= play.now
+    play.submit("b")
+    play(after=RULES.sick_s / 2)
+    assert play.workers("b") == []
+    play(after=RULES.sick_s / 2)
+    assert [worker.node for worker in play.job("b").workers] == [bad]
+
+
+def test_a_node_that_is_left_out_is_so_under_the_next_scheduler_too() -> None:
+    play = QueuePlay(n=1)
+    play(NodeLeftOut("n", play.now + 50), NodeLeftOut("unknown", play.now + 50))
+    play.submit("a")
+    assert play.workers("a") == []
+    assert play.machine.nodes.keys() == {"n"}
+    play(after=50.0)
+    assert play.workers("a") == ["a-1"]
+    story = (
+        QueueEvent(1.0, "node_left_out", "", "x", {"node": "n", "until": 301.5}),
+        QueueEvent(2.0, "node_left_out", "", "of a scheduler before"),
+        QueueEvent(3.0, "node_away", "", "x"),
+    )
+    assert left_out_by(story) == {"n": 301.5}
 
 
 def test_who_lost_its_machine_has_not_failed_and_neither_has_its_node() -> None:
@@ -375,7 +416,7 @@ def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
 
     class Batchy:
         def decide(self, cluster, now):
-            return Decision({job.name: Allotment(1, 512) for job in cluster.jobs})
+            return Decision({job.name: Allotment(1, 512, "it learns as fast") for job in cluster.jobs})
 
     play = QueuePlay(n=1)
     play.machine._policy = Batchy()
@@ -385,6 +426,8 @@ def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
     play.submit("b")
     assert play.acts.count(ChangeBatch("a", 256)) == 1
     assert play.job("a").batch == 256
+    words = [event.words for event in play.job("a").story if event.kind == "batch"]
+    assert words == ["256 samples a step: it learns as fast"]
     play.look("a", batch=64)
     play(CancelAsked("b"), after=BATCH_AGAIN_S)  # the word was lost: the job does not show it
     assert play.acts.count(ChangeBatch("a", 256)) == 2
