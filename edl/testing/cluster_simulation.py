@@ -5,7 +5,9 @@ back when. Whatever a real one keeps (the entries, the reports, a claim in a fol
 whatever is in memory dies with who has it. Faults come for a while; then all has to come to its end.
 
 What must hold is checked after each second: no device has two processes, no job two lives at a time, no worker begins
-twice, no terminal state changes; and at the end no job is lost or stuck, and no device is held.
+twice, no terminal state changes, no job is made smaller than its fewest or has more workers than it may, one job
+migrates at a time, no worker comes to a node that is left out; and at the end no job is lost or stuck, and no device is
+held.
 """
 
 from __future__ import annotations
@@ -36,6 +38,7 @@ from edl.cluster.queue.inputs import (
     JobLooked,
     LifeReady,
     LookOnce,
+    NodeLeftOut,
     NodeReported,
     NodeWent,
     QueueInput,
@@ -44,8 +47,9 @@ from edl.cluster.queue.inputs import (
     SendAway,
     Submitted,
 )
-from edl.cluster.queue.phases import TERMINAL, JobPhase
+from edl.cluster.queue.phases import ACTIVE, TERMINAL, JobPhase
 from edl.cluster.queue.scheduler import SchedulerMachine
+from edl.cluster.queue.shown import left_out_by
 from edl.cluster.queue.speeds import UnknownSpeeds
 
 POLICIES = ("fifo", "backfill", "tiresias", "elastic-tiresias")
@@ -98,14 +102,17 @@ class SimHost:
 class ClusterPlay:
     """One seed."""
 
-    def __init__(self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1) -> None:
+    def __init__(
+        self, seed: int, rules: ClusterRules | None = None, *, drain_at: int = -1, roomy: bool = False
+    ) -> None:
+        """`roomy`: a few jobs on three hosts, with devices to spare: some may move."""
         self.chance = random.Random(seed)  # noqa: S311 - a game
-        self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5)
+        self.rules = rules or ClusterRules(leave_s=20, save_s=8, save_slack_s=5, look_s=5, settled_s=5, move_s=40)
         self.policy = self.chance.choice(POLICIES)
-        self.drain_at = drain_at
+        self.drain_at, self.roomy = drain_at, roomy
         self.hosts = {
             f"n{number}": SimHost(f"n{number}", tuple(range(self.chance.randint(1, 4))))
-            for number in range(self.chance.randint(1, 3))
+            for number in range(3 if roomy else self.chance.randint(1, 3))
         }
         self.now = 0
         self.entries: dict[str, JobEntry] = {}  # durable from here
@@ -154,8 +161,8 @@ class ClusterPlay:
     def _jobs(self) -> list[Submission]:
         most = sum(len(host.devices) for host in self.hosts.values())
         found = []
-        for number in range(self.chance.randint(3, 9)):
-            largest = self.chance.randint(1, most)
+        for number in range(self.chance.randint(2, 5) if self.roomy else self.chance.randint(3, 9)):
+            largest = self.chance.randint(1, max(2, most // 2) if self.roomy else most)
             least = self.chance.randint(1, largest)
             found.append(
                 Submission(
@@ -208,6 +215,7 @@ class ClusterPlay:
             self.scheduler = SchedulerMachine(policy, UnknownSpeeds(), self.rules, list(self.entries.values()))
             self.inbox = [NodeReported(report) for report in self.reports.values()]
             self.inbox += [NodeWent(host.name) for host in self.hosts.values() if not self._hears(host)]
+            self.inbox += [NodeLeftOut(node, until) for node, until in left_out_by(self.events).items()]
             if -1 < self.drain_at <= self.now:
                 self.inbox.append(DrainAsked())
         self.inbox += [CancelAsked(name) for name in sorted(self.wishes)]
@@ -233,10 +241,25 @@ class ClusterPlay:
         for name, entry in resolved.changed.items():
             before = self.entries[name].phase
             assert before not in TERMINAL or entry.phase is before, f"{name} was {before}, and is {entry.phase}"
+            self._check_workers(self.entries[name], entry)
         self.entries.update(resolved.changed)
+        moving = [name for name, entry in self.entries.items() if entry.moving]
+        assert len(moving) <= 1, f"several jobs migrate at a time: {moving}"
         self.events += resolved.told
         self.wishes -= {name for name in self.wishes if self.entries[name].over}
         self.due = resolved.look_again
+
+    def _check_workers(self, before: JobEntry, entry: JobEntry) -> None:
+        """Who comes, and who is asked to leave."""
+        assert self.scheduler is not None
+        known = {worker.id: worker.wish for worker in before.workers}
+        out = self.scheduler.left_out(self.now)
+        lost = [worker.id for worker in entry.workers if worker.id not in known and worker.node in out]
+        assert not lost, f"{lost} come to a node that is left out: {out}"
+        leave = [worker.id for worker in entry.workers if worker.wish is WorkerWish.LEAVE]
+        told = any(known.get(id_) is WorkerWish.RUN for id_ in leave)
+        small = len(entry.staying) < entry.asked.min_np
+        assert not (told and small and entry.phase in ACTIVE), f"it is made too small: {entry}"
 
     def _act(self, resolved: Resolved) -> None:
         for act in resolved.acts:
@@ -317,7 +340,7 @@ class ClusterPlay:
     # ---------------------------------------------------------------------------------------------------------- jobs
 
     def _total(self, name: str) -> int:
-        return 20 + 13 * int(name[3:])
+        return (20 + 13 * int(name[3:])) * (5 if self.roomy else 1)
 
     def _of(self, one: SimLife) -> list[str]:
         return [
@@ -336,7 +359,7 @@ class ClusterPlay:
             one.state = "failed"
         for id_ in mine:
             process = self.processes[id_]
-            process.boots = max(0, process.boots - 1)
+            self._boot(one, process)
             if one.state in {"finished", "preempted", "failed"}:
                 codes = {"finished": 0, "preempted": PREEMPTED, "failed": 1}
                 self._end(id_, EndEvidence(code=codes[one.state], tail=FOLLOWS if one.state == "failed" else ""))
@@ -358,6 +381,14 @@ class ClusterPlay:
             if one.leaves_in < 0:
                 one.state = "preempted"
                 self.saved[one.job.name] = one.base + one.step
+
+    def _boot(self, one: SimLife, process: SimProcess) -> None:
+        """Its leader refuses a newcomer beyond the most workers that the job may have."""
+        if process.boots == 1:
+            there = [self.processes[id_] for id_ in self._of(one)]
+            trains = sum(not other.boots and not other.asked_to_leave for other in there)
+            assert trains < one.job.max_np, f"{process.order.id} is refused: {one.job.name} has {trains} workers"
+        process.boots = max(0, process.boots - 1)
 
     def _end(self, id_: str, evidence: EndEvidence) -> None:
         process = self.processes.pop(id_)

@@ -7,12 +7,18 @@ from typing import Any
 
 import pytest
 
-from edl.cluster.queue import agent, lives, retries, scheduler, seating, sights, state
+from edl.cluster.queue import agent, lives, migrating, retries, scheduler, seating, sights, state
 from edl.cluster.queue.agent import AgentMachine
 from edl.cluster.queue.entries import JobEntry, WorkerWish
-from edl.cluster.queue.phases import JobPhase, Turn, after
+from edl.cluster.queue.inputs import ClusterRules
+from edl.cluster.queue.phases import TERMINAL, JobPhase, Turn, after
 from edl.cluster.queue.state import QueueState
 from edl.testing.cluster_simulation import ClusterPlay
+
+# nodes are left out after one failure, and jobs are soon settled
+MOVING = ClusterRules(
+    leave_s=20, save_s=8, save_slack_s=5, look_s=5, settled_s=2, move_s=40, sick_failures=1, sick_s=60
+)
 
 
 def test_every_job_comes_to_its_end_whatever_dies() -> None:
@@ -27,10 +33,24 @@ def test_every_job_comes_to_its_end_whatever_dies() -> None:
     assert wanted <= kinds  # else these seeds show less than they seem to
 
 
+def test_jobs_move_to_other_nodes_and_come_to_their_end_whatever_dies() -> None:
+    words: list[str] = []
+    kinds: set[str] = set()
+    for seed in range(25):
+        play = ClusterPlay(seed, MOVING, roomy=True).run()
+        assert {entry.phase for entry in play.entries.values()} <= TERMINAL
+        words += [event.words for event in play.events if event.kind == "migrating"]
+        kinds |= {event.kind for event in play.events}
+    assert "migrated" in kinds
+    for how in ("it moves while it trains", "it is saved and begins again", "is left out", "fits on fewer nodes"):
+        assert any(how in one for one in words), how
+
+
 @pytest.mark.soak
 def test_thousands_of_clusters() -> None:
     for seed in range(60, 3000):
         ClusterPlay(seed).run()
+        ClusterPlay(seed, MOVING, roomy=True).run()
 
 
 def test_a_cluster_that_is_to_stop_has_no_process_left_and_loses_no_job() -> None:
@@ -107,3 +127,22 @@ def test_a_wrong_rule_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> 
         except Exception:  # noqa: BLE001 - a check, or the machine's own table
             return
     pytest.fail(f"no cluster of 100 has noticed that {rule}")
+
+
+WRONG_MOVES: dict[str, tuple[Any, str, Any]] = {
+    "a job takes newcomers beyond its most": (JobEntry, "vacancies", property(lambda job: job.asked.max_np)),
+    "each job migrates whatever others do": (migrating, "_moving", lambda _: []),
+    "a node that is left out is given workers": (state.SeenNode, "takes", lambda node, _: node.there),
+}
+
+
+@pytest.mark.parametrize("rule", WRONG_MOVES)
+def test_a_wrong_rule_of_migration_is_noticed(rule: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    where, name, wrong = WRONG_MOVES[rule]
+    monkeypatch.setattr(where, name, wrong)
+    for seed in range(60):
+        try:
+            ClusterPlay(seed, MOVING, roomy=True).run()
+        except AssertionError:  # one of the checks
+            return
+    pytest.fail(f"no cluster of 60 has noticed that {rule}")
