@@ -364,13 +364,48 @@ def test_a_policy_chooses_a_jobs_batch_and_the_queue_is_in_an_etcd_that_is_kille
     audit = on_etcd.submit("wide", "--batch-range", "32:128", epochs=6, step_s=0.1)
     on_etcd.until("wide", "running", batch=128)
     said = [event["words"] for event in on_etcd.job("wide")["events"] if event["kind"] == "batch"]
-    assert said[-1] == "128 samples a step"
+    assert said[-1].startswith("128 samples a step: ")
     assert "etcd:///" in on_etcd("cluster", "status")
     on_etcd.kill("keeper")  # and with it etcd
     on_etcd("wait", "wide", "--timeout", "120")
     on_etcd.expect_exactly_once(audit, epochs=6)
     assert on_etcd.job("wide")["step"] < 6 * SAMPLES / 32 - 20  # the job itself has changed, and makes fewer steps
     assert "lies in its etcd" in on_etcd("cluster", "start", "--local-coordinator", "zookeeper", code=2)
+
+
+@pytest.fixture
+def of_two_nodes(tmp_path: Path, warm: WarmPython) -> Iterator[LiveCluster]:
+    cluster = LiveCluster(tmp_path / "home", warm)
+    nodes = ("--nodes", "localhost:2,localhost:2")
+    cluster("cluster", "start", *nodes, "--policy", "fifo", "--session-timeout", "3")
+    try:
+        yield cluster
+    finally:
+        cluster("cluster", "stop", "--now")
+        assert cluster.places.living() == {}
+
+
+def test_a_job_moves_from_a_node_that_fails_its_workers_while_it_trains(of_two_nodes: LiveCluster) -> None:
+    audit = of_two_nodes.submit("mover", "-np", "1", "--min-np", "1", "--max-np", "2", epochs=10, step_s=0.1)
+    job = of_two_nodes.until("mover", "running", step=1)
+    [old] = job["workers"]
+    of_two_nodes("submit", "--name", "dying", "sh", "-c", "kill -9 $$")  # packed: onto the same node
+
+    def left_out() -> list[str]:
+        nodes = json.loads(of_two_nodes("cluster", "status", "--json"))["nodes"]
+        return [node["name"] for node in nodes if node["left_out_until"]]
+
+    wait(lambda: left_out() == [old["node"]], "the node is left out")
+    of_two_nodes("cancel", "dying")
+    table = of_two_nodes("cluster", "status")
+    assert "left out until" in table
+    job = of_two_nodes.until("mover", "finished")
+    story = {event["kind"]: event["words"] for event in job["events"]}
+    assert story["migrating"].endswith(f"{old['node']} is left out")
+    assert "migrated" in story
+    assert {one["node"] for one in job["held"]} == {"localhost", "localhost-2"}
+    assert (job["lives"], job["preemptions"]) == (1, 0)
+    of_two_nodes.expect_exactly_once(audit, epochs=10)
 
 
 @pytest.mark.soak  # what is handed on is tested without processes
