@@ -38,4 +38,6 @@ async def press(locate: Callable[[], Whereabouts], what: str) -> str:
 
 
 def _asked(answer: Ack | Retry) -> str:
-    return f"{answer.target} workers are asked for" if isinstance(answer, Ack) else answer.reason
+    if isinstance(answer, Retry):
+        return answer.reason
+    return "1 worker is asked for" if answer.target == 1 else f"{answer.target} workers are asked for"

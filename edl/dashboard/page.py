@@ -59,12 +59,13 @@ def page(
 <div class="chart" id="chart-size">{size_picture(charts.size)}</div></section>
 <section class="wide" id="rates"><h2>Throughput</h2>
 <div class="chart" id="chart-rate">{rate_picture(charts.series)}</div></section>
-<div id="figures"></div>
+<div id="figures">{figure_pictures(charts.series)}</div>
 <section class="wide"><h2>Who does what</h2><div id="workers">{workers(view.rows, view.more_workers)}</div></section>
 <section><h2>Samples of the epoch</h2><div id="data">{bar(view.data, "samples")}</div></section>
 <section><h2>Where the time went</h2><div id="time">{time_bar(view.time)}</div></section>
 <section class="wide"><h2>What happened</h2><div class="scroll"><table id="events"><thead><tr><th>time</th><th>what</th>
-<th class="n">step</th><th>in words</th></tr></thead><tbody id="story">{rows(events)}</tbody></table></div></section>
+<th class="n">step</th><th>in words</th></tr></thead><tbody id="story">{rows(events)}</tbody></table></div>
+<div id="earlier">{earlier_events(view.job, events[-1].number - 1 if events else 0)}</div></section>
 </main>
 <script type="application/json" id="charts">{embedded(charts)}</script>
 </body></html>"""
@@ -171,6 +172,13 @@ def rows(events: Iterable[ToldEvent]) -> str:
     return "".join(row(event) for event in events)
 
 
+def earlier_events(job: str, count: int) -> str:
+    """Where those are that the page does not show."""
+    if not count:
+        return ""
+    return f'<p class="empty">and {count:,} earlier: <code>edl events {escape(job)}</code></p>'
+
+
 def row(event: ToldEvent) -> str:
     tone = "bad" if event.kind in BAD else "good" if event.kind in GOOD else ""
     clock = time.strftime("%H:%M:%S", time.localtime(event.ts)) + f".{int(event.ts % 1 * 1000):03d}"
@@ -184,8 +192,13 @@ def row(event: ToldEvent) -> str:
 # ------------------------------------------------------------------------------------------- charts without a script
 
 
+STILL_POINTS: Final = 400  # of a figure's line
+STILL_MARKS: Final = 200  # of the newest changes
+CHANGES_TOLD: Final = 12  # below the picture
+
+
 def size_picture(size: Any) -> str:
-    """Steps, and a mark where the ring has changed."""
+    """Steps, and a mark where the ring has changed, with its words for who points at it; the newest in words below."""
     at, sizes = size["at"], size["size"]
     if len(at) < 2:
         return '<p class="empty">no ring yet</p>'
@@ -194,7 +207,47 @@ def size_picture(size: Any) -> str:
         if n:
             points.append((ts, sizes[n - 1]))
         points.append((ts, value))
-    return _line_picture(points, "workers")
+    marks = [(ts, count, words) for ts, count, _, words in size["changes"][-STILL_MARKS:]]
+    return _line_picture(points, f"up to {max(sizes)} workers", marks=marks) + changes_in_words(size)
+
+
+def changes_in_words(size: Any) -> str:
+    """The newest first."""
+    changes = size["changes"]
+    sizes = [size["size"][0], *(count for _, count, _, _ in changes)]
+    earlier = max(0, len(changes) - CHANGES_TOLD)
+    told = [
+        f"{time.strftime('%H:%M:%S', time.localtime(ts))} {before} → {count} workers{_paused(pause_ms)}"
+        for before, (ts, count, pause_ms, _) in zip(sizes[earlier:-1], changes[earlier:], strict=True)
+    ]
+    rest = [f"{earlier:,} earlier"] if earlier else []
+    return f'<p class="changes">{"; ".join([*reversed(told), *rest])}</p>' if told else ""
+
+
+def _paused(pause_ms: float | None) -> str:
+    if pause_ms is None:
+        return ""
+    return f", paused {pause_ms:.0f} ms" if pause_ms < 1000 else f", paused {lasting(pause_ms / 1000)}"
+
+
+def figure_pictures(series: Any) -> str:
+    """Of what the script reports, one each; `shipped/page.js` draws in their places."""
+    found = msgspec.to_builtins(series)
+    return "".join(
+        f'<section><h2>{escape(name)}</h2><div class="chart" data-name="{escape(name)}">'
+        f"{_figure_picture(found['at'], values)}</div></section>"
+        for name, values in found["figures"].items()
+    )
+
+
+def _figure_picture(at: Sequence[float], values: Sequence[float | None]) -> str:
+    points = [(ts, value) for ts, value in zip(at, values, strict=True) if value is not None]
+    if len(points) < 2:
+        return '<p class="empty">reported once</p>' if points else '<p class="empty">not reported of late</p>'
+    kept = points[:: -(-len(points) // STILL_POINTS)]
+    kept = kept if kept[-1] is points[-1] else [*kept, points[-1]]
+    low, high = min(value for _, value in points), max(value for _, value in points)
+    return _line_picture(kept, f"{low:.4g} to {high:.4g}, {points[-1][1]:.4g} at the end", low=low)
 
 
 def rate_picture(series: Any) -> str:
@@ -202,15 +255,34 @@ def rate_picture(series: Any) -> str:
     values = found["samples_s"] if any(found["samples_s"]) else found["steps_s"]
     points = [(ts, value) for ts, value in zip(found["at"], values, strict=True) if value is not None]
     unit = "samples a second" if any(found["samples_s"]) else "steps a second"
-    return _line_picture(points, unit) if len(points) > 1 else '<p class="empty">nothing measured yet</p>'
+    if len(points) < 2:
+        return '<p class="empty">nothing measured yet</p>'
+    return _line_picture(points, f"up to {max(value for _, value in points):.4g} {unit}")
 
 
-def _line_picture(points: Sequence[tuple[float, float]], unit: str) -> str:
+def _line_picture(
+    points: Sequence[tuple[float, float]],
+    says: str,
+    *,
+    low: float = 0.0,
+    marks: Iterable[tuple[float, float, str]] = (),
+) -> str:
+    """`says`: what the line is of. `low`: what the lower edge stands for. `marks`: points with words."""
     begin, end = points[0][0], points[-1][0]
-    top, span = max(value for _, value in points) or 1, (end - begin) or 1
-    path = " ".join(f"{1000 * (ts - begin) / span:.1f},{196 - 190 * value / top:.1f}" for ts, value in points)
-    label = f"up to {top:.4g} {unit}, over {lasting(span)}"
+    high, span = max(value for _, value in points), (end - begin) or 1
+    height = (high - low) or 1
+
+    def place(ts: float, value: float) -> str:
+        return f"{1000 * (ts - begin) / span:.1f},{194 - 188 * (value - low) / height:.1f}"
+
+    path = " ".join(place(ts, value) for ts, value in points)
+    # A line of no length with round ends: a dot that stays round however the picture is stretched.
+    dots = "".join(
+        f'<path class="mark" d="M{place(ts, value)}h0"><title>{escape(words)}</title></path>'
+        for ts, value, words in marks
+    )
+    label = f"{says}, over {lasting(span)}"
     return (
         f'<figure><svg class="still" viewBox="0 0 1000 200" preserveAspectRatio="none" role="img" aria-label="{label}">'
-        f'<polyline points="{path}"/></svg><figcaption>{label}</figcaption></figure>'
+        f'<polyline points="{path}"/>{dots}</svg><figcaption>{label}</figcaption></figure>'
     )

@@ -9,13 +9,14 @@ from typing import Final
 
 from edl.dashboard import page, snapshot
 from edl.dashboard.feed import Feed
+from edl.dashboard.view import REPORT_ROWS
 
 SHIPPED: Final = Path(__file__).with_name("shipped")
 
 
 def report(feed: Feed) -> str:
     """Its policy lets run the two scripts and styles in it, by their digests, and load nothing."""
-    shown = snapshot.view(feed), snapshot.newest(feed), snapshot.charts(feed)
+    shown = snapshot.view(feed), snapshot.newest(feed, REPORT_ROWS), snapshot.charts(feed)
     styles = [_shipped(name) for name in ("uPlot.min.css", "page.css")]
     scripts = [_shipped(name) for name in ("uPlot.iife.min.js", "page.js")]
     policy = (

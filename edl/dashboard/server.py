@@ -102,6 +102,7 @@ class PageServer(GuardedSite):
             "workers": page.workers(view.rows, view.more_workers),
             "data": page.bar(view.data, "samples"),
             "time": page.time_bar(view.time),
+            "earlier": page.earlier_events(view.job, snapshot.earlier(self._feed)),
         }
         charts = msgspec.to_builtins(self._drawn()) if drawn or view.over else None
         return message("look", {"parts": parts, "charts": charts, "over": view.over})

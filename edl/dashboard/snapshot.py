@@ -17,9 +17,14 @@ def view(feed: Feed) -> Sight:
     return view_of(status, spendings, feed.seen_at)
 
 
-def newest(feed: Feed) -> list[ToldEvent]:
+def newest(feed: Feed, most: int = ROWS) -> list[ToldEvent]:
     """The newest first."""
-    return [event_of(number, flat) for number, flat in reversed(feed.after(max(0, feed.count - ROWS)))]
+    return [event_of(number, flat) for number, flat in reversed(feed.after(max(0, feed.count - most)))]
+
+
+def earlier(feed: Feed) -> int:
+    """How many events there were before those of a page."""
+    return max(0, feed.count - ROWS)
 
 
 def charts(feed: Feed) -> Charts:

@@ -18,7 +18,8 @@ from edl.launch.figures import figures_of
 from edl.protocol.job import OVER, Status
 from edl.protocol.tally import Doing
 
-ROWS: Final = 300  # events that a page shows
+ROWS: Final = 300  # events that a page shows, as `shipped/page.js` has it too
+REPORT_ROWS: Final = 5000  # events in a page that is one file: about a megabyte
 CHANGES: Final = 1000  # changes that it draws
 NONE: Final = "-"
 LONGEST: Final = 400  # letters of an event

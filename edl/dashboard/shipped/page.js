@@ -10,7 +10,7 @@
 
   // ------------------------------------------------------------------------------------------------------- charts
 
-  const shortTime = (seconds) => new Date(seconds * 1000).toLocaleTimeString();
+  const shortTime = (seconds) => new Date(seconds * 1000).toTimeString().slice(0, 8);
   const number = (value) => (value == null ? "–" : Number(value.toPrecision(4)).toLocaleString());
 
   // As the story has it; the day stands below where it begins, if there are several.
@@ -30,13 +30,17 @@
     return [{ ...common, space: 90, values: clock, incrs: INCREMENTS }, { ...common, size: 52, values: (_, found) => found.map((value) => number(value)) }];
   }
 
+  // What the legend says while nobody points at the chart.
+  const newest = (plot, column) => plot.data?.[column]?.at(-1);
+
   function options(host, label, colour, extra) {
     return {
       width: host.clientWidth, height: 190, padding: [10, 26, 0, 0],
       scales: { y: { range: (_, low, high) => [Math.min(0, low), high > 0 ? high * (extra.headroom || 1.1) : 1] } },
       legend: { live: true }, cursor: { y: false }, axes: axes(),
-      series: [{ value: (_, at) => (at == null ? "–" : shortTime(at)) },
-        { label, stroke: css(colour), width: 2, points: { show: false }, spanGaps: false, value: (_, value) => number(value), ...extra }],
+      series: [{ label: "at", value: (plot, at) => { const known = at ?? newest(plot, 0); return known == null ? "–" : shortTime(known); } },
+        { label, stroke: css(colour), width: 2, points: { show: false }, spanGaps: false,
+          value: (plot, value, column, row) => number(row == null ? newest(plot, column) : value), ...extra }],
     };
   }
 
@@ -47,16 +51,18 @@
     ctx.save();
     ctx.font = `${11 * ratio}px system-ui`;
     ctx.textAlign = "center";
-    let taken = -Infinity;
+    let taken = -Infinity, before = charts.size.size[0];
     for (const [at, size, pause] of charts.size.changes) {
       const x = plot.valToPos(at, "x", true), y = plot.valToPos(size, "y", true);
+      const above = plot.valToPos(Math.max(size, before), "y", true); // of the line that goes up or down there
+      before = size;
       if (x < bbox.left || x > bbox.left + bbox.width) continue;
       ctx.fillStyle = ctx.strokeStyle = css("--mark");
       ctx.beginPath();
       ctx.arc(x, y, 3.5 * ratio, 0, 2 * Math.PI);
       ctx.fill();
       if (pause == null || x - taken < 52 * ratio) continue;
-      ctx.fillText(pause < 1000 ? `${Math.round(pause)} ms` : `${(pause / 1000).toFixed(1)} s`, x, y - 8 * ratio);
+      ctx.fillText(pause < 1000 ? `${Math.round(pause)} ms` : `${(pause / 1000).toFixed(1)} s`, x, above - 8 * ratio);
       taken = x;
     }
     ctx.restore();
@@ -120,7 +126,7 @@
 
   if (over || !window.EventSource) return;
   const story = by("story"), link = by("link");
-  let newest = Number((story.firstElementChild?.id || "e0").slice(1));
+  let last = Number((story.firstElementChild?.id || "e0").slice(1));
   let source, again;
 
   function live(yes) {
@@ -130,8 +136,8 @@
 
   function happened(message) {
     const told = JSON.parse(message.data);
-    if (told.number <= newest) return;
-    newest = told.number;
+    if (told.number <= last) return;
+    last = told.number;
     story.insertAdjacentHTML("afterbegin", told.html);
     story.firstElementChild.dataset.seen = String(Date.now());
     story.firstElementChild.classList.add("fresh");
@@ -149,7 +155,7 @@
   }
 
   function connect() {
-    source = new EventSource(`events?after=${newest}`);
+    source = new EventSource(`events?after=${last}`);
     source.addEventListener("open", () => live(true));
     source.addEventListener("happened", happened);
     source.addEventListener("look", looked);

@@ -12,7 +12,7 @@ from seen_job import BEGAN, EVIL, event, feed, scaled, status, usage
 from edl.dashboard import page, snapshot, terminal
 from edl.dashboard.access import Access
 from edl.dashboard.report import report
-from edl.dashboard.series import MOST, History, series_of
+from edl.dashboard.series import MOST, History, Series, series_of
 from edl.dashboard.shares import Spending, Spendings, verdict
 from edl.dashboard.view import lasting, sized, sizes_of, view_of
 from edl.launch.figures import Point, is_due
@@ -50,6 +50,54 @@ def test_a_page_without_scripts_says_all_of_it() -> None:
     for wanted in (*words, "checkpoint", "10 s ago"):
         assert wanted in text, wanted
     assert "workers over time" in text.lower() and "up to 3 workers" in text
+    assert "2 → 3 workers, paused 50 ms" in text
+    assert "0.02 to 0.5, 0.5 at the end, over 99 s" in text  # of the loss
+
+
+def test_a_still_picture_marks_each_change_with_its_words() -> None:
+    text = rendered([event(1), scaled(2, 2, 3), scaled(9, 3, 2, None)])
+    marks = re.findall(r'<path class="mark" d="M([\d.]+),([\d.]+)h0"><title>([^<]*)</title></path>', text)
+    assert [(x, y) for x, y, _ in marks] == [("10.1", "6.0"), ("80.8", "68.7")]  # of 1000 by 200, as the line has them
+    assert all(f"{x},{y}" in text.split('<polyline points="')[1].split('"')[0].split() for x, y, _ in marks)
+    assert marks[0][2].startswith("2 → 3 workers; survivors paused for 50 ms")
+    assert re.search(r'<p class="changes">[\d:]+ 3 → 2 workers; [\d:]+ 2 → 3 workers, paused 50 ms</p>', text)
+
+
+def test_many_changes_make_no_long_page() -> None:
+    story = [scaled(n, 2 + n % 2, 3 - n % 2) for n in range(1000)]
+    text = rendered(story)
+    assert text.count('class="mark"') == page.STILL_MARKS
+    told = text.split('<p class="changes">')[1].split("</p>")[0].split("; ")
+    assert len(told) == page.CHANGES_TOLD + 1
+    assert told[0].endswith("3 → 2 workers, paused 50 ms")
+    assert told[-1] == "988 earlier"
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ((0.5, None, 0.25), "0.25 to 0.5, 0.25 at the end, over 2.0 s"),
+        ((-3.0, -2.0, -2.5), "-3 to -2, -2.5 at the end, over 2.0 s"),
+        ((1.0, 1.0, 1.0), "1 to 1, 1 at the end, over 2.0 s"),
+        ((None, 1.0, None), "reported once"),
+        ((None, None, None), "not reported of late"),
+    ],
+)
+def test_what_a_script_reports_has_a_still_picture(values: tuple[float | None, ...], says: str) -> None:
+    text = page.figure_pictures(Series((1.0, 2.0, 3.0), (None,) * 3, (None,) * 3, {EVIL: values}))
+    assert says in Outline(text).text and EVIL in Outline(text).text
+    assert all(
+        0 <= float(y) <= 200 for y in re.findall(r"[\d.]+,([\d.-]+)", "".join(re.findall(r'points="(.*?)"', text)))
+    )
+
+
+def test_a_long_history_makes_no_long_picture() -> None:
+    count = 1200
+    ats = tuple(float(n) for n in range(count))
+    text = page.figure_pictures(Series(ats, (None,) * count, (None,) * count, {"loss": ats}))
+    points = text.split('points="')[1].split('"')[0].split()
+    assert len(points) <= page.STILL_POINTS + 1
+    assert (points[0], points[-1]) == ("0.0,194.0", "1000.0,6.0")
 
 
 def test_markup_from_outside_is_shown_as_text() -> None:
@@ -79,6 +127,15 @@ def test_what_is_shown_is_bounded() -> None:
     assert text.count('<tr id="e') == 300
     assert len(text) < 400_000
     assert "and 436 more" in text
+    one_file = report(feed(story))
+    assert one_file.count('<tr id="e') == 5000 and "earlier" not in Outline(one_file).text
+
+
+def test_a_page_says_where_the_events_are_that_it_does_not_show() -> None:
+    story = [event(n) for n in range(6000)]
+    assert "and 4,700 earlier: edl events j" in Outline(rendered(story[:5000])).text
+    assert "and 1,000 earlier: edl events j" in Outline(report(feed(story))).text
+    assert "earlier" not in Outline(rendered(story[:300])).text
 
 
 def test_the_job_had_the_size_that_its_first_change_began_with() -> None:
