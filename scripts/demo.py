@@ -220,6 +220,10 @@ def main() -> int:
             image = options.html.resolve().with_name(f"{options.html.stem}-page.png")
             if picture(options.html.resolve(), image):
                 console.print(f"demo: a picture of that page: {image}", highlight=False)
+            else:
+                console.print("demo: no picture of that page without a chromium that runs: apt-get install chromium")
+        elif finished:
+            console.print("demo: no page as one file: .venv/bin/pip install 'horovod-edl[dashboard]'", markup=False)
         console.print(f"demo: job {demo.job} {'finished' if finished else 'failed'}", highlight=False)
         return 0 if finished else 1
 

@@ -6,6 +6,7 @@ import io
 import sys
 from pathlib import Path
 
+import demo
 import msgspec
 import pytest
 from demo_view import Seen, View, picture, plot, table_of_pauses
@@ -113,3 +114,23 @@ def test_the_page_is_pictured_by_a_browser_if_there_is_one(tmp_path: Path, monke
     assert f"file://{tmp_path}/demo.html" in image.read_text()
     browser.write_text("#!/bin/sh\nexit 1\n")
     assert not picture(tmp_path / "demo.html", image)
+
+
+@pytest.mark.parametrize(
+    ("reported", "said"),
+    [
+        (True, "no picture of that page without a chromium that runs: apt-get install chromium"),
+        (False, "no page as one file: .venv/bin/pip install 'horovod-edl[dashboard]'"),
+    ],
+)
+def test_what_is_not_made_for_want_of_a_program_is_said_with_the_remedy(
+    reported: bool, said: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("EDL_HOME", "")  # it sets one of its own
+    monkeypatch.setattr(sys, "argv", ["demo", "--html", str(tmp_path / "demo.html")])
+    monkeypatch.setattr(demo.Demo, "run", lambda _: True)
+    monkeypatch.setattr(demo.Demo, "report", lambda *_: reported)
+    monkeypatch.setattr(demo, "plot", lambda *_: True)
+    monkeypatch.setattr(demo, "picture", lambda *_: False)
+    assert demo.main() == 0
+    assert f"demo: {said}\n" in capsys.readouterr().out
