@@ -45,7 +45,7 @@ async def test_the_clusters_page_shows_what_happens(edl) -> None:
                 browser.driver.get(access.link)
                 edl.wait(lambda one=browser: one.run(LIVE) == "live", "it is told of what happens", 60)
                 assert {"digits-1", "language-3", "vision-2", "broken-1"} <= set(browser.run(BARS))
-                assert browser.fits()
+                browser.expect_to_fit_dark_and_light()
             assert "token" not in wide.driver.current_url
             picture(wide, "cluster")
             picture(phone, "cluster-phone-dark")
@@ -57,11 +57,14 @@ async def test_the_clusters_page_shows_what_happens(edl) -> None:
             edl.wait(lambda: "broken-1" not in wide.run(BARS), "the newest ten minutes", 60)
             assert wide.complaints() == phone.complaints() == []
             assert wide.hosts() | phone.hosts() == {f"127.0.0.1:{access.port}"}
-        with Browser(1280, scripts=False) as plain:
+        with Browser(375, dark=True, scripts=False) as plain:
             plain.driver.get(access.link)
             text = plain.driver.find_element("css selector", "body").text
             for word in ("digits-1", "node2", "no devices are left for it", "free", "10 min"):
                 assert word in text, word
+            plain.expect_to_fit_dark_and_light()
+            plain.resize(1920)
+            plain.expect_to_fit_dark_and_light()
 
     try:
         await asyncio.to_thread(watch)
