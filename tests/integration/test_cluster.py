@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import Browser
 from pace import patient
 from warm_python import WarmPython
 
@@ -179,22 +180,50 @@ def test_the_clusters_page_is_served_here_and_of_a_cluster_elsewhere(cluster: Li
     token = tmp_path / "token"
     token.touch(0o600)
     token.write_text(cluster("cluster", "token", "eve"))
-    outside = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
     there = ("--cluster", given.url, "--token-file", str(token))
     for home, flags in ((cluster.home, ()), (tmp_path, there)):
-        line = [sys.executable, "-c", "import sys; from edl.cli import main; sys.exit(main())", "dashboard", *flags]
-        page = subprocess.Popen(line, env={**outside, "EDL_HOME": str(home)}, stdout=subprocess.PIPE, text=True)
-        try:
-            assert page.stdout is not None
-            link = page.stdout.readline().removeprefix("cluster: ").strip()
+        with page_of(home, *flags) as link:
             opener = urllib.request.build_opener(urllib.request.HTTPCookieProcessor())
             text = opener.open(link, timeout=30).read().decode()
             assert "localhost" in text
             assert 'data-worker="seen-1"' in text
-        finally:
-            page.send_signal(signal.SIGINT)
-            assert page.wait(30) == 0
-            page.stdout.close()
+
+
+@contextlib.contextmanager
+def page_of(home: Path, *flags: str) -> Iterator[str]:
+    """`edl dashboard` without a job; its link."""
+    outside = {name: value for name, value in os.environ.items() if not name.startswith("EDL_")}
+    line = [sys.executable, "-c", "import sys; from edl.cli import main; sys.exit(main())", "dashboard", *flags]
+    page = subprocess.Popen(line, env={**outside, "EDL_HOME": str(home)}, stdout=subprocess.PIPE, text=True)
+    try:
+        assert page.stdout is not None
+        yield page.stdout.readline().removeprefix("cluster: ").strip()
+    finally:
+        page.send_signal(signal.SIGINT)
+        assert page.wait(30) == 0
+        page.stdout.close()
+
+
+ROW = """const row = [...document.querySelectorAll('#queue tbody tr')]
+      .find((one) => one.cells[0].innerText === 'watched');
+    return row ? [row.cells[3].innerText, row.cells[5].innerText] : []"""
+SLOTS = "return [...document.querySelectorAll('#nodes h3, #nodes li')].map((one) => one.innerText)"
+
+
+def test_a_job_is_seen_on_the_clusters_page_as_it_comes_and_goes(cluster: LiveCluster) -> None:
+    with page_of(cluster.home) as link, Browser(1280) as browser:
+        browser.driver.get(link)
+        wait(lambda: browser.run("return document.querySelector('#link').textContent") == "live", "it is told")
+        assert browser.run(ROW) == []
+        assert browser.run(SLOTS)[0].startswith("localhost")
+        cluster.submit("watched", epochs=100, step_s=0.1)
+        wait(lambda: browser.run(ROW)[:1] == ["running"], "the job runs on the page")
+        wait(lambda: browser.run(ROW)[1] not in {"", "0"}, "its steps are counted there")
+        wait(lambda: any("watched-1" in slot for slot in browser.run(SLOTS)[1:]), "its worker is in a slot of the node")
+        cluster("cancel", "watched")
+        wait(lambda: browser.run(ROW)[0] == "cancelled", "its end is on the page")
+        wait(lambda: not any("watched-1" in slot for slot in browser.run(SLOTS)), "its slot is free again")
+        assert browser.complaints() == []
 
 
 def test_a_fault_of_the_script_ends_its_job_and_says_why(cluster: LiveCluster) -> None:
