@@ -10,6 +10,7 @@ import pytest
 
 from edl.dashboard import buttons
 from edl.errors import ConfigError, EdlError, ScaleRejected
+from edl.launch import stopping
 from edl.outside.client import Ack, Retry
 
 
@@ -82,7 +83,7 @@ async def test_stop_is_a_stop_that_names_the_page(monkeypatch: pytest.MonkeyPatc
         told.append((where.job, reason))
         return "has ended"
 
-    monkeypatch.setattr(buttons.stopping, "stop", stop)
+    monkeypatch.setattr(stopping, "stop", stop)
     assert await pressed("stop", AskedJob(Ack(0))) == "job mnist has ended"
     assert told == [("mnist", "stopped from its page")]
 

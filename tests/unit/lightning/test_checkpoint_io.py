@@ -12,7 +12,6 @@ import pytest
 import torch
 from lightning.pytorch.plugins.io import AsyncCheckpointIO, TorchCheckpointIO
 
-from edl.checkpoints import local
 from edl.errors import CheckpointError
 from edl.lightning import EdlCheckpointIO
 from edl.lightning.strategy import EdlStrategy
@@ -73,7 +72,7 @@ def test_a_save_that_breaks_off_leaves_the_one_of_before(tmp_path: Path, monkeyp
         raise OSError(28, os.strerror(28))
 
     with monkeypatch.context() as patched:
-        patched.setattr(local.os, "write", full)
+        patched.setattr(os, "write", full)
         with pytest.raises(
             CheckpointError, match=r"cannot write .*last.ckpt: No space left on device; make room"
         ) as told:
