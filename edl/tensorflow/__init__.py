@@ -105,8 +105,12 @@ def elastic_dataset(
     Of arrays an element is the same nesting with the rows of a step. Of a generator it is a vector of sample ids; for
     files a vector of strings (text, TFRecord) or a dict of one vector for each column (CSV, JSON Lines, Parquet). Put
     `.map(...)` and `.prefetch(...)` behind it, but neither `.shuffle()` nor `.batch()`.
+
+    Given arrays it joins the job, unless the script has called `edl.init()` before. Under plain `horovodrun` it must.
     """
     if not isinstance(source, ShardGenerator):
+        if not _trainer.began:
+            _trainer.init()
         generator = partial(_trainer.elastic_shard_generator, epochs=epochs, shuffle=shuffle, seed=seed)
         return dataset_of_arrays(source, generator, batch_size)
     if (shuffle, seed, epochs) != (False, 0, None):

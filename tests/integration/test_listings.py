@@ -20,7 +20,8 @@ NOT_TYPED = {
     "scripts/check": "runs a part of the tests of which this is one",
     "source .venv/bin/activate": "the environment of these tests is active already",
 }
-TRAINS = ("notify_batch_end()", "KerasCallback()")  # a whole script has one of them, and `edl.init()`
+TRAINS = ("notify_batch_end()", "KerasCallback()")  # a whole script has one of them, and one of the next
+JOINS = ("\nedl.init(", "edl.elastic_dataset((")  # arrays join by themselves
 KINDS = re.compile(r"^[\d:.]+ +(\w+) ", re.MULTILINE)  # in lines of `edl events`
 SOMETIMES = {"worker_warming"}  # unless the rehearsal is over before the leader has heard that it began
 BOOT_S = 180.0
@@ -33,8 +34,13 @@ def blocks(page: Path) -> list[tuple[str, str]]:
 
 def scripts() -> list[tuple[str, int, str]]:
     pages = sorted((ROOT / "docs").glob("*.md"))
-    listings = [(page.name, number, code) for page in pages for number, (_, code) in enumerate(blocks(page))]
-    return [one for one in listings if "\nedl.init(" in one[2] and any(word in one[2] for word in TRAINS)]
+    listings = [(page.name, *one) for page in pages for one in enumerate(blocks(page))]
+    return [(page, number, code) for page, number, (language, code) in listings if is_whole(language, code)]
+
+
+def is_whole(language: str, code: str) -> bool:
+    has = lambda words: any(word in code for word in words)  # noqa: E731
+    return language == "python" and code.startswith("import ") and has(JOINS) and has(TRAINS)
 
 
 class Reader:
