@@ -124,6 +124,51 @@ def test_epochs_through_growth_a_kill_and_two_lives(edl: Any, tmp_path: Path) ->
     assert after[epochs - 1]["logs"]["val_loss"] == pytest.approx(alone, abs=1e-6)
 
 
+@pytest.mark.soak
+def test_all_workers_stop_early_together(edl: Any, tmp_path: Path) -> None:
+    """By `EarlyStopping`, in the same epoch, long before the last one that `fit` was asked for."""
+    until, wanted = tmp_path / "until", 10**6
+    arguments = (SCRIPT, "--until", str(until), "--patience", "1", "--step-time", "0")
+    life = Life(edl, tmp_path / "life", *arguments, environ={"EDL_MAX_RESTARTS": "0"})
+    life.finish(timeout_s=240)
+    ends, results = expect_alike(life), life.results()
+    last = max(ends)
+    assert len(results) == 2 and 0 < last < wanted
+    assert all(one["epochs"] == list(range(last + 1)) and one["state"] == results[0]["state"] for one in results)
+    losses = [ends[epoch]["logs"]["val_loss"] for epoch in sorted(ends)]
+    assert losses[-1] >= min(losses[:-1]), "it had become no better"
+    assert all(after < min(losses[:at]) for at, after in enumerate(losses[:-1]) if at), "and before it had, each time"
+
+
+@pytest.mark.soak
+def test_a_death_in_a_validation_leaves_each_sample_counted_once(edl: Any, tmp_path: Path) -> None:
+    until = tmp_path / "until"
+    arguments = (SCRIPT, "--until", str(until), "--step-time", "0.03", "--validation", "0.2")
+    how: dict[str, Any] = {"workers": 3, "audit": True, "environ": {"EDL_MAX_RESTARTS": "0"}}
+    life = Life(edl, tmp_path / "life", *arguments, **how)
+    life.wait_size(3)
+    wait_epoch(life, 1)
+    victim = life.pid(1)
+    validated = lambda: {int(one.name.split("-")[1]) for one in life.out.glob(f"validates-*-{victim}")}  # noqa: E731
+    before = validated()
+    edl.wait(lambda: validated() - before, "the victim validates", timeout_s=60)
+    os.kill(victim, signal.SIGKILL)
+    [epoch] = validated() - before
+    life.wait_size(2)
+    wait_epoch(life, epoch + 2)
+    last = begun(life) + 3
+    until.with_suffix(".new").write_text(str(last))
+    until.with_suffix(".new").rename(until)
+    life.finish()
+    assert lines(life)[f"epochs-{victim}"][-1].get("begins") == epoch, "it died before the end of that epoch"
+    ends = expect_alike(life)
+    assert sorted(ends) == list(range(last)), "the one that it died in, too"
+    results = life.results()
+    assert len(results) == 2 and results[0]["state"] == results[1]["state"]
+    found = account(read(life.audit))
+    assert found.clean and len(found.epochs) == last, found
+
+
 def expect_one_writer(*lives: Life) -> None:
     """Files of checkpoints are whole, and those of TensorBoard are of workers that had rank 0."""
     for life in lives:
