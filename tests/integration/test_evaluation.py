@@ -50,11 +50,20 @@ def expect_gathered(job: Job) -> None:
     assert max(len(found[0]) for found in steps.values()) > 16, "of more than one worker"
 
 
-@pytest.mark.parametrize(("ring", "batch"), [("torch", "16"), pytest.param("horovod", "128", marks=pytest.mark.soak)])
-def test_each_epoch_is_evaluated_by_all_who_are_there(edl: Any, tmp_path: Path, ring: str, batch: str) -> None:
+@pytest.mark.parametrize(
+    ("script", "ring", "batch"),
+    [
+        ("torch_evaluating.py", "torch", "16"),
+        pytest.param("torch_evaluating.py", "horovod", "128", marks=pytest.mark.soak),
+        pytest.param("tf_evaluating.py", "horovod", "16", marks=pytest.mark.soak),
+    ],
+)
+def test_each_epoch_is_evaluated_by_all_who_are_there(
+    edl: Any, tmp_path: Path, script: str, ring: str, batch: str
+) -> None:
     """Workers come and go; where an epoch is a single step, they do so at its end, where the others evaluate."""
-    script = ["torch_evaluating.py", "--step-time", "0.02", "--batch", batch]
-    job = Job(edl, tmp_path / "out", 2, script=script, EDL_RING=ring, EDL_MAX_NP="3")
+    words = [script, "--step-time", "0.02", "--batch", batch]
+    job = Job(edl, tmp_path / "out", 2, script=words, EDL_RING=ring, EDL_MAX_NP="3")
     job.wait_size(2)
     job.wait_steps(3)
     job.scale(3)
@@ -73,9 +82,13 @@ def test_each_epoch_is_evaluated_by_all_who_are_there(edl: Any, tmp_path: Path, 
     expect_gathered(job)
 
 
-def test_a_death_in_an_evaluation_repeats_only_its_share(edl: Any, tmp_path: Path) -> None:
-    script = ["torch_evaluating.py", "--step-time", "0.02", "--each", "0.1"]
-    job = Job(edl, tmp_path / "out", 3, script=script, EDL_RING="torch", EDL_MAX_RESTARTS="0")
+@pytest.mark.parametrize(
+    ("script", "ring"),
+    [("torch_evaluating.py", "torch"), pytest.param("tf_evaluating.py", "horovod", marks=pytest.mark.soak)],
+)
+def test_a_death_in_an_evaluation_repeats_only_its_share(edl: Any, tmp_path: Path, script: str, ring: str) -> None:
+    words = [script, "--step-time", "0.02", "--each", "0.1"]
+    job = Job(edl, tmp_path / "out", 3, script=words, EDL_RING=ring, EDL_MAX_RESTARTS="0")
     job.wait_size(3)
     job.wait_steps(2)
     [victim] = [worker["pid"] for worker in job.status()["workers"] if worker["rank"] == 1]
