@@ -135,9 +135,12 @@ def test_a_script_of_horovods_elastic_names_goes_on_bit_for_bit(edl, tmp_path, e
 
 
 def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_path):
-    """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others."""
-    rare = ("--checkpoint-every", "100000steps")
-    script = ("torch_saved.py", "--epochs", "16", "--ask", "20")
+    """All workers ask at one step, which is one request; a newcomer of the next life hears the same as the others. What
+    the loader has told of its place by then is where it goes on.
+    """
+    rare, places = ("--checkpoint-every", "100000steps"), tmp_path / "places"
+    places.mkdir()
+    script = ("torch_saved.py", "--epochs", "16", "--places", str(places), "--ask", "20")
     first = Life(edl, tmp_path / "first", *script, checkpoint=tmp_path / "ck", flags=rare)
     first.wait_event("checkpoint_durable")
     first.wait_step(80)
@@ -159,6 +162,11 @@ def test_a_script_asks_for_a_checkpoint_and_hears_what_it_goes_on_from(edl, tmp_
         assert (path, step, life) == (saved, begun["step"], 2)
         assert epoch <= first_epoch
     assert any(first == [1, epoch] for *_, epoch, first in told)
+    kept = json.loads((places / f"{begun['step']}.json").read_text())
+    assert kept["steps"] == begun["step"], kept
+    refused = [file.read_text() for file in then.out.glob("refused-*")]
+    assert len(refused) == 2
+    assert all(f"goes on from step {begun['step']}: save" in line and "\n" not in line for line in refused), refused
 
 
 @pytest.mark.soak

@@ -20,6 +20,7 @@ from torch.nn import functional
 from torch.optim.swa_utils import AveragedModel, get_ema_avg_fn
 
 import edl.torch as edl
+from edl.errors import UsageError
 
 parser = argparse.ArgumentParser()
 parser.add_argument("--out", type=Path, required=True)
@@ -37,6 +38,7 @@ parser.add_argument("--touch", type=Path, help="as long as that file is there, w
 parser.add_argument("--evaluate", type=int, default=0, help="after that step it evaluates, until its job ends")
 parser.add_argument("--swap", action="store_true", help="by other weights, as with a moving average of them")
 parser.add_argument("--fails-at", type=int, default=0, help="the batch that it raises an error in")
+parser.add_argument("--places", type=Path, help="a folder in which rank 0 keeps its loader's place after each step")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -131,12 +133,33 @@ def own_data() -> list[Any]:
     return [extra.batches]
 
 
+def keep_place(loader: Any) -> None:
+    """By torchdata's protocol, as a script has it that saves its loader with the model."""
+    if options.places is not None and edl.rank() == 0 and not edl.resumed():
+        kept = loader.state_dict()
+        (options.places / f"{kept['steps']}.json").write_text(json.dumps(kept))
+
+
+def take_place(loader: Any) -> None:
+    """That of the checkpoint is taken, and the one after it, which the job had come to, is not."""
+    origin = edl.resumed()
+    if options.places is None or origin is None:
+        return
+    kept = [json.loads((options.places / f"{step}.json").read_text()) for step in (origin.step, origin.step + 1)]
+    loader.load_state_dict(kept[0])
+    try:
+        loader.load_state_dict(kept[1])
+    except UsageError as error:
+        (options.out / f"refused-{os.getpid()}").write_text(str(error))
+
+
 def by_loader() -> list[Any]:
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, step_size=7, gamma=0.97)
     average = AveragedModel(model, avg_fn=get_ema_avg_fn(0.9))
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10, growth_interval=5)
     extra = edl.register(batches=0, scheduler=scheduler, average=average, scaler=scaler)
     loader = edl.ElasticDataLoader(Rows(), 8, True, epochs=options.epochs, num_workers=options.loaders)
+    take_place(loader)
     for rows, wanted in loader:
         weights_change()
         if not edl.rehearsing():
@@ -162,6 +185,7 @@ def by_loader() -> list[Any]:
         time.sleep(options.step_time)
         extra.batches += 1
         edl.notify_batch_end()
+        keep_place(loader)
         evaluate()
     # Statistics of batch norm are each worker's own while a ring stands, and those of rank 0 are saved.
     averaged = [one.detach().numpy() for one in average.parameters()]
