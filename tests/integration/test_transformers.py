@@ -57,3 +57,5 @@ def test_the_whole_story_ends_where_the_trainer_alone_does(edl: Any, tmp_path: A
     assert results[0]["loss"] == pytest.approx(alone["loss"], abs=1e-6)
     assert results[0]["global_step"] == results[0]["steps"] == alone["global_step"]
     assert results[0]["state"][1] == epochs
+    numbers = results[0]["ended"]
+    assert len(numbers) > 1 and numbers == results[1]["ended"] == list(range(numbers[0], epochs + 1))
