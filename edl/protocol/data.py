@@ -127,3 +127,6 @@ class DataCounts(msgspec.Struct, frozen=True):
     leased: int
     unassigned: int
     ahead: int  # steps leased beyond those that all have applied: so many can be trained without a leader
+    # Must be 0 (I6). As far as a ledger can see that of itself: what is in none of its places, it takes for trained.
+    lost: int = 0  # of epochs that have ended, and yet not trained
+    repeated: int = 0  # in two places: leased twice, or leased and unassigned

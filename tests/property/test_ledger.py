@@ -276,6 +276,7 @@ class LedgerAgainstTwin(RuleBasedStateMachine):
         counts = self.ledger.counts()
         assert (counts.trained, counts.leased, counts.unassigned) == self.twin.counts(counts.epoch)
         assert counts.trained + counts.leased + counts.unassigned == counts.total
+        assert (counts.lost, counts.repeated) == (0, 0)
         assert self.ledger.fully_leased == (not self.twin.missing())
         left = {one for steps in self.twin.held.values() for samples in steps.values() for one in samples}
         left = {one for one in left if one[0] < self.twin.epochs}

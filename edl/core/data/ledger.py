@@ -207,7 +207,7 @@ class Ledger:
         left = (piece for lease in self._all_leases() for piece in lease.left(self._step))
         leased = sum(len(piece) for piece in left if piece.epoch == epoch)
         ahead = self._covered - self._step
-        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead)
+        return DataCounts(epoch, total, total - unassigned - leased, leased, unassigned, ahead, *self._amiss())
 
     # ---------------------------------------------------------------------------------------------- what happens
 
@@ -541,6 +541,15 @@ class Ledger:
 
     def _all_leases(self) -> Iterator[Lease]:
         return (lease for member in self._members.values() for lease in member.leases)
+
+    def _amiss(self) -> tuple[int, int]:
+        """Samples that an ended epoch has left untrained, and samples that are in two places: 0 and 0 (I6)."""
+        ended, seen, lost, repeated = self._ended * self._spec.total, 0, 0, 0
+        for start, stop in sorted(self._places()):
+            lost += max(0, min(stop, ended) - max(start, seen))
+            repeated += max(0, min(stop, seen) - start)
+            seen = max(seen, stop)
+        return lost, repeated
 
     def _places(self) -> Iterator[tuple[int, int]]:
         yield from self._pool.returned

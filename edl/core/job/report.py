@@ -33,6 +33,7 @@ def status_of(
     record = machine.record if durable is None else durable
     ledger = machine.ledger if record is machine.record else _as_trained(record, machine.ledger)
     stable = stable_of(machine, record)
+    data = ledger.counts() if ledger else None
     return Status(
         job=record.job,
         state=shown_state(record),
@@ -41,13 +42,13 @@ def status_of(
         generation=record.generation,
         leader=leader,
         step=machine.newest_step,
-        epoch=ledger.counts().epoch if ledger else 0,
+        epoch=data.epoch if data else 0,
         size=len(record.roster),
         target=record.target,
         min_workers=record.limits.minimum,
         max_workers=record.limits.maximum,
         workers=tuple(_worker(machine, record, member) for member in record.members),
-        data=ledger.counts() if ledger else None,
+        data=data,
         spec=ledger.spec if ledger else None,
         refused=_refused(machine, record, leader, refused),
         recounts=record.driver.begun if record.driver is not None else 0,

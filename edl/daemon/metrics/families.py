@@ -196,6 +196,16 @@ def _data(status: Status, job: dict[str, str]) -> list[Family]:
             *(({**job, "state": state}, count) for state, count in parts),
         ),
         _gauge("edl_job_lease_ahead_steps", "Steps leased beyond those that all have applied.", (job, data.ahead)),
+        _gauge(
+            "edl_job_samples_lost",
+            "Samples of ended epochs that were not trained, by the ledger; edl data verify audits.",
+            (job, data.lost),
+        ),
+        _gauge(
+            "edl_job_samples_repeated",
+            "Samples that are leased twice, or leased and unassigned, by the ledger; edl data verify audits.",
+            (job, data.repeated),
+        ),
     ]
 
 

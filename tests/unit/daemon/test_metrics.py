@@ -19,11 +19,12 @@ from prometheus_client.openmetrics.parser import text_string_to_metric_families
 from prometheus_client.parser import text_string_to_metric_families as plain_families
 
 from edl.clock import ManualClock
+from edl.core.data.ledger import Ledger
 from edl.daemon.metrics import exposition, server, serving
 from edl.daemon.metrics.families import DaemonSeen, Family, Type, families, of_job
 from edl.daemon.metrics.server import AT_ONCE, MetricsServer
 from edl.errors import ConfigError
-from edl.protocol.data import DataCounts
+from edl.protocol.data import DataCounts, DataSpec
 from edl.protocol.figures import Rate, Usage
 from edl.protocol.job import JobState, SavingStatus, Stable, Status, WorkerState, WorkerStatus
 from edl.protocol.messages import Observation, Phase
@@ -98,6 +99,47 @@ def test_what_a_job_has_come_to() -> None:
     assert shown["edl_job_steps_total{}"] == 107.0
     assert shown['edl_worker_seconds_total{"activity": "wait", "worker": "w1"}'] == 1.5
     assert shown['edl_job_reported{"name": "loss"}'] == 0.5
+    assert shown["edl_job_lease_ahead_steps{}"] == 5.0
+    assert shown["edl_job_samples_lost{}"] == shown["edl_job_samples_repeated{}"] == 0.0
+
+
+def test_where_a_job_stands_is_each_in_its_own_line() -> None:
+    """All of them differ, so that none can stand for another."""
+    tally = Tally(checkpoints=11, checkpoints_failed=12, checkpoint_bytes=13_000, checkpoint_stall_s=1.4)
+    job = status(size=2, target=4, generation=5, term=6, epoch=7, tally=tally, data=DataCounts(7, 100, 60, 25, 15, 8))
+    shown = values(exposition.encoded(of_job(job, 1000.0), "")[0].decode())
+    expected = {
+        "edl_job_size{}": 2,
+        "edl_job_members{}": 2,
+        "edl_job_target_size{}": 4,
+        "edl_job_generation{}": 5,
+        "edl_job_term{}": 6,
+        "edl_job_epoch{}": 7,
+        "edl_job_lease_ahead_steps{}": 8,
+        'edl_job_epoch_samples{"state": "trained"}': 60,
+        'edl_job_epoch_samples{"state": "leased"}': 25,
+        'edl_job_epoch_samples{"state": "unassigned"}': 15,
+        'edl_job_checkpoints_total{"outcome": "durable"}': 11,
+        'edl_job_checkpoints_total{"outcome": "failed"}': 12,
+        "edl_job_checkpoint_bytes_total{}": 13_000,
+        "edl_job_checkpoint_stall_seconds_total{}": 1.4,
+    }
+    assert {name: shown[name] for name in expected} == expected
+
+
+def test_samples_lost_and_repeated_are_those_of_the_ledgers_books() -> None:
+    """Of books that are spoilt on purpose: one epoch is called ended too early, and a lease is there twice."""
+    ledger = Ledger(DataSpec(100, 2, 4), ["a", "b"])
+    ledger.grant(5)
+    ledger._ended = 1
+    ledger._members["b"].leases = ledger._members["a"].leases
+    shown = values(exposition.encoded(of_job(status(data=ledger.counts()), 1000.0), "")[0].decode())
+    assert shown["edl_job_samples_repeated{}"] == 20.0
+    assert shown["edl_job_samples_lost{}"] == 80.0  # 60 unassigned, and the 20 that both hold
+    ledger = Ledger(DataSpec(100, 2, 4), ["a", "b"])
+    ledger.grant(5)
+    shown = values(exposition.encoded(of_job(status(data=ledger.counts()), 1000.0), "")[0].decode())
+    assert shown["edl_job_samples_repeated{}"] == shown["edl_job_samples_lost{}"] == 0.0
 
 
 def test_a_leader_that_does_not_know_how_far_the_ring_is_leaves_that_out() -> None:
