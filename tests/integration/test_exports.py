@@ -7,13 +7,14 @@ import signal
 import threading
 from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, HTTPServer
-from itertools import pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 from elastic_job import Job
 from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
+from pace import patient
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from edl.exports.curves import STEPS, WORKERS, Curves
@@ -21,6 +22,8 @@ from edl.exports.telling import Teller
 from edl.exports.tensorboard import TensorBoardFiles
 from edl.launch.figures import Point, read_figures
 from edl.launch.records import Folder
+
+GAP_S = 5.0  # at most between two points around a planned change: there is one a second
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 
@@ -108,6 +111,19 @@ def expect_curves(job: Job, folder: Path) -> None:
     assert all(one.value > 0 for one in found.Scalars(STEPS))
 
 
+def expect_no_gap(job: Job, folder: Path) -> None:
+    """The curve goes on through each planned change: there is a point a second, and a change's pause is no longer gap
+    than it took. By the clock of the points themselves, beside what the job's own events say of the change.
+    """
+    at = sorted(one.wall_time for one in read(folder).Scalars(WORKERS))
+    changes = list(takewhile(lambda one: not one["forced"], (one for one in job.events() if one["kind"] == "scaled")))
+    assert changes  # those before the first death: what another life trains again is taken back
+    for change in changes:
+        before = max(one for one in at if one <= change["ts"])
+        after = min(one for one in at if one > change["ts"])
+        assert after - before < patient(GAP_S) + change["pause_ms"] / 1000, (change, before, after)
+
+
 def expect_story(job: Job, folder: Path) -> None:
     events = job.events()
     told = read(folder / "events").Tensors("job/events")
@@ -182,5 +198,6 @@ def test_a_job_is_told_of_as_a_whole_through_growth_the_death_of_rank_0_and_anot
     edl.wait(lambda: edl.status("s")["state"] == "running" and edl.status("s")["step"] > 30, "its steps", 60)
     job.finish()
     expect_curves(job, board / "s")
+    expect_no_gap(job, board / "s")
     expect_story(job, board / "s")
     expect_spans(job, receiver)
