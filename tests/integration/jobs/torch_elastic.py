@@ -23,6 +23,7 @@ parser.add_argument("--until", type=Path, required=True, help="a file that will 
 parser.add_argument("--loaders", type=int, help="worker processes of an ElasticDataLoader")
 parser.add_argument("--batch", type=int, default=4, help="what the job's batch policy is given")
 parser.add_argument("--files", help="whose records name the samples")
+parser.add_argument("--track", choices=["MlflowCallback", "WandbCallback"], help="what else is told of each step")
 options = parser.parse_args()
 torch.set_num_threads(1)
 options.out.mkdir(parents=True, exist_ok=True)
@@ -59,6 +60,11 @@ optimizer = edl.Optimizer(torch.optim.Adam(model.parameters(), lr=0.01), model=m
 extra = edl.register(batches=0)
 resizes: list[tuple[int, int]] = []
 checks: list[int] = []  # of the ids of committed batches, as the script had them in its hands
+track = None
+if options.track is not None:
+    from edl import callbacks
+
+    track = getattr(callbacks, options.track)(edl, every=1)
 edl.on_resize(lambda old, new: resizes.append((old, new)))
 
 
@@ -77,6 +83,8 @@ def train(ids: Any) -> None:
     if edl.notify_batch_end():
         checks.append(zlib.crc32(np.asarray(ids, np.int64).data))
         edl.report(loss=float(loss.detach()))
+        if track is not None:
+            track(loss=float(loss.detach()))
     mortal.in_step("committed", rank, step)
 
 
@@ -93,6 +101,8 @@ while shards.epochs_done < path.epochs_wanted(options):
     for batch in batches():
         train(np.array([record["sample"] for record in batch]) if options.files else np.asarray(batch))
 
+if track is not None:
+    track.close()
 state = {name: tensor.tolist() for name, tensor in model.state_dict().items()}
 result = {"rank": edl.rank(), "state": state, "batches": extra.batches, "step": edl.step(), "resizes": resizes}
 result["checks"] = checks
