@@ -26,7 +26,7 @@ from typing import Any
 import torch
 
 from benchmarks.checkpoint import JOB, NONE, OTHERS, RESTORED, WINDOWS
-from benchmarks.overhead_worker import cpu_seconds, daemon_of_this_process
+from benchmarks.overhead_worker import cpu_seconds, daemon_of
 
 dist: Any = importlib.import_module("torch.distributed")
 dcp: Any = importlib.import_module("torch.distributed.checkpoint")
@@ -260,7 +260,7 @@ def train(edl: Any, options: argparse.Namespace) -> None:
             continue
         if not ways:
             ways = others_of(options, edl.rank()) or {"none": None}
-            processes = torch.tensor([os.getpid(), daemon_of_this_process()])
+            processes = torch.tensor([os.getpid(), daemon_of(os.getpid())])
             of_all = [torch.zeros_like(processes), torch.zeros_like(processes)]
             dist.all_gather(of_all, processes)
             schedule = Schedule(options, edls, ways, torch.cat(of_all).tolist())

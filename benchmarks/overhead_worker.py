@@ -162,7 +162,7 @@ def plain_batches(batch: int, rank: int, size: int) -> Iterator[np.ndarray]:
         epoch += 1
 
 
-def daemon_of_this_process() -> int:
+def daemon_of(trainer: int) -> int:
     """Edl's daemon, by its command line: it names its trainer."""
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -170,9 +170,9 @@ def daemon_of_this_process() -> int:
                 words = (entry / "cmdline").read_bytes().split(b"\0")
             except OSError:
                 continue
-            if b"edl.daemon.daemon" in words and str(os.getpid()).encode() in words:
+            if b"edl.daemon.daemon" in words and str(trainer).encode() in words:
                 return int(entry.name)
-    raise LookupError("no daemon of this process")
+    raise LookupError(f"no daemon of process {trainer}")
 
 
 class Kind:
@@ -226,7 +226,7 @@ def main() -> None:
         "plain": Kind(lambda: steps.plain(next(theirs))),
         "edl": Kind(step_of_control if options.control else step_of_ours),
     }
-    daemon = daemon_of_this_process()
+    daemon = daemon_of(os.getpid())
     daemon_s, began = cpu_seconds(daemon), time.perf_counter()
     for number in range(WARM_UP + options.steps):
         if number == WARM_UP // 2:

@@ -8,7 +8,16 @@ nobody scrapes. Two turns next to each other are a pair, which of them comes fir
 for longer than that falls on both. Printed: the ratio of the median times of a step, as the mean over all pairs with
 its standard error; and the share of a core that the dashboard takes while it is looked at. A page may be served on
 another machine than the job; where it is not, it needs a core that trainers leave free, so by default there is one
-worker. Goal: 1.001; exit code 1 where the ratio is beyond that by more than two standard errors.
+worker.
+
+On a shared machine pairs of wall-clock times differ by far more than a thousandth. So there is a second ratio: the
+processor time of trainers and daemons for a step, looked at, over that unseen. It bounds what a step can take longer
+for it where no core is free, as what the daemons do is counted as if trainers waited for it; where a core is free, they
+do it beside the steps. It does not see waiting, such as for memory.
+
+Goal: 1.001. The verdict is *within* where one of the two ratios is so by two standard errors, *beyond* (exit code 1)
+where that of the wall clock is beyond by two, and else *open*: nothing is shown, and more turns or a quiet machine are
+needed.
 """
 
 from __future__ import annotations
@@ -27,9 +36,10 @@ import urllib.request
 from pathlib import Path
 from typing import Any, Final
 
+import msgspec
 import numpy as np
 
-from benchmarks.overhead_worker import cpu_seconds
+from benchmarks.overhead_worker import cpu_seconds, daemon_of
 from benchmarks.page_listener import PageListener
 
 GOAL: Final = 1.001
@@ -37,6 +47,13 @@ NAME: Final = "looked-at"
 SETTLE_S: Final = 0.25  # of each turn, which does not count
 PATIENCE_S: Final = 120.0
 AHEAD: Final = 400  # steps from now to the end, for which all workers read of it
+
+
+class Turn(msgspec.Struct, frozen=True):
+    seen: bool
+    began: float
+    ended: float
+    cpu_s: float  # of trainers and daemons
 
 
 class Lookers:
@@ -95,8 +112,9 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             )  # fmt: skip
         stack.callback(job.send_signal, signal.SIGINT)
         wait_step(environ, 100, job, folder)
+        pids = those_of_the_job(environ)
         lookers = Lookers(folder / "home", environ, options.pages, stack)
-        turns, cpu_s = take_turns(lookers, options.turns, options.turn)
+        turns, cpu_s = take_turns(lookers, pids, options.turns, options.turn)
         lookers.look()
         (folder / "end.new").write_text(str(status(environ)["step"] + AHEAD))
         (folder / "end.new").rename(folder / "end")
@@ -108,39 +126,70 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             "scrapes": lookers.scrapes}  # fmt: skip
 
 
-def take_turns(lookers: Lookers, pairs: int, turn_s: float) -> tuple[list[tuple[bool, float, float]], float]:
-    """Whether each was looked at, from when to when; and the processor time of the dashboard in those."""
-    turns, cpu_s = [], 0.0
+def those_of_the_job(environ: dict[str, str]) -> list[int]:
+    """Trainers, and the daemon of each."""
+    trainers = [worker["pid"] for worker in status(environ)["workers"]]
+    return [*trainers, *map(daemon_of, trainers)]
+
+
+def take_turns(lookers: Lookers, pids: list[int], pairs: int, turn_s: float) -> tuple[list[Turn], float]:
+    """And the processor time of the dashboard in those in which the job was looked at."""
+    turns, dashboard_s = [], 0.0
     for pair in range(pairs):
         for seen in (True, False) if pair % 2 else (False, True):
             (lookers.look if seen else lookers.look_away)()
-            before, began = lookers.cpu_s(), time.time()
-            time.sleep(turn_s)
-            turns.append((seen, began + SETTLE_S, time.time()))
-            cpu_s += lookers.cpu_s() - before if seen else 0.0
+            before = lookers.cpu_s()
+            time.sleep(SETTLE_S)
+            spent, began = sum(map(cpu_seconds, pids)), time.time()
+            time.sleep(turn_s - SETTLE_S)
+            turns.append(Turn(seen, began, time.time(), sum(map(cpu_seconds, pids)) - spent))
+            dashboard_s += lookers.cpu_s() - before if seen else 0.0
         print(f"pair {pair + 1}", file=sys.stderr, flush=True)
-    return turns, cpu_s
+    return turns, dashboard_s
 
 
-def summary(turns: list[tuple[bool, float, float]], steps: list[np.ndarray]) -> dict[str, Any]:
-    def median(turn: tuple[bool, float, float]) -> float:
-        _, began, ended = turn
-        return float(np.median(np.concatenate([took[(at > began) & (at < ended)] for at, took in steps])))
+def summary(turns: list[Turn], steps: list[np.ndarray]) -> dict[str, Any]:
+    """`steps`: of each worker, when each ended and what it took."""
 
-    ratios, seen_s, unseen_s = [], [], []
-    for one, other in zip(turns[::2], turns[1::2], strict=True):
-        seen, unseen = (one, other) if one[0] else (other, one)
-        seen_s.append(median(seen))
-        unseen_s.append(median(unseen))
-        ratios.append(seen_s[-1] / unseen_s[-1])
+    def wall_s(turn: Turn) -> float:
+        return float(np.median(np.concatenate([took[(at > turn.began) & (at < turn.ended)] for at, took in steps])))
+
+    def cpu_s(turn: Turn) -> float:
+        """For a step of the job, and parts of the first and the last one."""
+        ended = steps[0][0]
+        first, last = np.interp([turn.began, turn.ended], ended, np.arange(len(ended)))
+        return turn.cpu_s / float(last - first)
+
+    pairs = [(one, other) if one.seen else (other, one) for one, other in zip(turns[::2], turns[1::2], strict=True)]
+    walls = np.array([[wall_s(turn) for turn in pair] for pair in pairs])
+    cpus = np.array([[cpu_s(turn) for turn in pair] for pair in pairs])
+    wall, wall_error = mean_ratio(walls)
+    cpu, cpu_error = mean_ratio(cpus)
     return {
-        "pairs": len(ratios),
-        "unseen_ms": 1000 * float(np.median(unseen_s)),
-        "seen_ms": 1000 * float(np.median(seen_s)),
-        "ratio": float(np.mean(ratios)),
-        "standard_error": float(np.std(ratios, ddof=1) / len(ratios) ** 0.5),
-        "median_ratio": float(np.median(ratios)),
+        "pairs": len(pairs),
+        "seen_ms": 1000 * float(np.median(walls[:, 0])),
+        "unseen_ms": 1000 * float(np.median(walls[:, 1])),
+        "ratio": wall,
+        "standard_error": wall_error,
+        "median_ratio": float(np.median(walls[:, 0] / walls[:, 1])),
+        "seen_cpu_ms": 1000 * float(np.mean(cpus[:, 0])),
+        "unseen_cpu_ms": 1000 * float(np.mean(cpus[:, 1])),
+        "cpu_ratio": cpu,
+        "cpu_standard_error": cpu_error,
+        "verdict": verdict((wall, wall_error), (cpu, cpu_error)),
     }
+
+
+def mean_ratio(pairs: np.ndarray) -> tuple[float, float]:
+    """And its standard error."""
+    ratios = pairs[:, 0] / pairs[:, 1]
+    return float(np.mean(ratios)), float(np.std(ratios, ddof=1) / len(ratios) ** 0.5)
+
+
+def verdict(wall: tuple[float, float], cpu: tuple[float, float]) -> str:
+    if wall[0] - 2 * wall[1] > GOAL:
+        return "beyond"
+    return "within" if any(ratio + 2 * error <= GOAL for ratio, error in (wall, cpu)) else "open"
 
 
 def status(environ: dict[str, str]) -> dict[str, Any]:
@@ -176,10 +225,12 @@ def main() -> int:
         print(
             f"a step takes {result['unseen_ms']:.3f} ms unseen, {result['seen_ms']:.3f} ms looked at; ratio "
             f"{result['ratio']:.4f} +- {result['standard_error']:.4f} of {result['pairs']} pairs "
-            f"(median {result['median_ratio']:.4f}); the dashboard takes {100 * result['cpu']:.1f} % of a core; "
+            f"(median {result['median_ratio']:.4f}); its processor time {result['unseen_cpu_ms']:.3f} and "
+            f"{result['seen_cpu_ms']:.3f} ms, ratio {result['cpu_ratio']:.4f} +- {result['cpu_standard_error']:.4f}; "
+            f"the goal of {GOAL}: {result['verdict']}; the dashboard takes {100 * result['cpu']:.1f} % of a core; "
             f"{result['scrapes']} scrapes, looks of the pages: {', '.join(map(str, result['looks']))}"
         )
-    return 0 if result["ratio"] - 2 * result["standard_error"] <= GOAL else 1
+    return 1 if result["verdict"] == "beyond" else 0
 
 
 if __name__ == "__main__":
