@@ -1,6 +1,6 @@
 """The leader and its ledger at size: a thousand simulated workers over real sockets, and a ledger of 10^9 samples.
 
-    python -m benchmarks.ledger                  # --workers 1000, --seconds 30, --steps-per-s 3, --only, --json
+    python -m benchmarks.ledger  # --workers 1000, --seconds 30, --steps-per-s 3, --scrape-every 5, --only, --json
 
 One real leader in a process of its own, a real ZooKeeper, and workers that talk to the leader as daemons do, each over
 a connection of its own (`ledger_workers.py`). What is counted and timed:
@@ -14,6 +14,8 @@ and
   from telling of that step until a worker has its leases, most of which is waiting for its turn.
 - *asked*: a call for orders that need not be held, as of a daemon that was just started anew: from the call until its
   leases are there, all day long, whatever else goes on.
+- *scraped*, with `--scrape-every`: the leader's metrics, from asking for them over HTTP until they are read, and what
+  making them takes of a processor: in the leader's loop, and in a thread.
 - *cores*: CPU time of the leader's process per elapsed time, from the first step on.
 
 Leader, workers, ZooKeeper and whatever else the machine does share its cores: look at `uptime`, printed with it.
@@ -31,6 +33,7 @@ import secrets
 import sys
 import tempfile
 import time
+import urllib.request
 from pathlib import Path
 
 import msgspec
@@ -40,6 +43,7 @@ from benchmarks.ledger_leader import SetUp
 from edl.coordination import zookeeper
 from edl.coordination.election import read_leader
 from edl.coordination.server import LocalServer
+from edl.daemon.metrics.server import KEPT_S
 from edl.host.credentials import digest_of
 from edl.protocol import messages, tree
 from edl.transport.rpc import Client
@@ -102,6 +106,28 @@ async def ask(about: SetUp, until: float, worker: str) -> list[float]:
     return took
 
 
+async def scrape(url: str, until: float, every_s: float) -> list[tuple[float, int]]:
+    """Seconds and bytes of each scrape."""
+
+    def one() -> tuple[float, int]:
+        began = time.monotonic()
+        with urllib.request.urlopen(url, timeout=30) as answer:
+            body = answer.read()
+        return time.monotonic() - began, len(body)
+
+    found = []
+    while time.monotonic() + every_s < until:
+        await asyncio.sleep(every_s)
+        found.append(await asyncio.to_thread(one))
+    return found
+
+
+async def shown_at(leader: Child) -> str:
+    leader.command("show")
+    url: str = (await leader.told("shown"))["url"]
+    return url
+
+
 async def run_crowd(args: argparse.Namespace, folder: Path) -> dict[str, object]:
     secret = secrets.token_hex(32)
     server = await LocalServer.start(folder / "zk", digest=digest_of(secret.encode()))
@@ -130,13 +156,16 @@ async def train(args: argparse.Namespace, about: SetUp, children: list[Child], b
         for crowd in crowds:
             await crowd.told("holding")
     joined_s = time.monotonic() - began
+    url = await shown_at(leader) if args.scrape_every else ""
     start = time.monotonic() + SOON_S
     until = start + args.seconds
     for crowd in crowds:
         crowd.command(f"{start} {until}")
     await asyncio.sleep(start - time.monotonic())
     leader.command("measure")
+    scraping = asyncio.ensure_future(scrape(url, until, args.scrape_every)) if url else None
     asked = await ask(about, until, "w00000000")
+    scrapes = [] if scraping is None else await scraping
     leader.command("report")
     led = await leader.told("leader")
     spent = [(await crowd.told("spent"))["cores"] for crowd in crowds]
@@ -146,6 +175,10 @@ async def train(args: argparse.Namespace, about: SetUp, children: list[Child], b
     return summary(args, led, parts, start) | {
         "joined_s": joined_s,
         "asked_ms": quantiles(asked),
+        "scraped_ms": quantiles([took for took, _ in scrapes]),
+        "scraped_bytes": max((size for _, size in scrapes), default=0),
+        "scrape_loop_ms": quantiles(led["scrape_loop_s"]),
+        "scrape_text_ms": quantiles(led["scrape_text_s"]),
         "worker_cores": spent,
         "load": os.getloadavg()[0],
     }
@@ -213,6 +246,10 @@ def show(result: dict) -> None:
     print(f"{result['writes']} writes to the coordinator")
     for name, meaning in TIMES.items():
         print(f"  {name:9}  {_figures(result[f'{name}_ms'])}  {meaning}")
+    if result["scraped_bytes"]:
+        for name, meaning in SCRAPES.items():
+            print(f"  {name:11}  {_figures(result[f'{name}_ms'])}  {meaning}")
+        print(f"  scraped    {result['scraped_bytes']:,} bytes")
     cores = ", ".join(f"{cores:.2f}" for cores in result["worker_cores"])
     print(
         f"  cores      leader {result['leader_cores']:.2f} at {result['reports_per_s']:.0f} reports/s; workers {cores}"
@@ -232,6 +269,13 @@ TIMES = {
 }
 
 
+SCRAPES = {
+    "scraped": "from asking for the leader's metrics until they are read",
+    "scrape_loop": "of a processor for it, in the leader's loop",
+    "scrape_text": "of a processor for it, in a thread",
+}
+
+
 def _figures(of: dict) -> str:
     if not of["n"]:
         return "none"
@@ -245,9 +289,12 @@ async def main() -> int:
     parser.add_argument("--steps-per-s", type=float, default=3.0)
     parser.add_argument("--session-timeout", type=float, default=10.0, help="leases reach two and a half times as far")
     parser.add_argument("--processes", type=int, default=2, help="that simulate the workers (default 2)")
+    parser.add_argument("--scrape-every", type=float, default=0.0, help="seconds; more than 1 (default: never)")
     parser.add_argument("--only", choices=["workers", "size"], help="one of the two parts")
     parser.add_argument("--json", action="store_true", help="one JSON object per part")
     args = parser.parse_args()
+    if 0 < args.scrape_every <= KEPT_S:
+        parser.error(f"--scrape-every: more than {KEPT_S:g} s, for which an answer is given again")
     held = True
     if args.only != "size":
         with tempfile.TemporaryDirectory(prefix="edl-ledger-") as folder:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import sys
 import time
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -26,6 +27,8 @@ from edl.core.job.orders import OrderBook
 from edl.core.job.writing import BatchDecided
 from edl.daemon.garbage import collect_regularly, collect_seldom
 from edl.daemon.leader import Leader, Reigning
+from edl.daemon.metrics.families import Family, of_job
+from edl.daemon.metrics.server import MetricsServer
 from edl.host.credentials import with_secret
 from edl.protocol import keeping, messages, tree
 from edl.transport.errors import Reason, Refused
@@ -132,6 +135,37 @@ class TimedLeader(Leader):
         return [grant for grant in self.grants[-2:] if not grant.published]
 
 
+class Shown:
+    """The leader's metrics, served as a daemon serves them; notes what each page takes of a processor."""
+
+    def __init__(self, leader: Leader) -> None:
+        self._leader = leader
+        self.loop_s: list[float] = []  # during which the leader does nothing else
+        self.text_s: list[float] = []  # in a thread
+        self._server = MetricsServer(self._read)
+        self._encode, self._server._encoded = self._server._encoded, self._text
+
+    async def start(self) -> str:
+        return f"http://{ADDRESS}:{await self._server.start(ADDRESS, 0)}/metrics"
+
+    async def stop(self) -> None:
+        await self._server.stop()
+
+    def _read(self) -> list[Family]:
+        began = time.thread_time()
+        status = self._leader.status()
+        assert status is not None, "it reigns, and has taken over"
+        found = of_job(status, time.time())
+        self.loop_s.append(time.thread_time() - began)
+        return found
+
+    def _text(self, families: Sequence[Family], accepted: str) -> tuple[bytes, str]:
+        began = time.thread_time()
+        made = self._encode(families, accepted)
+        self.text_s.append(time.thread_time() - began)
+        return made
+
+
 class Seat:
     """Stands for election and answers, as a daemon does."""
 
@@ -190,6 +224,7 @@ async def main() -> int:
     collecting = asyncio.ensure_future(collect_regularly())  # as a daemon does
     await seat.run()
     began_cpu = began = 0.0
+    shown: Shown | None = None
     async for command in commands:
         assert seat.leader is not None
         if command == "measure":
@@ -197,6 +232,9 @@ async def main() -> int:
             seat.leader.answers_s.clear()
             seat.leader.turns.clear()
             seat.leader.writes = 0
+        elif command == "show":
+            shown = Shown(seat.leader)
+            tell("shown", url=await shown.start())
         elif command == "turns":
             tell("turns", turns=seat.leader.turns)
         else:
@@ -207,6 +245,8 @@ async def main() -> int:
                 seconds=wall_s,
                 writes=seat.leader.writes,
                 reports=len(seat.leader.answers_s),
+                scrape_loop_s=[] if shown is None else shown.loop_s,
+                scrape_text_s=[] if shown is None else shown.text_s,
                 answers_s=seat.leader.answers_s,
                 record_bytes=seat.leader.record_bytes,
                 plain_bytes=seat.leader.plain_bytes,
@@ -214,6 +254,8 @@ async def main() -> int:
                 grants=[json.loads(msgspec.json.encode(grant)) for grant in seat.leader.grants],
             )
     collecting.cancel()
+    if shown is not None:
+        await shown.stop()
     await seat.stop()  # the end of our input: no call comes any more
     await store.close()
     return 0
