@@ -6,7 +6,7 @@ which each store's own library finds.
 An object appears when all of it has been sent, so it needs no other name meanwhile. `create` asks the store for
 exclusive creation, and then reads what is there: some stores, and older libraries, replace what is there without a
 word. In these the later of two writers at the same instant wins; each of them would publish the same checkpoint, as the
-folder's name tells lives and terms apart.
+number in the folder's name is given out once, by a write that only a reigning leader can make.
 """
 
 from __future__ import annotations

@@ -13,6 +13,7 @@ from edl.events import details_of
 from edl.facts import told
 from edl.launch.records import LaunchRecord
 from edl.protocol.job import JobState, SavingStatus, Status, WorkerState
+from edl.protocol.saving import SavingFailure
 
 DIGEST = re.compile(r"(sha256:[0-9a-f]{12})[0-9a-f]+")  # as much of it as people compare
 COLOURS = {"running": "green", "scaling": "cyan", "finished": "bold", "failed": "red", "starting": "yellow"}
@@ -45,6 +46,8 @@ def show_status(status: Status) -> None:
         )
     if status.saving is not None:
         say(f"  checkpoints {checkpoints(status.saving)}")
+        if status.saving.failed is not None:
+            say(f"  checkpoints fail: {failed_checkpoints(status.saving.failed)}")
     if status.migration is not None:
         to = ", ".join(map(str, status.migration.to))
         say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
@@ -72,6 +75,12 @@ def checkpoints(saving: SavingStatus) -> str:
     by_steps = f"every {saving.every_steps} steps" if saving.every_steps else ""
     newest = f"the newest after step {saving.step}, {saving.path}" if saving.path else "none is durable yet"
     return "; ".join([part for part in (by_time, by_steps) if part] + [newest])
+
+
+def failed_checkpoints(failed: SavingFailure) -> str:
+    """None was durable since."""
+    times = "the last one" if failed.times == 1 else f"the last {failed.times}"
+    return f"{times} came to nothing, the job trains on and tries again: {failed.reason}"
 
 
 def show_records(records: Sequence[LaunchRecord]) -> None:

@@ -52,7 +52,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_overhead: str = "1%"
     keep_checkpoints: int = 2
     resume: str = "auto"
-    resume_from: str = ""  # the checkpoint that this life of the job begins with, as `edl run` has chosen it
+    resume_from: str = ""  # the checkpoint that this life of the job begins with, as its launcher has chosen it
     life: int = 1  # of the job, in the folder of its checkpoints
     policy_file: Path | None = None  # the code of --autoscale policy=FILE.py:CLASS, as it was when that was typed
     batch_size: int | None = None

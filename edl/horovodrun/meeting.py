@@ -6,6 +6,9 @@ so each stand-in that has asked it writes it again.
 
 That store is open to all that reach its port. So the job's secret goes into it only where a job may span hosts and
 no file with a secret was given (docs/security.md).
+
+The one that begins the job also chooses, once for all, the checkpoint that this life goes on from
+(`edl.horovodrun.beginning`).
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import msgspec
 
 from edl.config import Settings
 from edl.errors import ConfigError, PeerError
+from edl.horovodrun.beginning import Beginning, begin, name_of
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.keeper import start_keeper
 from edl.host.horovodrun_env import HorovodrunEnv
@@ -42,6 +46,7 @@ class MeetingPlace(msgspec.Struct, frozen=True):
     host: str  # where the coordinator's record is
     secret: str = ""
     recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in each one after that
+    beginning: Beginning = Beginning()  # what this life of the job goes on from
 
 
 class WayToMeeting:
@@ -94,7 +99,7 @@ class WayToMeeting:
         began, noted = clock(), False
         while (place := await self._read()) is None:
             if await self._is_founder(clock() - began):
-                self._place = place = await self._found(command)
+                self._place = place = await self._found(command, say)
                 await self.renew()
                 return place
             if clock() - began > PATIENCE_S:
@@ -121,15 +126,16 @@ class WayToMeeting:
             self._come += 1
         return True
 
-    async def _found(self, command: list[str]) -> MeetingPlace:
+    async def _found(self, command: list[str], say: Callable[[str], object]) -> MeetingPlace:
         """By one of the first workers."""
         settings, host = self._settings, socket.gethostname()
-        job = settings.job or new_name(settings.home)
-        if settings.coordinator is not None:
-            return MeetingPlace(job, settings.coordinator, host)
+        job = await name_of(settings) or new_name(settings.home)
         settings = msgspec.structs.replace(settings, job=job, np=self._about.size)
+        beginning = await begin(settings, say)
+        if settings.coordinator is not None:
+            return MeetingPlace(job, settings.coordinator, host, beginning=beginning)
         coordinator = await start_keeper(settings, self._about.interface, command)
-        return MeetingPlace(job, coordinator, host, self._shown_secret(Folder(settings.job_home)))
+        return MeetingPlace(job, coordinator, host, self._shown_secret(Folder(settings.job_home)), beginning=beginning)
 
     def _shown_secret(self, folder: Folder) -> str:
         if self._about.one_host or self._settings.secret_file is not None:
@@ -138,7 +144,13 @@ class WayToMeeting:
 
     def _completed(self, place: MeetingPlace) -> Settings:
         """What the trainer is told."""
-        settings = msgspec.structs.replace(self._settings, job=place.job, coordinator=place.coordinator)
+        settings = msgspec.structs.replace(
+            self._settings,
+            job=place.job,
+            coordinator=place.coordinator,
+            life=place.beginning.life,
+            resume_from=place.beginning.path,
+        )
         if settings.secret_file is not None or self._settings.coordinator is not None:
             return settings
         folder = find(settings.home, place.job) if place.host == socket.gethostname() else None

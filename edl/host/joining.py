@@ -15,6 +15,7 @@ from edl.config import Settings
 from edl.errors import ConfigError
 
 OVER: Final = frozenset({"finished", "failed", "preempted"})  # as `edl status` says
+LIFE: Final = "EDL_LIFE"  # each launcher of a job that is saved gives its number to the workers
 
 
 class Left(msgspec.Struct, frozen=True):
@@ -30,6 +31,11 @@ def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
     Raises ConfigError, also when there is a job and its coordinator is not known.
     """
     settings = completed(Settings.from_environment(environ, **keywords))
+    if settings.checkpoint and not environ.get(LIFE):
+        raise ConfigError(
+            f"EDL_CHECKPOINT={settings.checkpoint}: no launcher has chosen what this process goes on from, and it would "
+            "begin anew over what is saved there: start it by `edl run --checkpoint` or horovodrun, or unset EDL_CHECKPOINT"
+        )
     if settings.job is not None and settings.coordinator is None:
         raise ConfigError(_why_no_coordinator(settings.job, _left(settings)))
     return settings

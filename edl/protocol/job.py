@@ -17,7 +17,7 @@ from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.moving import Migrated, Migration, MigrationStatus
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.tally import Tally
 
 
@@ -219,6 +219,7 @@ class Record(msgspec.Struct, frozen=True):
     saves: int = 0  # ever begun
     saved: Saved | None = None  # the newest that is durable
     save_costs: tuple[Cost, ...] = ()  # of the newest ones, oldest first
+    save_failure: SavingFailure | None = None  # None: none was given up since the newest that is durable
     losses: int = 0  # workers that were ever lost
     save_requests: tuple[SaveRequest, ...] = ()  # the newest, oldest first
     save_wanted: int = 0  # the newest step at which a script has asked for one, where nothing was to serve that yet
@@ -254,6 +255,7 @@ class SavingStatus(msgspec.Struct, frozen=True):
     why: str  # it is so often, where the job has chosen that by itself
     step: int  # of this life, of the newest that is durable; 0: none is yet
     path: str
+    failed: SavingFailure | None = None  # since then
 
 
 class Stable(msgspec.Struct, frozen=True):

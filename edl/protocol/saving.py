@@ -99,6 +99,13 @@ class Saved(msgspec.Struct, frozen=True):
     path: str
 
 
+class SavingFailure(msgspec.Struct, frozen=True, array_like=True):
+    """Why no checkpoint has become durable since the newest one that has."""
+
+    reason: str  # of the newest that was given up
+    times: int  # in a row
+
+
 class Cost(msgspec.Struct, frozen=True, array_like=True):
     """What one checkpoint that is durable has cost."""
 

@@ -14,6 +14,9 @@ import pytest
 from elastic_job import Job
 from pace import patient
 
+from edl.core.audit.account import account
+from edl.trainer.data.audit import read
+
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(600)]
 
 HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
@@ -21,6 +24,7 @@ HOROVODRUN = str(Path(sys.executable).parent / "horovodrun")
 # One test types the plain command.
 KNOWING = "from horovod.runner import launch; launch.gloo_built = lambda verbose: True; launch.run_commandline()"
 BOOT_S = 90
+EPOCHS = 30
 CHECKPOINTS = Path(__file__).parents[2] / "docs" / "checkpoints.md"
 LINES = re.compile(r"```bash\n(export EDL_JOB=mnist.*?)```", re.DOTALL)
 
@@ -136,7 +140,7 @@ class ShelledJob(HorovodrunJob):
 
 @pytest.mark.soak
 def test_a_shell_that_gets_the_signal_has_the_job_saved_and_the_same_lines_go_on(edl, tmp_path):
-    first = ShelledJob(edl, tmp_path / "first", 2)
+    first = ShelledJob(edl, tmp_path / "first", 2, epochs=EPOCHS)
     edl.wait(lambda: (edl.status("mnist") or {}).get("step", 0) >= 10, "it trains", timeout_s=BOOT_S)
     first.launcher.send_signal(signal.SIGTERM)
     told = "".join(first.launcher.communicate(timeout=patient(60)))
@@ -145,9 +149,18 @@ def test_a_shell_that_gets_the_signal_has_the_job_saved_and_the_same_lines_go_on
     assert edl.status("mnist")["state"] == "preempted", saved
     edl.wait_nothing_left()
 
-    second = ShelledJob(edl, tmp_path / "second", 1, epochs=2)
+    checkpoints = tmp_path / "checkpoints" / "mnist"
+    newest = max(path.name for path in checkpoints.glob("????-*"))
+    assert newest.startswith("0001-"), newest
+    second = ShelledJob(edl, tmp_path / "second", 1, epochs=EPOCHS)
     told = "".join(second.launcher.communicate(timeout=patient(BOOT_S)))
     assert second.launcher.returncode == 0, told
+    edl._look_away("mnist")
+    assert edl.status("mnist")["base"] == int(newest.split("-")[2])
+    assert f"job mnist goes on from step {int(newest.split('-')[2])}, {checkpoints / newest}" in told
+    assert max(path.name for path in checkpoints.glob("????-*")).startswith("0002-")
+    whole = account([*read(first.audit), *read(second.audit)])
+    assert whole.clean, whole
     edl.wait_nothing_left()
 
 

@@ -299,7 +299,9 @@ class Checkpoints:
         self._timetable.note_durable(working.now if self._since is None else self._since)
         stall_ms = max((part.info.stall_ms for part in saving.parts), default=0.0)
         costs = (*working.record.save_costs, Cost(stall_ms / 1000, self._lost_s, seconds))[-KEPT:]
-        working.change(saving=None, saved=saved, save_requests=asked, save_costs=costs, pressing=False)
+        working.change(
+            saving=None, saved=saved, save_requests=asked, save_costs=costs, save_failure=None, pressing=False
+        )
         next_one = self.interval
         durable = facts.CheckpointDurable(
             number=saving.number,
@@ -318,6 +320,7 @@ class Checkpoints:
         working, saving = self._working, self._working.record.saving
         assert saving is not None
         if not again:
+            working.count_failed_saving(reason)
             self._timetable.note_failed(working.now, hurries=working.record.preemption is not None)
         working.give_up_saving(reason)
         asked = requests.disappointed(working.record.save_requests, saving, reason)

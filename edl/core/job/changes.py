@@ -13,7 +13,7 @@ from edl.protocol.job_policy import JobPolicy, Rebatch, Replacing
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.moving import Migrated, Migration
 from edl.protocol.ring import RingKind
-from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving
+from edl.protocol.saving import Cost, Preemption, Resumed, Saved, SaveRequest, Saving, SavingFailure
 from edl.protocol.tally import Tally
 
 
@@ -58,6 +58,7 @@ class OtherChanges(TypedDict, total=False):
     saves: int
     saved: Saved | None
     save_costs: tuple[Cost, ...]
+    save_failure: SavingFailure | None
     losses: int
     save_requests: tuple[SaveRequest, ...]
     save_wanted: int

@@ -81,6 +81,7 @@ def _saving(machine: JobMachine, record: Record) -> SavingStatus | None:
         why="" if interval is None else interval.why,
         step=0 if saved is None else saved.step,
         path="" if saved is None else saved.path,
+        failed=record.save_failure,
     )
 
 

@@ -26,6 +26,7 @@ from edl.core.job.members import Cause, moved
 from edl.core.job.observations import Observations
 from edl.facts import CheckpointFailed, Fact, JobFinished, JobHasFailed, JobPreempted
 from edl.protocol.job import OVER, FailedBy, Gone, Identity, JobState, Member, Record, WorkerState
+from edl.protocol.saving import SavingFailure
 
 GONE_KEPT = 32  # with the reason
 PAST_KEPT = 4096  # ids without; a trainer that was a member once is refused however long ago that was (`Register`)
@@ -116,6 +117,11 @@ class WorkingState:
         self.change(state=state, reason=reason, plan=None, failed_by=by)
         kinds = {JobState.FINISHED: JobFinished, JobState.PREEMPTED: JobPreempted}
         self.tell(kinds.get(state, JobHasFailed)(reason=reason))
+
+    def count_failed_saving(self, reason: str) -> None:
+        """On record, so that `edl status` tells of it under the next leader too."""
+        before = self.record.save_failure
+        self.change(save_failure=SavingFailure(reason, 1 if before is None else before.times + 1), pressing=False)
 
     def give_up_saving(self, reason: str) -> None:
         """The checkpoint that is announced comes to nothing."""

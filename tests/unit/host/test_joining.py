@@ -57,3 +57,12 @@ def test_the_record_of_another_coordinator_is_not_used(folder, tmp_path):
     write(folder, coordinator="localhost:4242", state="running")
     settings = joined({"EDL_HOME": str(tmp_path), **JOINED})
     assert (settings.coordinator, settings.secret()) == ("zk:2181", b"")
+
+
+def test_a_process_without_a_launcher_is_not_saved_over_what_it_would_not_go_on_from(tmp_path):
+    """Nothing would choose a checkpoint for it, and its life would have the number of the first one."""
+    environ = {"EDL_HOME": str(tmp_path), "EDL_CHECKPOINT": "/c"}
+    for job in ({}, JOINED):
+        with pytest.raises(ConfigError, match=r"^EDL_CHECKPOINT=/c: no launcher .* or unset EDL_CHECKPOINT$"):
+            joined({**environ, **job})
+        assert joined({**environ, **job, "EDL_LIFE": "1"}).checkpoint == "/c"
