@@ -45,9 +45,7 @@ def show_status(status: Status) -> None:
             f"{data.leased} leased, {data.unassigned} unassigned; steps leased ahead: {data.ahead}"
         )
     if status.saving is not None:
-        say(f"  checkpoints {checkpoints(status.saving)}")
-        if status.saving.failed is not None:
-            say(f"  checkpoints fail: {failed_checkpoints(status.saving.failed)}")
+        say(f"  checkpoints {checkpoints(status.saving)}{failed_checkpoints(status.saving.failed)}")
     if status.migration is not None:
         to = ", ".join(map(str, status.migration.to))
         say(f"  moving from {status.migration.host} to {to}: {moving(status)}")
@@ -77,10 +75,12 @@ def checkpoints(saving: SavingStatus) -> str:
     return "; ".join([part for part in (by_time, by_steps) if part] + [newest])
 
 
-def failed_checkpoints(failed: SavingFailure) -> str:
-    """None was durable since."""
+def failed_checkpoints(failed: SavingFailure | None) -> str:
+    """A line of its own, where none was durable since."""
+    if failed is None:
+        return ""
     times = "the last one" if failed.times == 1 else f"the last {failed.times}"
-    return f"{times} came to nothing, the job trains on and tries again: {failed.reason}"
+    return f"\n  checkpoints fail: {times} came to nothing, the job trains on and tries again: {failed.reason}"
 
 
 def show_records(records: Sequence[LaunchRecord]) -> None:

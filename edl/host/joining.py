@@ -33,8 +33,9 @@ def joined(environ: Mapping[str, str], **keywords: object) -> Settings:
     settings = completed(Settings.from_environment(environ, **keywords))
     if settings.checkpoint and not environ.get(LIFE):
         raise ConfigError(
-            f"EDL_CHECKPOINT={settings.checkpoint}: no launcher has chosen what this process goes on from, and it would "
-            "begin anew over what is saved there: start it by `edl run --checkpoint` or horovodrun, or unset EDL_CHECKPOINT"
+            f"EDL_CHECKPOINT={settings.checkpoint}: no launcher has chosen what this process goes on from, and it "
+            "would begin anew over what is saved there: start it by `edl run --checkpoint` or horovodrun, or unset "
+            "EDL_CHECKPOINT"
         )
     if settings.job is not None and settings.coordinator is None:
         raise ConfigError(_why_no_coordinator(settings.job, _left(settings)))
