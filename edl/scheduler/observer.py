@@ -112,7 +112,17 @@ def look_of(status: Status) -> JobLook:
         grows=status.batching == BatchRule.LOCAL,
         step_s=rate.step_s if known and rate is not None else 0.0,
         left=_left(status),
+        grad_sqr=_told(status, "grad_sqr"),
+        grad_var=_told(status, "grad_var"),
     )
+
+
+def _told(status: Status, figure: str) -> float | None:
+    """One that is equal on all workers; who has just come may not have told it yet."""
+    told = [
+        worker.usage.reported[figure] for worker in status.workers if worker.usage and figure in worker.usage.reported
+    ]
+    return told[0] if told else None
 
 
 def _left(status: Status) -> float | None:

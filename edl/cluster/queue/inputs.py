@@ -44,6 +44,8 @@ class JobLook(msgspec.Struct, frozen=True):
     grows: bool = False  # its batch grows with its workers: each takes as many samples at any size
     step_s: float = 0.0  # of the present size; 0: not measured yet
     left: float | None = None  # steps that are left, where its script has said how many there are
+    grad_sqr: float | None = None  # the squared norm of the true gradient, where its script measures its noise
+    grad_var: float | None = None  # likewise, the variance of the gradient of one sample
 
 
 # ------------------------------------------------------------------------------------------------------------- inputs

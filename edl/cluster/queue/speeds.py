@@ -45,7 +45,7 @@ class FittedSpeeds:
 
     def __init__(self, analyzer: Analyzer) -> None:
         self._analyzer = analyzer
-        self._known: set[str] = set()
+        self._known: dict[str, int] = {}  # the batch that each job was written for
 
     def hear(self, job: JobEntry, look: JobLook) -> None:
         if not (look.step_s > 0 and look.size and look.batch):
@@ -53,10 +53,20 @@ class FittedSpeeds:
         if job.name not in self._known:
             self._expect(job, look)
         nodes = min(max(1, len(placed(job))), look.size)
-        self._analyzer.observe(job.name, look.size, nodes, max(1, -(-look.batch // look.size)), look.step_s)
+        samples = max(1, -(-look.batch // look.size))
+        sqr, var = self._noise(job.name, look)
+        self._analyzer.observe(job.name, look.size, nodes, samples, look.step_s, grad_sqr=sqr, grad_var=var)
+
+    def _noise(self, job: str, look: JobLook) -> tuple[float | None, float | None]:
+        """A job tells the variance of one sample's gradient; the analyzer wants that of the job's own batch. Both are
+        estimates, which may come out below 0 where there is next to none.
+        """
+        if look.grad_sqr is None or look.grad_var is None:
+            return None, None
+        return max(look.grad_sqr, 0.0), max(look.grad_var, 0.0) / self._known[job]
 
     def forget(self, job: str) -> None:
-        self._known.discard(job)
+        self._known.pop(job, None)
         self._analyzer.forget(job)
 
     def speed(self, job: JobEntry) -> Speed:
@@ -73,4 +83,4 @@ class FittedSpeeds:
             least, most = job.asked.batch_range or (batch, batch)
             batches = Batches(own=batch, smallest=min(least, batch), largest=max(most, batch), accumulates=False)
         self._analyzer.expect(job.name, batches)
-        self._known.add(job.name)
+        self._known[job.name] = batches.own
