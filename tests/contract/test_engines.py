@@ -7,6 +7,7 @@ nodes of a made-up Kubernetes. The corpus of failures is run through the embedde
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -408,6 +409,7 @@ async def test_failures_have_the_right_domain_and_the_right_retry_decision(playe
         for _ in some:
             worker, evidence = await played.end()
             cause, wanted = classify(evidence), some[worker]
+            assert (evidence.code is None) == wanted.host_dies, (wanted.name, evidence)
             if cause is None or (cause.domain, cause.retry) != (wanted.domain, wanted.retry):
                 wrong.append(f"{wanted.name}: {cause}, of {evidence}")
     assert len(wrong) <= 0.05 * len(FAILURES), wrong
@@ -417,8 +419,10 @@ async def injected(played: Played, worker: str, failure: Failure) -> None:
     """From outside, where it does not fail by itself."""
     if failure.killed_by:
         await played.printed(worker)
-        for pid in [pid for pid in played.processes(worker) if is_script(pid)]:
-            os.kill(pid, failure.killed_by)
+        there = sorted(played.processes(worker), key=is_script)  # its warden first
+        for pid in there if failure.host_dies else filter(is_script, there):
+            with contextlib.suppress(ProcessLookupError):  # it dies with its warden
+                os.kill(pid, failure.killed_by)
 
 
 def is_script(pid: int) -> bool:

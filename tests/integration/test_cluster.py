@@ -234,6 +234,51 @@ def test_a_fault_of_the_script_ends_its_job_and_says_why(cluster: LiveCluster) -
     assert "No module named 'nope'" in cluster("logs", "bad")
 
 
+def test_a_file_that_is_not_there_fails_its_job_at_once(cluster: LiveCluster) -> None:
+    cluster("submit", "--name", "fileless", "python", "-c", "open('/no/such/train.csv')")
+    cluster("wait", "fileless", code=1)
+    job = cluster.job("fileless")
+    assert (job["state"], job["lives"]) == ("failed", 1)
+    assert (job["cause"]["code"], job["cause"]["domain"], job["cause"]["retry"]) == ("missing-file", "data", False)
+
+
+def test_a_disk_that_is_full_is_tried_again_until_it_has_room(cluster: LiveCluster, tmp_path: Path) -> None:
+    full = f"""
+import pathlib
+been = pathlib.Path({str(tmp_path / "been")!r})
+if not been.exists():
+    been.touch()
+    with open("/dev/full", "w", buffering=1) as disk:
+        disk.write("a checkpoint\\n")
+"""
+    cluster("submit", "--name", "roomless", "python", "-c", full)
+    cluster("wait", "roomless", "--timeout", "120")
+    job = cluster.job("roomless")
+    assert (job["state"], job["lives"]) == ("finished", 2), job
+    assert (job["cause"]["code"], job["cause"]["domain"], job["cause"]["retry"]) == (
+        "full-disk",
+        "infrastructure",
+        True,
+    )
+
+
+def test_a_job_whose_script_a_person_kills_begins_again(cluster: LiveCluster, tmp_path: Path) -> None:
+    cluster(
+        "submit", "--name", "struck", "sh", "-c", f"test -e {tmp_path}/been || {{ touch {tmp_path}/been; sleep 999; }}"
+    )
+    wait((tmp_path / "been").exists, "it runs")
+    for pid in [pid for pid in cluster.processes("struck-1") if not is_warden(pid)]:
+        os.kill(pid, signal.SIGKILL)
+    cluster("wait", "struck", "--timeout", "120")
+    job = cluster.job("struck")
+    assert (job["state"], job["lives"]) == ("finished", 2), job
+    assert (job["cause"]["code"], job["cause"]["domain"], job["cause"]["retry"]) == ("killed", "infrastructure", True)
+
+
+def is_warden(pid: int) -> bool:
+    return b"warden.py" in Path(f"/proc/{pid}/cmdline").read_bytes()
+
+
 def test_what_a_job_prints_is_bounded(cluster: LiveCluster) -> None:
     bomb = "import sys\nfor _ in range(400): sys.stdout.write('x' * 65535 + '\\n')\nprint('the end')"
     cluster("submit", "--name", "bomb", "python", "-c", bomb)
@@ -279,9 +324,10 @@ def test_who_is_more_urgent_trains_once_others_have_shrunk(cluster: LiveCluster)
 
 def test_who_cannot_shrink_is_saved_sent_away_and_goes_on_where_it_was(cluster: LiveCluster) -> None:
     audit = cluster.submit("rigid", "-np", "2", "--min-np", "2", "--max-np", "2", epochs=6, step_s=0.05)
-    cluster.until("rigid", "running", step=5)
+    cluster.until("rigid", "running", step=25)
     cluster.submit("urgent2", "-np", "2", "--min-np", "2", "--max-np", "2", "--priority", "5", epochs=1)
     cluster.until("rigid", "preempted", "resuming")
+    assert "step 20 epoch 0" in cluster("logs", "rigid")
     cluster("wait", "urgent2", "--timeout", "120")
     cluster("wait", "rigid", "--timeout", "120")
     job = cluster.job("rigid")
@@ -289,6 +335,9 @@ def test_who_cannot_shrink_is_saved_sent_away_and_goes_on_where_it_was(cluster: 
     assert any(event["words"].startswith("it goes on from step") for event in job["events"]), job["events"]
     assert "lost" not in job["used_s"]
     cluster.expect_exactly_once(audit, epochs=6)
+    logs = [cluster("logs", "rigid", "--worker", f"rigid-{number}") for number in (1, 2, 3, 4)]
+    assert ["step 20 epoch 0" in "".join(life) for life in (logs[:2], logs[2:])] == [True, False]
+    assert ["accuracy" in log for log in logs] == [False, False, True, True]
 
 
 @pytest.mark.soak  # the rule is tested without processes, and one that is found dead is in the test of engines
@@ -305,12 +354,13 @@ def test_a_worker_that_is_killed_is_replaced(cluster: LiveCluster) -> None:
 
 
 def test_a_job_that_is_cancelled_leaves_no_process(cluster: LiveCluster) -> None:
-    cluster("submit", "--name", "long", "sleep", "1000")
-    wait(lambda: cluster.processes("long-1"), "it runs")
+    cluster("submit", "--name", "long", "sh", "-c", "echo begun; sleep 1000")
+    wait(lambda: "begun" in cluster("logs", "long"), "it runs")
     assert cluster("cancel", "long") == "job long is to be cancelled\n"
     assert "cancelled" in cluster("wait", "long", code=1)
     wait(lambda: not cluster.processes("long-1"), "no process is left")
     assert cluster("cancel", "long") == "job long is over already: cancelled\n"
+    assert cluster("logs", "long") == "begun\n"
 
 
 @pytest.mark.soak  # that a cluster drains is tested in simulated time, and that a job is saved and goes on above
