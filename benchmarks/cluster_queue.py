@@ -1,4 +1,4 @@
-"""Very many jobs in a cluster's queue: submissions a second, how long a free device waits for its next job, memory.
+"""Very many jobs in a cluster's queue: submissions a second, how long a decision takes and a free device waits, memory.
 
     python -m benchmarks.cluster_queue --jobs 10000 --nodes 16 --devices 40
 
@@ -32,6 +32,7 @@ from edl.errors import EdlError
 from edl.host.credentials import digest_of
 from edl.scheduler.agent import AgentProcess
 from edl.scheduler.client import ClusterClient
+from edl.scheduler.decision_times import told_in
 from edl.scheduler.engine import Ended, Start
 from edl.scheduler.places import ClusterConfig, ClusterHome, NodeGiven, put
 from edl.scheduler.processes import KEEPER, spawn
@@ -39,6 +40,8 @@ from edl.scheduler.queue_store import QueueStore
 
 SESSION_S = 10.0
 SUBMITTERS = 8
+SCHEDULERS = ("scheduler-1", "scheduler-2")
+END_S = 10.0
 PATIENCE_S = 60.0  # without any job that ends
 
 
@@ -125,14 +128,26 @@ class Trial:
                 for task in self.tasks:
                     task.cancel()
                 await asyncio.gather(*self.tasks, return_exceptions=True)
-                for name in ("scheduler-1", "scheduler-2"):
-                    if pid := self.home.pid(name):
-                        os.kill(pid, signal.SIGKILL)
+                await self._end_schedulers()
                 await server.stop()
+        self.found["decisions"] = [told._asdict() for name in SCHEDULERS for told in told_in(self._log(name))]
         return self.found
 
+    async def _end_schedulers(self) -> None:
+        """The one that leads says at its end how long its decisions took."""
+        until = time.monotonic() + END_S
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            for name in SCHEDULERS:
+                if pid := self.home.pid(name):
+                    os.kill(pid, number)
+            while any(map(self.home.pid, SCHEDULERS)) and time.monotonic() < until:  # noqa: ASYNC110 - others' doing
+                await asyncio.sleep(0.05)
+
+    def _log(self, name: str) -> str:
+        return (self.home.logs / f"{name}.log").read_text(errors="replace")
+
     async def _play(self) -> None:
-        for name in ("scheduler-1", "scheduler-2"):
+        for name in SCHEDULERS:
             spawn(self.home, name)
         self.client = ClusterClient(self.home, self.config, await self._queue())
         await self.client.queue.prepare()

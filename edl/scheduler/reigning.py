@@ -43,6 +43,7 @@ from edl.cluster.queue.shown import left_out_by
 from edl.coordination.election import Reign
 from edl.coordination.store import StoreRefused, Watch
 from edl.errors import EdlError, StoreUnavailable
+from edl.scheduler.decision_times import DecisionTimes
 from edl.scheduler.observer import JobsObserver
 from edl.scheduler.queue_store import AGENTS, DRAIN, JOBS, KEPT_OVER, REPORTS, SIZES, WISHES, QueueStore
 
@@ -75,6 +76,7 @@ class QueueReign:
         self._looked_at = 0.0
         self._all_looked_at = self._clock.now()
         self._due: float | None = None
+        self._times = DecisionTimes(self._clock.now())
 
     async def run(self) -> None:
         """Until it is cancelled, or raises: Fenced, StoreUnavailable, StoreRefused."""
@@ -83,8 +85,10 @@ class QueueReign:
             while True:
                 await self._hear()
                 await self._decide()
+                self._tell_times(self._times.due(self._clock.now()))
                 await self._rest()
         finally:
+            self._tell_times(self._times.last())
             for watch in self._watches:
                 watch.close()
             for task in self._tasks:
@@ -204,11 +208,13 @@ class QueueReign:
         if not self._inbox and (self._due is None or now < self._due):
             return
         inputs, self._inbox = self._inbox or [QueueTick()], []
+        began = self._clock.now()
         resolved = machine.handle(inputs, now)
         self._check(machine)
         self._due = resolved.look_again
         jobs: Mapping[str, JobEntry] = machine.jobs
         await self._queue.keep(resolved, jobs, tuple(machine.nodes), self._reign.fence)
+        self._times.note(self._clock.now() - began)
         if ended := [job.name for job in resolved.changed.values() if job.over and not job.workers]:
             for name in ended:
                 await self._queue.forget_environ(name, self._reign.fence)
@@ -227,6 +233,10 @@ class QueueReign:
             self._dirty.add(SIZES)  # one that is newer than those
         for act in resolved.acts:
             self._begin(self._act(act))
+
+    def _tell_times(self, line: str) -> None:
+        if line:
+            logger.info("term %d: %s", self._reign.term, line)
 
     @staticmethod
     def _check(machine: SchedulerMachine) -> None:
