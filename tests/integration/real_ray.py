@@ -42,6 +42,7 @@ class RealRay:
         self.told = {"RAY_ADDRESS": self.address, **token}  # for who comes to it
         self.environ = {**others, **quick, **busy, **quiet, **self.told}
         self._nodes: dict[str, subprocess.Popen[bytes]] = {}
+        self.flags: dict[str, list[str]] = {}  # of `ray start`, by node
         self._head = [f"--port={port}", "--include-dashboard=false", f"--ray-client-server-port={client_port}"]
 
     def begin_head(self, name: str) -> None:
@@ -70,7 +71,8 @@ class RealRay:
             "--object-store-memory=80000000",
         ]
         ends_with_us = ["setpriv", "--pdeathsig", "TERM", "--"]
-        command = [*ends_with_us, str(COMMAND), "start", "--block", *common, *flags]
+        self.flags[name] = [*common, *flags]
+        command = [*ends_with_us, str(COMMAND), "start", "--block", *self.flags[name]]
         process = subprocess.Popen(command, env=self.environ, stdout=log, stderr=log, start_new_session=True)
         self._nodes[name] = process
         self._stack.callback(end, process)

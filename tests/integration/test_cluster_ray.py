@@ -24,6 +24,10 @@ SUBMIT = (
     "--epochs 20 --step-time 0.05"
 )
 STOP = "edl cluster stop"
+NODES = {
+    "n1": "ray start --head --node-name=n1 --num-cpus=2",
+    "n2": "ray start --address=127.0.0.1:6379 --node-name=n2 --num-cpus=2",
+}
 
 
 @pytest.fixture(scope="module")
@@ -81,10 +85,14 @@ def told(cluster: LiveCluster, name: str, words: str) -> Any:
     return [event for event in events if words in event["words"]]
 
 
-def test_the_lines_are_those_of_the_documentation() -> None:
+def test_the_lines_are_those_of_the_documentation(ray: RealRay) -> None:
+    """Those that start Ray have more flags here: ports and a folder of their own, and `--block`."""
     text = (ROOT / "docs" / "cluster.md").read_text()
-    for line in (START, SUBMIT, STOP):
-        assert f"\n{line}" in text, line
+    for line in (*NODES.values(), START, SUBMIT, STOP):
+        assert f"\n{line}\n" in text, line
+    for name, line in NODES.items():
+        flags = shlex.split(line.replace("127.0.0.1:6379", ray.address))[2:]
+        assert set(flags) <= set(ray.flags[name]), line
 
 
 def test_a_job_goes_on_when_a_node_is_killed_and_grows_onto_it_when_it_is_back(
