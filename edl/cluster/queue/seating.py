@@ -58,13 +58,19 @@ def _is_open(state: QueueState, job: JobEntry, most: int, now: float) -> bool:
 
 
 def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[Node]:
-    """A node that is away, or left out, has room for those that are there already, and are to stay there."""
+    """A node that is away, or left out, has room for those that are there already, and are to stay there.
+
+    What a job that was sent away holds until it is saved was given on when that was decided: if it did not count, the
+    next decision would send another away for the same need.
+    """
     views = tuple(views)
     shown = {job.name for job in views}  # of these, who leaves does so by itself: the device can be counted on
+    going = {name for name in state.live if state.jobs[name].phase is JobPhase.PREEMPTING}
     stays: Counter[str] = Counter()
     for job in views:
         stays.update(job.placement)
-    others = Counter(worker.node for name in state.live if name not in shown for worker in state.jobs[name].workers)
+    held = (state.jobs[name].workers for name in state.live if name not in shown | going)
+    others = Counter(worker.node for workers in held for worker in workers)
     for name, node in state.nodes.items():
         count = max(stays[name], len(node.devices) - others[name]) if node.takes(now) else stays[name]
         if count:

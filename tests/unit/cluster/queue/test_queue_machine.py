@@ -209,6 +209,22 @@ def test_higher_priority_shrinks_others_before_any_is_sent_away() -> None:
     assert not any(isinstance(act, SendAway) for act in play.acts)
 
 
+def test_while_one_is_being_saved_no_other_is_sent_away_for_the_same_need() -> None:
+    """Each decision until its devices are free finds the urgent job waiting."""
+    play = QueuePlay(n=4)
+    for name in ("a", "b"):
+        play.submit(name, np=2)
+        play.look(name, step=8)
+    play.submit("urgent", np=2, priority=1)
+    assert play.job("b").phase is JobPhase.PREEMPTING
+    play.submit("later")  # a reason to decide again
+    assert play.job("a").phase is JobPhase.RUNNING
+    assert [worker.id for worker in play.job("b").workers] == ["b-1", "b-2"]
+    play.end("b", state="preempted", code=75, step=9)
+    assert play.workers("urgent") == ["urgent-1", "urgent-2"]
+    assert [act.job for act in play.acts if isinstance(act, SendAway)] == ["b"]
+
+
 def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
     play = QueuePlay(n=2)
     play.submit("a", np=2)
