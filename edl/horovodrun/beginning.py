@@ -13,7 +13,7 @@ import msgspec
 from edl.config import Settings
 
 
-class Beginning(msgspec.Struct, frozen=True):
+class GoesOnFrom(msgspec.Struct, frozen=True):
     """Of one life."""
 
     life: int = 1  # its number
@@ -30,17 +30,17 @@ async def name_of(settings: Settings) -> str | None:
     return await in_a_thread(lambda: only_job(settings.checkpoint))
 
 
-async def begin(settings: Settings, say: Callable[[str], object]) -> Beginning:
+async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
     """Raises ConfigError, UsageError, CheckpointError."""
     job = settings.job
     if not settings.checkpoint or job is None:
-        return Beginning()
+        return GoesOnFrom()
     if settings.coordinator is not None:
         from edl.launch.former import clear
 
         living = await clear(settings, say)
         if living is not None:  # by another line, with which these workers go
-            return Beginning(path=living.resumed)
+            return GoesOnFrom(path=living.resumed)
     from edl.checkpoints import lives
     from edl.launch.lives import in_a_thread
 
@@ -49,6 +49,6 @@ async def begin(settings: Settings, say: Callable[[str], object]) -> Beginning:
     for one in found.passed_over:
         say(f"{one.reason}; the one before it is taken")
     if life.checkpoint is None:
-        return Beginning(life.number)
+        return GoesOnFrom(life.number)
     say(f"job {job} goes on from step {life.step}, {life.checkpoint.path}")
-    return Beginning(life.number, life.checkpoint.path)
+    return GoesOnFrom(life.number, life.checkpoint.path)

@@ -23,7 +23,7 @@ import msgspec
 
 from edl.config import Settings
 from edl.errors import ConfigError, PeerError
-from edl.horovodrun.beginning import Beginning, begin, name_of
+from edl.horovodrun.beginning import GoesOnFrom, begin, name_of
 from edl.horovodrun.driver import Driver
 from edl.horovodrun.keeper import start_keeper
 from edl.host.horovodrun_env import HorovodrunEnv
@@ -46,7 +46,7 @@ class MeetingPlace(msgspec.Struct, frozen=True):
     host: str  # where the coordinator's record is
     secret: str = ""
     recounts: int = 0  # of the driver, so far: each stand-in that it starts takes part in each one after that
-    beginning: Beginning = Beginning()  # what this life of the job goes on from
+    beginning: GoesOnFrom = GoesOnFrom()  # what this life of the job goes on from
 
 
 class WayToMeeting:

@@ -330,7 +330,9 @@ def test_a_job_that_is_over_is_shown_as_it_was_seen_last(home, capsys):
         "id": "w2", "rank": None, "host": "here", "pid": 21, "daemon_pid": 22, "state": "joining", "step": 0,
         "usage": None, "pace": 1.0,
     }  # fmt: skip
-    assert shown["data"] == {"epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8}
+    assert shown["data"] == {
+        "epoch": 1, "total": 100, "trained": 60, "leased": 30, "unassigned": 10, "ahead": 8, "lost": 0, "repeated": 0,
+    }  # fmt: skip
 
 
 def test_a_job_that_no_leader_was_ever_heard_of_has_the_same_names(home):

@@ -11,7 +11,7 @@ from edl.checkpoints.names import CheckpointName
 from edl.checkpoints.writing import begin_life
 from edl.config import Settings
 from edl.errors import CheckpointError
-from edl.horovodrun.beginning import Beginning, begin, name_of
+from edl.horovodrun.beginning import GoesOnFrom, begin, name_of
 
 
 async def test_the_next_life_goes_on_from_the_newest_checkpoint_and_says_so(tmp_path: Path) -> None:
@@ -20,7 +20,7 @@ async def test_the_next_life_goes_on_from_the_newest_checkpoint_and_says_so(tmp_
     save(folder, CheckpointName(1, 12, 400))
     settings, said = Settings(job="mnist", home=tmp_path, checkpoint=str(tmp_path)), list[str]()
     path = f"{tmp_path}/mnist/0001-000012-000000000400"
-    assert await begin(settings, said.append) == Beginning(2, path)
+    assert await begin(settings, said.append) == GoesOnFrom(2, path)
     assert [line.split(" step ")[0] for line in said] == ["job mnist goes on from"]
     assert said[0].endswith(path)
     assert await name_of(Settings(home=tmp_path, checkpoint=str(tmp_path))) == "mnist"
@@ -33,4 +33,4 @@ async def test_must_with_nothing_to_go_on_from_is_one_line(tmp_path: Path) -> No
 
 
 async def test_a_job_that_is_not_saved_begins_as_ever(tmp_path: Path) -> None:
-    assert await begin(Settings(job="mnist", home=tmp_path), lambda _: None) == Beginning()
+    assert await begin(Settings(job="mnist", home=tmp_path), lambda _: None) == GoesOnFrom()
