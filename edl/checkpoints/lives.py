@@ -6,6 +6,7 @@ Owns: what `--resume` means. Does not own: reading a checkpoint (`edl.checkpoint
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from edl.checkpoints.places import JobFolder, files_at, look
@@ -66,3 +67,11 @@ def to_go_on_from(where: str, job: str, resume: str, since: int = 0) -> Newest:
             "the job begins anew"
         )
     return best
+
+
+def words_of(job: str, found: Newest) -> Iterator[str]:
+    """What users are told of the choice, a line each."""
+    for one in found.passed_over:
+        yield f"{one.reason}; the one before it is taken"
+    if found.checkpoint is not None:
+        yield f"job {job} goes on from step {found.checkpoint.step}, {found.checkpoint.path}"

@@ -46,9 +46,6 @@ async def begin(settings: Settings, say: Callable[[str], object]) -> GoesOnFrom:
 
     found = await in_a_thread(lambda: lives.to_go_on_from(settings.checkpoint, job, settings.resume))
     life = await in_a_thread(lambda: lives.begin(settings.checkpoint, job, found))
-    for one in found.passed_over:
-        say(f"{one.reason}; the one before it is taken")
-    if life.checkpoint is None:
-        return GoesOnFrom(life.number)
-    say(f"job {job} goes on from step {life.step}, {life.checkpoint.path}")
-    return GoesOnFrom(life.number, life.checkpoint.path)
+    for line in lives.words_of(job, found):
+        say(line)
+    return GoesOnFrom(life.number, "" if life.checkpoint is None else life.checkpoint.path)

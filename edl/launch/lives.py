@@ -17,7 +17,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from edl import facts
-from edl.checkpoints.lives import begin, to_go_on_from
+from edl.checkpoints.lives import begin, to_go_on_from, words_of
 from edl.checkpoints.reading import Newest
 from edl.clock import SystemClock
 from edl.config import Settings
@@ -149,12 +149,8 @@ class Lives:
         self._first, self._began = self._first or life.number, life.step
 
     def _tell_of(self, found: Newest) -> None:
-        for one in found.passed_over:
-            self._printer.say(f"{one.reason}; the one before it is taken")
-        if found.checkpoint is not None:
-            self._printer.say(
-                f"job {self._record.job} goes on from step {found.checkpoint.step}, {found.checkpoint.path}"
-            )
+        for line in words_of(self._record.job, found):
+            self._printer.say(line)
 
     async def _again(self, outcome: Outcome) -> Outcome | None:
         """The end of it all; None: another life is to begin, and all is arranged for that."""
