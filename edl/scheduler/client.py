@@ -180,12 +180,12 @@ def _node(report: NodeReport, there: bool, jobs: list[JobEntry], left_out_until:
 
 
 @asynccontextmanager
-async def opened(home: ClusterHome) -> AsyncIterator[ClusterClient]:
+async def opened(home: ClusterHome, *, connect_timeout_s: float = 10.0) -> AsyncIterator[ClusterClient]:
     """Raises UsageError where there is no cluster, EdlError where it does not run."""
     config = home.config()
     if config.own_coordinator and not home.living():
         raise EdlError(f"the cluster of EDL_HOME={home.home} does not run: `edl cluster start` goes on with its queue")
-    store = await connecting.connect(home.coordinator(), SESSION_S)
+    store = await connecting.connect(home.coordinator(), SESSION_S, connect_timeout_s=connect_timeout_s)
     try:
         queue = QueueStore(store)
         await queue.prepare()

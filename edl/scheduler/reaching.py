@@ -14,7 +14,7 @@ from edl.cluster.queue import accounts
 from edl.cluster.queue.shown import JobShown, shown
 from edl.cluster.queue.wanted import JobWish, submission
 from edl.errors import ConfigError, UsageError
-from edl.scheduler.client import ClusterClient, ClusterStatus, opened
+from edl.scheduler.client import PATIENCE_S, ClusterClient, ClusterStatus, opened
 from edl.scheduler.places import ClusterHome
 from edl.scheduler.printed import LogPiece, LogPlace, Printed, marked_lines
 
@@ -68,7 +68,7 @@ class ClusterHere:
     async def _submit(self, wish: JobWish) -> None:
         assert wish.user is not None
         asked = submission(wish, wish.user, time.time())
-        async with opened(self._home) as client:
+        async with opened(self._home, connect_timeout_s=PATIENCE_S) as client:
             devices = sum(len(node.devices) for node in client.config.nodes)
             if asked.min_np > devices:
                 raise ConfigError(f"--min-np {asked.min_np}: the cluster has {devices} devices: it would never begin")
@@ -110,7 +110,7 @@ class ClusterHere:
     def wait(self, name: str, timeout_s: float | None, seen: Callable[[JobShown], object]) -> JobShown:
         async def wait() -> JobShown:
             self._heed()
-            async with opened(self._home) as client:
+            async with opened(self._home, connect_timeout_s=PATIENCE_S) as client:
                 return shown(await client.wait(name, timeout_s, lambda job: seen(shown(job, time.time()))), time.time())
 
         return asyncio.run(wait())
@@ -123,7 +123,7 @@ class ClusterHere:
         if not follow and printed.workers():
             show_pieces(printed, write, final=True)
             return
-        async with opened(self._home) as client:
+        async with opened(self._home, connect_timeout_s=PATIENCE_S) as client:
             await client.job(name)
             over = False
             while not over:
