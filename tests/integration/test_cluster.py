@@ -127,6 +127,26 @@ def test_a_command_runs_and_what_it_prints_is_kept(cluster: LiveCluster) -> None
     assert (job["state"], job["workers"]) == ("finished", [])
     log = cluster.places.job_logs("hello") / "hello-1.log"
     assert log.stat().st_mode & 0o777 == 0o600
+    expect_unreadable_by_another_user(log, cluster.home)
+
+
+def expect_unreadable_by_another_user(log: Path, home: Path) -> None:
+    """From any folder of the cluster's, though that user had come into it."""
+    assert log.read_text()
+    if os.geteuid() != 0:
+        return  # no other user can be played
+    for folder in [folder for folder in log.parents if folder.is_relative_to(home)]:
+        read = subprocess.run(
+            ["cat", log.relative_to(folder)],
+            check=False,
+            cwd=folder,
+            user=65534,
+            group=65534,
+            extra_groups=[],
+            capture_output=True,
+        )
+        assert (read.returncode, read.stdout) == (1, b""), folder
+        assert b"Permission denied" in read.stderr
 
 
 def test_a_job_is_submitted_from_elsewhere_though_the_http_server_is_killed(
