@@ -8,7 +8,7 @@ A job whose number of workers stays, stays where it is. Three rules for the othe
 - `most-free`: the node with the most free devices first, filled to its end, again and again; a job that changes is
   placed anew. So does the simulator of Pollux with the policies that it compares itself to.
 
-Owns: the choice of nodes. Does not own: how many workers a job has, nor what goes before what (`transition`).
+Owns: the choice of nodes. Does not own: how many workers a job has.
 """
 
 from __future__ import annotations

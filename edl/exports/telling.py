@@ -6,14 +6,12 @@ by the line of the machine on which its leader is: by the story alone, so that a
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import Any
 
 import msgspec
 
 from edl.events import Kind
-
-Flat = Mapping[str, Any]
 
 
 class Numbered(msgspec.Struct, frozen=True):

@@ -176,10 +176,6 @@ class RayCluster:
                 _await_answer(self._address)
                 ray.init(address=self._address, namespace=NAMESPACE, log_to_driver=False, configure_logging=False)
 
-    def disconnect(self) -> None:
-        with _told():
-            _ray().shutdown()
-
     def found(self) -> RayFound:
         return RayFound(_ray().get_runtime_context().gcs_address, tuple(self.nodes()))
 

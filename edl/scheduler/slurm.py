@@ -18,7 +18,6 @@ import msgspec
 from edl.errors import ConfigError, EdlError
 
 ANSWER_S: Final = 30.0
-PROGRAMS: Final = ("sbatch", "squeue", "scancel", "sinfo", "scontrol")
 # The last states of a job, in which no process of it is, nor comes. One that is not known here may be of a newer Slurm:
 # a worker that is taken for gone while it runs would get its device doubled.
 OVER: Final = frozenset(

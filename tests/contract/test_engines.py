@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 from failures import FAILURES, Failure
 from fake_kubernetes import FakeKubernetes, fake_kubernetes
-from real_ray import RealRay, real_ray
+from real_ray import RealRay, leave_ray, real_ray
 from real_slurm import RealSlurm, real_slurm
 
 from edl.cluster.queue.agent import WorkerFound
@@ -145,7 +145,7 @@ def ray() -> Iterator[RealRay]:
         for name, value in ray.told.items():
             patch.setenv(name, value)
         yield ray
-        RayCluster("", ray.address).disconnect()
+        leave_ray()
 
 
 @pytest.fixture(params=EVERY)

@@ -104,3 +104,10 @@ def real_ray(nodes: Sequence[str], cpus: int, gpus: int = 0) -> Iterator[RealRay
             yield ray
     finally:
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def leave_ray() -> None:
+    """This process is connected to no Ray any more. Harmless where it was to none."""
+    import ray
+
+    ray.shutdown()

@@ -9,11 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from real_ray import RealRay, real_ray
+from real_ray import RealRay, leave_ray, real_ray
 from test_cluster import LiveCluster, wait
 from warm_python import WarmPython
-
-from edl.scheduler.ray_cluster import RayCluster
 
 pytestmark = [pytest.mark.integration, pytest.mark.soak, pytest.mark.timeout(600)]
 ROOT = Path(__file__).parents[2]
@@ -46,7 +44,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory, ray: RealRay, warm: WarmPy
         typed(cluster, f"{STOP} --now", **ray.told)
         assert cluster.places.living() == {}
         assert reserved() == []
-        RayCluster("", ray.address).disconnect()
+        leave_ray()
 
 
 def reserved() -> list[str]:

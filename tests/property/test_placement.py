@@ -1,4 +1,4 @@
-"""Workers on nodes, and the way from one placement to the next: no node holds more than it can."""
+"""Workers on nodes: no node holds more than it can."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from simulated import nodes
 
 from edl.cluster.placement import Rule, place
-from edl.cluster.transition import transition
 from edl.cluster.views import Node, Placement
 from edl.errors import ConfigError
 
@@ -108,52 +107,6 @@ def test_what_shrinks_leaves_the_node_where_it_has_fewest() -> None:
 def test_too_many_workers_are_refused() -> None:
     with pytest.raises(ConfigError, match="9 workers are wanted, and the nodes have 8 devices: want fewer"):
         place(nodes(2, 4), {}, {"a": 9})
-
-
-# ------------------------------------------------------------------------------------------------------ transition
-
-
-@given(case=asked(), rules=st.tuples(st.sampled_from(list(Rule)), st.sampled_from(list(Rule))))
-def test_on_the_way_no_node_holds_more_than_it_can_and_the_end_is_what_was_wanted(
-    case: tuple[tuple[Node, ...], Asked, Asked], rules: tuple[Rule, Rule]
-) -> None:
-    there, has, wants = case
-    before, wanted = place(there, {}, has, rules[0]), place(there, {}, wants, rules[1])
-    here = dict(before)
-    done: list[str] = []
-    for move in transition(there, before, wanted):
-        assert set(move.after) <= set(done), "it waits for what comes later"
-        here[move.job] = move.placement
-        done.append(move.job)
-        assert all(used(here)[node.name] <= node.devices for node in there)
-    assert {name: placement for name, placement in here.items() if placement} == wanted
-    assert all(wanted.get(name, {}) != before.get(name, {}) for name in done), "what stays is not touched"
-    assert max(Counter(done).values(), default=0) <= 3, "it gives up what it does not keep, then all, and comes back"
-
-
-@given(case=asked())
-def test_those_that_do_not_wait_may_begin_at_once(case: tuple[tuple[Node, ...], Asked, Asked]) -> None:
-    """Those whose moves wait for no other fit beside all that is there now."""
-    there, has, wants = case
-    before, wanted = place(there, {}, has), place(there, {}, wants, Rule.SPREAD)
-    early = {move.job: move.placement for move in transition(there, before, wanted) if not move.after}
-    held = used(before)
-    for name, placement in early.items():
-        for node, count in placement.items():
-            held[node] += max(0, count - before.get(name, {}).get(node, 0))
-    assert all(held[node.name] <= node.devices for node in there)
-
-
-def test_two_jobs_that_change_places_do_so_by_way_of_one_that_gives_up() -> None:
-    moves = transition(nodes(2, 2), {"a": {"n0": 2}, "b": {"n1": 2}}, {"a": {"n1": 2}, "b": {"n0": 2}})
-    assert [(move.job, move.placement, move.after) for move in moves] == [
-        ("a", {}, ()), ("b", {"n0": 2}, ("a",)), ("a", {"n1": 2}, ("b",)),
-    ]  # fmt: skip
-
-
-def test_what_shrinks_goes_before_what_grows() -> None:
-    moves = transition(nodes(1, 4), {"a": {"n0": 1}, "b": {"n0": 3}}, {"a": {"n0": 3}, "b": {"n0": 1}})
-    assert [(move.job, move.after) for move in moves] == [("b", ()), ("a", ("b",))]
 
 
 def test_nobody_comes_to_a_closed_node_and_who_is_there_stays() -> None:

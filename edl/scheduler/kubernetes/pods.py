@@ -16,7 +16,6 @@ import msgspec
 
 AGENT_LABEL: Final = "edl/agent"
 WORKER_NOTE: Final = "edl/worker"
-CONTAINER: Final = "worker"
 TERMINAL: Final = frozenset(("Succeeded", "Failed"))
 # A container that cannot begin, though its Pod has a node. Kubernetes itself tries again for ever.
 STUCK: Final = frozenset(
