@@ -18,7 +18,7 @@ from benchmarks.cluster_facts import JobFacts
 from benchmarks.real_cluster import BATCH
 from edl.cluster.analyzer.analyzer import Analyzer
 from edl.cluster.analyzer.predicted import Batches
-from edl.cluster.decision import Allotment, Decision, Policy
+from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.policies import registry
 from edl.cluster.queue.yielding import yielded
 from edl.cluster.speed import Guess
@@ -40,10 +40,10 @@ class LiveRules:
     shrink before any is sent away.
     """
 
-    def __init__(self, policy: Policy) -> None:
+    def __init__(self, policy: ClusterPolicy) -> None:
         self._policy = policy
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         found = self._policy.decide(cluster, now)
         views = {job.name: job for job in cluster.jobs}
         within = {

@@ -18,7 +18,7 @@ import numpy as np
 from edl.cluster.analyzer.analyzer import Analyzer
 from edl.cluster.analyzer.predicted import Batches
 from edl.cluster.candidates import offer
-from edl.cluster.decision import Policy
+from edl.cluster.decision import ClusterPolicy
 from edl.cluster.optimum import exact, near
 from edl.cluster.policies.dp import ThroughputOptimizer
 from edl.cluster.policies.gavel import Gavel
@@ -28,7 +28,7 @@ from edl.cluster.views import Aim, ClusterView, JobView, Node
 
 NODE = 8
 LIMITS_S = {1_000: 0.05, 10_000: 5.0}  # what `dp` and `goodput` may take with so many jobs and devices
-POLICIES: dict[str, Policy] = {"dp": ThroughputOptimizer(), "goodput": Goodput(), "gavel": Gavel()}
+POLICIES: dict[str, ClusterPolicy] = {"dp": ThroughputOptimizer(), "goodput": Goodput(), "gavel": Gavel()}
 
 
 def cluster(jobs: int, devices: int, largest: int, seed: int = 0) -> ClusterView:
@@ -59,7 +59,7 @@ def cluster(jobs: int, devices: int, largest: int, seed: int = 0) -> ClusterView
     return ClusterView(tuple(Node(f"node-{at:05d}", NODE) for at in range(devices // NODE)), tuple(views))
 
 
-def decision(policy: Policy, view: ClusterView, rounds: int) -> float:
+def decision(policy: ClusterPolicy, view: ClusterView, rounds: int) -> float:
     """The median, after a first one in which curves are worked out."""
     policy.decide(view, 0.0)
     took = []

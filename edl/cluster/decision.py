@@ -17,7 +17,7 @@ class Allotment(msgspec.Struct, frozen=True):
     reason: str = ""  # of a change, in words for the job's owner
 
 
-class Decision(msgspec.Struct, frozen=True):
+class ClusterDecision(msgspec.Struct, frozen=True):
     """Jobs that are not in `allotments` get no worker. `notes` come back with the next view of the jobs."""
 
     allotments: dict[str, Allotment]
@@ -25,7 +25,7 @@ class Decision(msgspec.Struct, frozen=True):
     look_again: float | None = None  # decide anew at that time, though nothing has happened by then
 
 
-class Policy(Protocol):
+class ClusterPolicy(Protocol):
     """Decides anew from what it sees: it has parameters, and no memory but the notes."""
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision: ...
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision: ...

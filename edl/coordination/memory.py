@@ -18,8 +18,8 @@ from edl.coordination.store import (
     Create,
     Delete,
     Link,
-    Node,
     Op,
+    StoredNode,
     Watch,
     Write,
     check_ops,
@@ -106,7 +106,7 @@ class MemoryStore:
     def session(self) -> int:
         return self._session
 
-    async def read(self, path: str) -> Node | None:
+    async def read(self, path: str) -> StoredNode | None:
         check_path(path)
         tree = await self._reach()
         return tree[path].node if path in tree else None

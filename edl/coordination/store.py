@@ -29,7 +29,7 @@ operation may need three; two are the fence's and the session's."""
 
 
 @dataclass(frozen=True, slots=True)
-class Node:
+class StoredNode:
     """A node as it was when it was read."""
 
     value: bytes
@@ -151,7 +151,7 @@ class Store(Protocol):
       forked child process (where a session is of no use: connect there anew).
     """
 
-    async def read(self, path: str) -> Node | None:
+    async def read(self, path: str) -> StoredNode | None:
         """The node, or None where there is none."""
 
     async def children(self, path: str) -> tuple[str, ...]:

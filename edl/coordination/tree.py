@@ -12,11 +12,11 @@ from edl.coordination.store import (
     Check,
     Create,
     Delete,
-    Node,
     NodeExists,
     NoNode,
     NotEmpty,
     Op,
+    StoredNode,
     VersionConflict,
     Write,
     parent_of,
@@ -28,12 +28,12 @@ from edl.errors import UsageError
 class Entry:
     """A node and what the tree has to know about its children."""
 
-    node: Node
+    node: StoredNode
     children: frozenset[str] = frozenset()
     created_children: int = 0  # the next sequence number
 
 
-ROOT = Entry(Node(b"", version=0, created=0, owner=0))
+ROOT = Entry(StoredNode(b"", version=0, created=0, owner=0))
 
 
 class Attempt:
@@ -72,7 +72,7 @@ class Attempt:
         if path in self.tree:
             raise NodeExists(path, op)
         owner = self._session if op.ephemeral else 0
-        self._put(path, Entry(Node(op.value, version=0, created=self._stamp, owner=owner)))
+        self._put(path, Entry(StoredNode(op.value, version=0, created=self._stamp, owner=owner)))
         names = parent.children | {path.rpartition("/")[2]}
         self._put(above, replace(parent, children=names, created_children=parent.created_children + 1))
         return path

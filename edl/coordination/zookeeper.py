@@ -24,10 +24,10 @@ from edl.coordination.store import (
     Create,
     Delete,
     Link,
-    Node,
     NodeExists,
     NoNode,
     Op,
+    StoredNode,
     Watch,
     Write,
     check_ops,
@@ -103,13 +103,13 @@ class ZookeeperStore:
 
     # ------------------------------------------------------------------------------------------------- the port
 
-    async def read(self, path: str) -> Node | None:
+    async def read(self, path: str) -> StoredNode | None:
         at = self._absolute(path)
         try:
             value, stat = await self._call(path, lambda client: client.get_async(at))
         except NoNode:
             return None
-        return Node(value, stat.version, stat.czxid, stat.ephemeralOwner)
+        return StoredNode(value, stat.version, stat.czxid, stat.ephemeralOwner)
 
     async def children(self, path: str) -> tuple[str, ...]:
         at = self._absolute(path)

@@ -15,7 +15,7 @@ from typing import Generic, TypeVar
 from edl import events
 from edl.clock import Clock
 from edl.coordination.election import Reign
-from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, VersionConflict, Write
+from edl.coordination.store import MAX_VALUE_BYTES, Create, NodeExists, Op, Store, StoredNode, VersionConflict, Write
 from edl.core.job.inputs import Tell
 from edl.core.job.machine import new_record
 from edl.core.job.writing import (
@@ -128,13 +128,13 @@ class Chronicle(Generic[A]):
         await self._store.commit((), fence=self._reign.fence)
         return node.version
 
-    async def _node(self) -> Node:
+    async def _node(self) -> StoredNode:
         node = await self._store.read(tree.record(self._job))
         if node is None:
             raise UsageError(f"{tree.record(self._job)} was deleted by another program: the job's record is lost")
         return node
 
-    async def _found(self) -> Node:
+    async def _found(self) -> StoredNode:
         """The job's folders, and a record to be overwritten: later writes are all alike."""
         empty = keeping.encode(new_record(self._job, self._clock.wall()))
         for path in (tree.record(self._job), tree.events(self._job), tree.workers(self._job)):

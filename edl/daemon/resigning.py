@@ -17,7 +17,7 @@ import msgspec
 
 from edl.clock import Clock
 from edl.coordination.election import Reign
-from edl.coordination.store import MAX_VALUE_BYTES, Create, Node, NodeExists, Op, Store, Write
+from edl.coordination.store import MAX_VALUE_BYTES, Create, NodeExists, Op, Store, StoredNode, Write
 from edl.core.job import resigning
 from edl.core.job.inputs import Tell
 from edl.daemon.chronicle import events_node
@@ -84,7 +84,7 @@ class LastWords:
         return events_node(self._job, self._reign.term, self._clock.wall(), told)
 
 
-def _decoded(node: Node | None) -> Record | None:
+def _decoded(node: StoredNode | None) -> Record | None:
     """None: there is none, or none that can be read."""
     try:
         return None if node is None else keeping.decode(node.value)
@@ -131,5 +131,5 @@ def first_of(error: BaseException) -> BaseException:
     return error
 
 
-def _put(path: str, node: Node | None, value: bytes) -> Op:
+def _put(path: str, node: StoredNode | None, value: bytes) -> Op:
     return Create(path, value) if node is None else Write(path, value, node.version)

@@ -40,11 +40,11 @@ from edl.coordination.store import (
     MAX_OPS,
     Create,
     Delete,
-    Node,
     NodeExists,
     NoNode,
     Op,
     Store,
+    StoredNode,
     VersionConflict,
     Watch,
     Write,
@@ -216,7 +216,7 @@ class QueueStore:
             self._orders[f"{ORDERS}/{node}"] = found.value
         return None if found is None else _ORDERS.decode(found.value)
 
-    async def _read(self, path: str) -> Node | None:
+    async def _read(self, path: str) -> StoredNode | None:
         node = await self.store.read(path)
         if node is not None:
             self._versions[path] = node.version

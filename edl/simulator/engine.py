@@ -17,7 +17,7 @@ from enum import IntEnum
 
 import msgspec
 
-from edl.cluster.decision import Allotment, Decision, Policy
+from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.placement import Rule, place
 from edl.cluster.views import ClusterView, JobView, Node
 from edl.errors import ConfigError, EdlError
@@ -68,7 +68,12 @@ Progress = Callable[[float, int, int], None]  # simulated time, jobs that are ov
 
 class ClusterSimulation:
     def __init__(
-        self, trace: Trace, policy: Policy, speeds: Speeds, conditions: Conditions, progress: Progress | None = None
+        self,
+        trace: Trace,
+        policy: ClusterPolicy,
+        speeds: Speeds,
+        conditions: Conditions,
+        progress: Progress | None = None,
     ) -> None:
         _check(trace, conditions)
         self._policy, self._speeds, self._conditions = policy, speeds, conditions
@@ -235,7 +240,7 @@ class ClusterSimulation:
         left, change_s = self._conditions.sees_left, (one.job.cost or self._conditions.cost).pause_s
         self._views[one.job.name] = one.view(self._speeds.speed(one), one.left() if left else None, change_s)
 
-    def _note(self, decision: Decision) -> None:
+    def _note(self, decision: ClusterDecision) -> None:
         """What the policy wants to be told the next time."""
         forgotten = self._noted - decision.notes.keys()
         for name, notes in (*decision.notes.items(), *((name, {}) for name in forgotten)):
@@ -245,7 +250,7 @@ class ClusterSimulation:
                 self._stale.add(name)
         self._noted = set(decision.notes)
 
-    def _carry_out(self, decision: Decision, now: float) -> None:
+    def _carry_out(self, decision: ClusterDecision, now: float) -> None:
         wanted = {
             name: allotment.workers
             for name, allotment in decision.allotments.items()
@@ -267,7 +272,7 @@ class ClusterSimulation:
         one.run_on(placement, batch, one.job.cost or self._conditions.cost)
         self._expect_end(one)
 
-    def _look_again(self, decision: Decision, now: float) -> None:
+    def _look_again(self, decision: ClusterDecision, now: float) -> None:
         self._looks += 1
         self._rounds = bool(self._conditions.interval_s and self._there)
         if self._rounds:
@@ -275,7 +280,7 @@ class ClusterSimulation:
         elif decision.look_again is not None:
             self._expect(decision.look_again, Happening.LOOK, self._looks)
 
-    def _check_decision(self, decision: Decision, now: float) -> None:
+    def _check_decision(self, decision: ClusterDecision, now: float) -> None:
         """A policy of ours that decides what cannot be is a fault of ours; of one's own, it is told the same."""
         devices = sum(node.devices for node in self._nodes.values())
         asked = sum(allotment.workers for allotment in decision.allotments.values())

@@ -6,9 +6,9 @@ makes one of a number, faults and all.
 """
 
 from edl.testing.checks import Violation
-from edl.testing.faults import Fault, Moment, Planned
+from edl.testing.faults import Moment, Planned, SimFault
 from edl.testing.scenario import scenario
 from edl.testing.simulation import SimJob
 from edl.testing.solo import SoloFeed
 
-__all__ = ["Fault", "Moment", "Planned", "SimJob", "SoloFeed", "Violation", "scenario"]
+__all__ = ["Moment", "Planned", "SimFault", "SimJob", "SoloFeed", "Violation", "scenario"]

@@ -19,7 +19,7 @@ from edl.protocol.assignment import Assignment, Orders
 from edl.protocol.job import OVER, JobState, Plan, Record, WorkerState
 from edl.protocol.messages import Phase
 from edl.testing.account_checks import AccountChecks
-from edl.testing.faults import Fault
+from edl.testing.faults import SimFault
 from edl.testing.models import learn, mean, of_own, of_sample
 from edl.testing.pace import Pace
 from edl.testing.record_checks import RecordChecks
@@ -418,7 +418,7 @@ class Checks:
     def reached(self, size: int) -> None:
         """`size` was the last that was asked for, long ago, and nothing has happened since."""
         record = self.job.durable
-        if self.job.hangs() or self.job.struck[Fault.CUT_OFF]:  # then hosts may be refused for a while
+        if self.job.hangs() or self.job.struck[SimFault.CUT_OFF]:  # then hosts may be refused for a while
             return
         if record.state not in OVER and (record.target, len(record.roster)) != (size, size):
             self.violated(
@@ -459,7 +459,7 @@ class Checks:
             return
         if "before their data did" in reason and self.job.spec is not None and self.job.spec.by_sample:
             return  # the one case that the documentation admits
-        if self.job.struck[Fault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
+        if self.job.struck[SimFault.CUT_OFF] and reason.startswith(("no ring of the workers", "the first ring")):
             return
         here = (self.job.workers[member.identity.id] for member in self.job.durable.members)
         if not self._trained_in and reason.startswith("no ring of the workers") and not all(one.alive for one in here):

@@ -11,7 +11,7 @@ from enum import Enum, StrEnum
 from typing import Final
 
 
-class Fault(StrEnum):
+class SimFault(StrEnum):
     """What can be done to a job."""
 
     JOIN = "join"  # one more worker is started
@@ -56,7 +56,7 @@ class Moment(Enum):
 class Planned:
     """One fault: at a time in seconds, or the `count`-th time that something happens. It strikes who is there then."""
 
-    fault: Fault
+    fault: SimFault
     at: float | Moment
     count: int = 1
 
@@ -67,24 +67,32 @@ APART: Final = (*BESIDE, Moment.SENDING, *SAVED)
 ANY: Final = tuple(moment for moment in Moment if moment not in APART)
 
 # Where a fault finds its victim, if it waits for a moment at all; and how often it is drawn.
-DRAWN: tuple[tuple[Fault, int, tuple[Moment, ...]], ...] = (
-    (Fault.JOIN, 6, (Moment.SWITCHING, Moment.DECIDING, Moment.READY)),
-    (Fault.LEAVE, 4, (Moment.STEPPING, Moment.SWITCHING, Moment.READY, Moment.ENTERING, Moment.REHEARSING)),
-    (Fault.KILL, 4, ANY),
-    (Fault.VANISH, 3, ANY),
-    (Fault.STALL, 2, ANY),
-    (Fault.DEAFEN, 2, (Moment.STEPPING, Moment.SWITCHING, Moment.DECIDING)),
-    (Fault.CHANGE_LEADER, 3, (Moment.DECIDING, Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
-    (Fault.CRASH_LEADER, 3, (Moment.DECIDING,)),
-    (Fault.RENEW_DAEMON, 2, (Moment.READY, Moment.ENTERING, Moment.SITTING, Moment.STEPPING, Moment.LEAVING)),
-    (Fault.SCALE, 4, (Moment.SWITCHING, Moment.ENTERING, Moment.DECIDING)),
+DRAWN: tuple[tuple[SimFault, int, tuple[Moment, ...]], ...] = (
+    (SimFault.JOIN, 6, (Moment.SWITCHING, Moment.DECIDING, Moment.READY)),
+    (SimFault.LEAVE, 4, (Moment.STEPPING, Moment.SWITCHING, Moment.READY, Moment.ENTERING, Moment.REHEARSING)),
+    (SimFault.KILL, 4, ANY),
+    (SimFault.VANISH, 3, ANY),
+    (SimFault.STALL, 2, ANY),
+    (SimFault.DEAFEN, 2, (Moment.STEPPING, Moment.SWITCHING, Moment.DECIDING)),
+    (SimFault.CHANGE_LEADER, 3, (Moment.DECIDING, Moment.SWITCHING, Moment.ENTERING, Moment.SITTING, Moment.READY)),
+    (SimFault.CRASH_LEADER, 3, (Moment.DECIDING,)),
+    (SimFault.RENEW_DAEMON, 2, (Moment.READY, Moment.ENTERING, Moment.SITTING, Moment.STEPPING, Moment.LEAVING)),
+    (SimFault.SCALE, 4, (Moment.SWITCHING, Moment.ENTERING, Moment.DECIDING)),
 )
 
 
 def draw_beside(source: random.Random) -> list[Planned]:
     """Where rings are prepared: some that strike just then."""
-    kinds = (Fault.KILL, Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.CUT_OFF)
-    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.DEAFEN)
+    kinds = (
+        SimFault.KILL,
+        SimFault.KILL,
+        SimFault.VANISH,
+        SimFault.STALL,
+        SimFault.LEAVE,
+        SimFault.RENEW_DAEMON,
+        SimFault.CUT_OFF,
+    )
+    others = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.DEAFEN)
     count = source.choice((0, 1, 1, 2, 3))
     return [
         Planned(source.choice((*kinds, *others)), source.choice(BESIDE), source.randint(1, 8)) for _ in range(count)
@@ -93,16 +101,39 @@ def draw_beside(source: random.Random) -> list[Planned]:
 
 def draw_sending(source: random.Random) -> list[Planned]:
     """Where state goes to newcomers beside a step: some that strike just then, the ends of it or others."""
-    kinds = (Fault.CUT_STATE, Fault.KILL, Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON)
-    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
+    kinds = (
+        SimFault.CUT_STATE,
+        SimFault.KILL,
+        SimFault.KILL,
+        SimFault.VANISH,
+        SimFault.STALL,
+        SimFault.LEAVE,
+        SimFault.RENEW_DAEMON,
+    )
+    others = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE)
     count = source.choice((0, 1, 1, 2))
     return [Planned(source.choice((*kinds, *others)), Moment.SENDING, source.randint(1, 4)) for _ in range(count)]
 
 
 def draw_saved(source: random.Random) -> list[Planned]:
     """Where a job is saved: some that strike just then."""
-    kinds = (Fault.KILL, Fault.VANISH, Fault.STALL, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.DEAFEN, Fault.AWAY)
-    others = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.CRASH_LEADER, Fault.SCALE)
+    kinds = (
+        SimFault.KILL,
+        SimFault.VANISH,
+        SimFault.STALL,
+        SimFault.LEAVE,
+        SimFault.RENEW_DAEMON,
+        SimFault.DEAFEN,
+        SimFault.AWAY,
+    )
+    others = (
+        SimFault.JOIN,
+        SimFault.CHANGE_LEADER,
+        SimFault.CHANGE_LEADER,
+        SimFault.CRASH_LEADER,
+        SimFault.CRASH_LEADER,
+        SimFault.SCALE,
+    )
     count = source.choice((0, 0, 1, 2, 3))
     return [Planned(source.choice((*kinds, *others)), source.choice(SAVED), source.randint(1, 6)) for _ in range(count)]
 

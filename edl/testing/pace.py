@@ -7,13 +7,13 @@ from typing import TYPE_CHECKING, Final, NoReturn
 
 from edl.core.worker.states import TrainerState
 from edl.protocol.assignment import Orders
-from edl.testing.faults import Fault
+from edl.testing.faults import SimFault
 from edl.testing.worker import SimWorker
 
 if TYPE_CHECKING:
     from edl.testing.simulation import SimJob
 
-HARMLESS: Final = {Fault.JOIN, Fault.LEAVE, Fault.SCALE}  # members do not notice, but for the switch itself
+HARMLESS: Final = {SimFault.JOIN, SimFault.LEAVE, SimFault.SCALE}  # members do not notice, but for the switch itself
 
 
 class Pace:

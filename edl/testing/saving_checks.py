@@ -10,7 +10,7 @@ from edl.facts import CheckpointFailed
 from edl.protocol.job import Record
 from edl.protocol.ledger import LedgerSnapshot
 from edl.protocol.saving import Save, Saving
-from edl.testing.faults import Fault
+from edl.testing.faults import SimFault
 from edl.testing.models import Model
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ class SavingChecks:
     @property
     def _is_calm(self) -> bool:
         job = self._job
-        return not job.savings.fails and not job.late and job.struck.keys() <= {Fault.JOIN, Fault.SCALE}
+        return not job.savings.fails and not job.late and job.struck.keys() <= {SimFault.JOIN, SimFault.SCALE}
 
     def _bound(self, number: int) -> float:
         """When it is over at the latest, as each leader counts from its own beginning."""

@@ -13,7 +13,7 @@ import msgspec
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
 from edl.protocol.saving import Auto, Checkpointing
-from edl.testing.faults import Fault, Moment, Planned, draw, draw_beside, draw_saved, draw_sending
+from edl.testing.faults import Moment, Planned, SimFault, draw, draw_beside, draw_saved, draw_sending
 from edl.testing.simulation import SimJob
 
 OWN_DATA = 0.12  # of the jobs: their scripts bring data that the leader knows nothing of
@@ -80,7 +80,9 @@ def scenario(
     cut = random.Random(f"cut off {seed}")  # noqa: S311
     if cut.random() < CUT_OFF:
         moments = (Moment.READY, Moment.SWITCHING, Moment.ENTERING, Moment.STEPPING, Moment.BOOTING)
-        job.plan([Planned(Fault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))])
+        job.plan(
+            [Planned(SimFault.CUT_OFF, cut.choice(moments), cut.randint(1, 4)) for _ in range(cut.choice((1, 1, 2)))]
+        )
     if not in_line:
         job.next_rings.refuse = REFUSE
         job.plan(draw_beside(beside))
@@ -94,7 +96,7 @@ def scenario(
         job.savings.wishes = {wishing.randint(1, steps): wishing.random() < 0.5 for _ in range(4)}
     away = random.Random(f"away {seed}")  # noqa: S311
     if away.random() < AWAY:
-        job.plan([Planned(Fault.AWAY, away.random() * within_s)])
+        job.plan([Planned(SimFault.AWAY, away.random() * within_s)])
     slow = random.Random(f"slow {seed}")  # noqa: S311
     if slow.random() < 0.2:
         job.after(slow.random() * within_s, job.requests.replace_one)

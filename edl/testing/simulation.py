@@ -40,7 +40,7 @@ from edl.protocol.job_policy import Batching, JobPolicy
 from edl.protocol.messages import Phase, Register
 from edl.protocol.saving import Checkpointing, Resumed
 from edl.testing.checks import Checks
-from edl.testing.faults import Fault, Moment, Planned
+from edl.testing.faults import Moment, Planned, SimFault
 from edl.testing.leading import TICK_S, SimLeader
 from edl.testing.migrations import Migrations
 from edl.testing.models import Model
@@ -61,7 +61,7 @@ DEADLINES = Deadlines(
 LATE_S = 0.06  # a late message: several steps
 LATE = 0.05  # so many are
 GRACE_S = 0.05  # until a script that does not hear of its job's end is interrupted
-OF_THE_JOB = (Fault.JOIN, Fault.CHANGE_LEADER, Fault.CRASH_LEADER, Fault.SCALE, Fault.AWAY)
+OF_THE_JOB = (SimFault.JOIN, SimFault.CHANGE_LEADER, SimFault.CRASH_LEADER, SimFault.SCALE, SimFault.AWAY)
 AWAY_S = 2 * SESSION_S  # at most
 
 
@@ -120,7 +120,7 @@ class SimJob:
         self.durable = new_record("sim", 0.0)
         self.term = 1
         self.workers: dict[str, SimWorker] = {}
-        self.struck: Counter[Fault] = Counter()
+        self.struck: Counter[SimFault] = Counter()
         self.events = 0
         self.transcript: list[str] = []
         self.shells = self.shells_class(self)
@@ -235,7 +235,7 @@ class SimJob:
             else:
                 self.after(self.random.random() * 0.004, self.inflict, fault.fault, worker)
 
-    def inflict(self, fault: Fault, worker: SimWorker | None = None) -> None:
+    def inflict(self, fault: SimFault, worker: SimWorker | None = None) -> None:
         """Do it now, to `worker` or to any other."""
         if self.durable.state in OVER:
             return
@@ -246,43 +246,43 @@ class SimJob:
         strikes = victim is not None and fault not in OF_THE_JOB
         self.note(f"FAULT {fault.value}{f': {victim.id}, {victim.doing.value}' if strikes and victim else ''}")
         match fault:
-            case Fault.JOIN:
+            case SimFault.JOIN:
                 self._join()
-            case Fault.CHANGE_LEADER:
+            case SimFault.CHANGE_LEADER:
                 self._change_leader(dies=False)
-            case Fault.CRASH_LEADER:
+            case SimFault.CRASH_LEADER:
                 self._change_leader(dies=True)
-            case Fault.SCALE:
+            case SimFault.SCALE:
                 self.requests.ask(self.random.randint(1, 4))
-            case Fault.AWAY:
+            case SimFault.AWAY:
                 self.calm_at = self.node.away_until = self.now + AWAY_S * self.random.random()
             case _ if victim is not None:
                 self._strike(fault, victim)
             case _:
                 pass
 
-    def _strike(self, fault: Fault, victim: SimWorker) -> None:
+    def _strike(self, fault: SimFault, victim: SimWorker) -> None:
         match fault:
-            case Fault.LEAVE:
+            case SimFault.LEAVE:
                 self.shells.tell(victim, LeaveWanted())
-            case Fault.KILL:
+            case SimFault.KILL:
                 self._die(victim)
                 victim.account.died(KILLED)
                 self.stir(victim)
-            case Fault.VANISH:
+            case SimFault.VANISH:
                 self._die(victim)
                 victim.daemon = 0
                 self.after(SESSION_S, self._expire, victim)
-            case Fault.STALL:
+            case SimFault.STALL:
                 victim.stalled = True
                 self.rings.missed(victim)
-            case Fault.CUT_OFF:
+            case SimFault.CUT_OFF:
                 victim.cut_off = True
-            case Fault.CUT_STATE:
+            case SimFault.CUT_STATE:
                 victim.unsent = True
-            case Fault.DEAFEN:
+            case SimFault.DEAFEN:
                 victim.deaf_until = self.now + 20 * STEP_S
-            case Fault.RENEW_DAEMON if victim.daemon:
+            case SimFault.RENEW_DAEMON if victim.daemon:
                 self._renew(victim)
             case _:
                 pass

@@ -52,7 +52,7 @@ from edl.trainer.extras import Extras
 from edl.trainer.figures import FigureSender
 from edl.trainer.framework import Framework
 from edl.trainer.link import DaemonLink
-from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import EVERY
 from edl.trainer.rates.rate import AnySchedule, Rule
 from edl.trainer.resuming import Resuming, life_begun
@@ -89,7 +89,7 @@ class Trainer:
         self._thread = 0
         self._stand_in = 0  # the process that horovodrun takes for this worker
         self._callbacks: list[Callable[[int, int], object]] = []
-        self._rates = Rates(framework, self._shell, self._leases, self._extras)
+        self._rates = RateFactors(framework, self._shell, self._leases, self._extras)
         self._comparison = Comparison(framework, self._shell, self._extras)
         self._resuming = Resuming(framework, self._extras)
         self._standing = ScriptStanding(self._extras)

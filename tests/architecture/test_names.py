@@ -12,15 +12,9 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 SHARED = {
     "Code": "policy_process says what it needs of code, and policies.Code is that",
-    "Decision": "of one job's size (edl.policy), and of all jobs of a cluster",
     "Described": "of a model, by each framework's face",
     "Elastic": "an optimizer that edl has wrapped, one for each kind that a framework has",
     "Reducer": "of gradients, by each framework's face",
-    "Node": "of ZooKeeper's tree, and a machine of a cluster",
-    "Policy": "what makes such a decision",
-    "Rates": "of a job's learning, and of its progress by workers",
-    "Fault": "what is done to a job on purpose: a real one (edl.testing.chaos, public), or a simulated one",
-    "State": "edl.torch.elastic and edl.tensorflow.elastic have Horovod's public name; a pass over the data has states",
 }
 
 

@@ -12,7 +12,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulated import conditions, job, nodes, run, trace
 
-from edl.cluster.decision import Decision, Policy
+from edl.cluster.decision import ClusterDecision, ClusterPolicy
 from edl.cluster.placement import place
 from edl.cluster.policies import registry
 from edl.cluster.policies.elastic_tiresias import ElasticTiresias
@@ -64,7 +64,7 @@ def views(draw: st.DrawFn, most_jobs: int = 6) -> ClusterView:
     return ClusterView(there, tuple(msgspec.structs.replace(one, placement=placed.get(one.name, {})) for one in jobs))
 
 
-def sizes_of(decision: Decision) -> dict[str, int]:
+def sizes_of(decision: ClusterDecision) -> dict[str, int]:
     return {name: allotment.workers for name, allotment in decision.allotments.items() if allotment.workers}
 
 
@@ -111,7 +111,7 @@ def test_what_is_decided_once_stays_while_nothing_happens(name: str, view: Clust
         decision = again
 
 
-def applied(view: ClusterView, decision: Decision) -> ClusterView:
+def applied(view: ClusterView, decision: ClusterDecision) -> ClusterView:
     """A moment later."""
     sizes = sizes_of(decision)
     placed = place(view.nodes, {one.name: one.placement for one in view.jobs if one.workers}, sizes)
@@ -352,5 +352,5 @@ def test_jobs_whose_queues_are_shorter_than_a_change_do_not_only_take_turns() ->
         assert all(one.finished is not None and one.finished < 2000 for one in outcome.jobs)
 
 
-def policy_of(name: str, parameters: dict[str, str]) -> Policy:
+def policy_of(name: str, parameters: dict[str, str]) -> ClusterPolicy:
     return registry.build(name, parameters)

@@ -13,7 +13,7 @@ import pytest
 from edl.core.worker.states import TrainerState
 from edl.errors import InvalidTransition, UsageError
 from edl.protocol.data import DataSpec
-from edl.testing import Fault, Moment, Planned, SimJob, Violation
+from edl.testing import Moment, Planned, SimFault, SimJob, Violation
 from edl.testing.savings import Savings
 from edl.testing.worker import SimWorker
 
@@ -56,7 +56,7 @@ def _first_complaint(play: Play, seeds: int) -> str:
 def full(seed: int) -> SimJob:
     """It has as many workers as it may have, and one more comes."""
     job = SimJob(DataSpec(total=400, epochs=1, batch=2), seed=seed, workers=2, maximum=2)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
@@ -92,10 +92,10 @@ class LosesTheNewest(SimJob):
     """The only worker that has applied the newest step dies as the others copy its state."""
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
-        if moment is Moment.FORMING and self.struck[Fault.KILL] == 1:
+        if moment is Moment.FORMING and self.struck[SimFault.KILL] == 1:
             ring = [one for one in self.workers.values() if one.doing is TrainerState.ENTERING]
             newest = max(one.step for one in ring)
             ahead = [one for one in ring if one.step == newest]
             if len(ahead) == 1 < len(ring):
-                self.inflict(Fault.KILL, ahead[0])
+                self.inflict(SimFault.KILL, ahead[0])
         super().happens(moment, worker)

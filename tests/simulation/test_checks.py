@@ -23,7 +23,7 @@ from edl.core.worker.inputs import Command
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState, Record, WorkerState
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Fault, Moment, Planned, SimJob, scenario, simulation
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario, simulation
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
@@ -211,15 +211,15 @@ MUTANTS: dict[Mutant, set[str]] = {
 def leaver_dies(seed: int) -> SimJob:
     """In the very step after which it would have left."""
     job = SimJob(SPEC, seed=seed, workers=3)
-    job.plan([Planned(Fault.LEAVE, 0.1), Planned(Fault.KILL, Moment.LAST_STEP)])
+    job.plan([Planned(SimFault.LEAVE, 0.1), Planned(SimFault.KILL, Moment.LAST_STEP)])
     return job
 
 
 class DyingShells(SimShells):
     def stepped(self, worker: SimWorker, commands: list[Command]) -> None:
         super().stepped(worker, commands)
-        if worker.generation > 1 and worker.step == worker.entered + 1 and not self.job.struck[Fault.VANISH]:
-            self.job.inflict(Fault.VANISH, worker)
+        if worker.generation > 1 and worker.step == worker.entered + 1 and not self.job.struck[SimFault.VANISH]:
+            self.job.inflict(SimFault.VANISH, worker)
 
 
 class DiesEarly(SimJob):
@@ -230,7 +230,7 @@ class DiesEarly(SimJob):
 
 def survivor_dies(seed: int) -> SimJob:
     job = DiesEarly(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.JOIN, 0.1)])
+    job.plan([Planned(SimFault.JOIN, 0.1)])
     return job
 
 
@@ -248,7 +248,7 @@ class AskedInASwitch(SimJob):
 
 def asked_in_a_switch(seed: int) -> SimJob:
     job = AskedInASwitch(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.LEAVE, 0.1)])
+    job.plan([Planned(SimFault.LEAVE, 0.1)])
     return job
 
 
@@ -258,22 +258,22 @@ class LeavesAtAMark(SimJob):
     def make_durable(self, record) -> None:
         before = self.durable
         super().make_durable(record)
-        if record.rebatch is not None and before.rebatch is None and not self.struck[Fault.DEAFEN]:
-            self.inflict(Fault.DEAFEN)
-            self.after(0.1, self.inflict, Fault.LEAVE)
+        if record.rebatch is not None and before.rebatch is None and not self.struck[SimFault.DEAFEN]:
+            self.inflict(SimFault.DEAFEN)
+            self.after(0.1, self.inflict, SimFault.LEAVE)
 
 
 def leaves_at_a_mark(seed: int) -> SimJob:
     spec = DataSpec(total=6000, epochs=1, batch=12)
     job = LeavesAtAMark(spec, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
-    job.plan([Planned(Fault.JOIN, 0.1)])
+    job.plan([Planned(SimFault.JOIN, 0.1)])
     return job
 
 
 def cut_off(seed: int) -> SimJob:
     """One can be part of no ring any more, and then another dies, so that all need one."""
     job = SimJob(LONG, seed=seed, workers=4)
-    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 5), Planned(Fault.KILL, Moment.STEPPING, 6)])
+    job.plan([Planned(SimFault.CUT_OFF, Moment.STEPPING, 5), Planned(SimFault.KILL, Moment.STEPPING, 6)])
     return job
 
 
@@ -290,7 +290,7 @@ class VoidCounter(SimShells):
 class NewcomerFails(SimJob):
     """As soon as its switch is announced. No word comes late, which would void a mini-batch by itself."""
 
-    fault = Fault.KILL
+    fault = SimFault.KILL
     shells: VoidCounter
     shells_class = VoidCounter
 
@@ -307,12 +307,12 @@ class NewcomerFails(SimJob):
 
 def newcomer_fails(seed: int) -> NewcomerFails:
     job = NewcomerFails(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.JOIN, 0.1)])
+    job.plan([Planned(SimFault.JOIN, 0.1)])
     return job
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.CUT_OFF])
-def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault: Fault) -> None:
+@pytest.mark.parametrize("fault", [SimFault.KILL, SimFault.CUT_OFF])
+def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault: SimFault) -> None:
     for seed in range(4):
         job = newcomer_fails(seed)
         job.fault = fault
@@ -323,7 +323,7 @@ def test_a_newcomer_that_fails_once_its_switch_is_announced_voids_nothing(fault:
 def hangs_on_its_way(seed: int) -> SimJob:
     """A worker hangs as it enters the ring with a newcomer."""
     job = SimJob(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.STALL, Moment.ENTERING, 4)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.STALL, Moment.ENTERING, 4)])
     return job
 
 

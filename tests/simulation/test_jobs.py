@@ -17,7 +17,7 @@ from edl.core.worker.inputs import Command
 from edl.core.worker.states import TrainerState
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario
 from edl.testing.rings import STEP_S
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
@@ -113,7 +113,7 @@ class Timed(SimJob):
 @pytest.mark.parametrize("seed", range(20))
 def test_training_goes_on_while_the_coordinator_is_away(seed: int) -> None:
     job = Timed(DataSpec(total=3000, epochs=1, batch=8), seed=seed, workers=2, lease_s=1.2)
-    job.plan([Planned(Fault.AWAY, 0.4)])
+    job.plan([Planned(SimFault.AWAY, 0.4)])
     job.run()
     gaps = [later - earlier for earlier, later in pairwise(job.shells.made)]
     assert job.durable.state is JobState.FINISHED
@@ -125,7 +125,7 @@ def test_training_goes_on_while_the_coordinator_is_away(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(3))
 def test_while_workers_come_and_go_no_step_waits_for_leases_and_no_word_is_late(lease_s: float, seed: int) -> None:
     job = Prompt(DataSpec(total=2000, epochs=1, batch=2), seed=seed, workers=3, lease_s=lease_s)
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.LEAVE, 0.8), Planned(Fault.JOIN, 1.5)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.LEAVE, 0.8), Planned(SimFault.JOIN, 1.5)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert job.durable.planned == 4, job.story("not all came and went")
@@ -164,10 +164,10 @@ class NewcomerHit(SimJob):
     shells: VoidShells
     shells_class = VoidShells
 
-    def __init__(self, fault: Fault, moment: Moment, seed: int) -> None:
+    def __init__(self, fault: SimFault, moment: Moment, seed: int) -> None:
         super().__init__(LONG, seed=seed, workers=3)
         self.fault, self.moment = fault, moment
-        self.plan([Planned(Fault.JOIN, 0.1)])
+        self.plan([Planned(SimFault.JOIN, 0.1)])
 
     def delay(self) -> float:
         return 0.001
@@ -181,10 +181,10 @@ class NewcomerHit(SimJob):
         super().happens(moment, worker)
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.STALL])
+@pytest.mark.parametrize("fault", [SimFault.KILL, SimFault.VANISH, SimFault.STALL])
 @pytest.mark.parametrize("moment", [*UNSEEN, *SEEN])
 def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_one_mini_batch_after(
-    fault: Fault, moment: Moment
+    fault: SimFault, moment: Moment
 ) -> None:
     for seed in range(3):
         job = NewcomerHit(fault, moment, seed)
@@ -197,37 +197,37 @@ def test_a_newcomer_that_dies_or_hangs_costs_no_step_before_its_ring_forms_and_o
 
 @pytest.mark.parametrize("seed", range(5))
 def test_a_hang_in_the_boot_costs_the_others_no_step(seed: int) -> None:
-    job = run(Planned(Fault.JOIN, 0.1), Planned(Fault.STALL, Moment.BOOTING), seed=seed)
+    job = run(Planned(SimFault.JOIN, 0.1), Planned(SimFault.STALL, Moment.BOOTING), seed=seed)
     assert job.durable.planned == 1  # nothing was planned after the first generation: no worker paused
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.STALL])
+@pytest.mark.parametrize("fault", [SimFault.KILL, SimFault.VANISH, SimFault.STALL])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_leaver_that_dies_or_hangs_while_it_leaves_holds_up_no_other(fault: Fault, seed: int) -> None:
-    run(Planned(Fault.LEAVE, 0.1), Planned(fault, Moment.LEAVING), seed=seed)
+def test_a_leaver_that_dies_or_hangs_while_it_leaves_holds_up_no_other(fault: SimFault, seed: int) -> None:
+    run(Planned(SimFault.LEAVE, 0.1), Planned(fault, Moment.LEAVING), seed=seed)
 
 
 @pytest.mark.parametrize("seed", range(10))
 def test_a_word_that_comes_late_costs_a_void_mini_batch_and_no_hang(seed: int) -> None:
     job = SimJob(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.DEAFEN, Moment.SWITCHING, 2)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.DEAFEN, Moment.SWITCHING, 2)])
     job.run()
     assert job.durable.state is JobState.FINISHED
     assert len(job.durable.roster) == 4, job.story("the newcomer is not in")
 
 
-@pytest.mark.parametrize("fault", [Fault.CRASH_LEADER, Fault.CHANGE_LEADER])
+@pytest.mark.parametrize("fault", [SimFault.CRASH_LEADER, SimFault.CHANGE_LEADER])
 @pytest.mark.parametrize("moment", [Moment.DECIDING, Moment.SWITCHING, Moment.ENTERING, Moment.SITTING])
 @pytest.mark.parametrize("count", [1, 3, 5])
-def test_the_leader_may_die_at_any_time(fault: Fault, moment: Moment, count: int) -> None:
-    job = run(Planned(Fault.JOIN, 0.1), Planned(fault, moment, count), seed=count)
+def test_the_leader_may_die_at_any_time(fault: SimFault, moment: Moment, count: int) -> None:
+    job = run(Planned(SimFault.JOIN, 0.1), Planned(fault, moment, count), seed=count)
     assert len(job.durable.roster) >= 3
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_last_size_asked_for_is_reached(seed: int) -> None:
     job = SimJob(DataSpec(total=6000, epochs=1, batch=2), seed=seed, workers=2)
-    job.plan([Planned(Fault.SCALE, Moment.SWITCHING, 2), Planned(Fault.SCALE, Moment.ENTERING, 3)])
+    job.plan([Planned(SimFault.SCALE, Moment.SWITCHING, 2), Planned(SimFault.SCALE, Moment.ENTERING, 3)])
     job.after(0.1, job.requests.ask, 4)
     job.after(1.0, job.requests.demand, 1 + seed % 4)
     job.run()
@@ -237,7 +237,7 @@ def test_the_last_size_asked_for_is_reached(seed: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_a_worker_that_can_be_part_of_no_ring_is_left_out_and_the_others_train_on(moment: Moment, seed: int) -> None:
     job = SimJob(LONG, seed=seed, workers=3)
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.CUT_OFF, moment, 4 if moment is Moment.ENTERING else 1)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.CUT_OFF, moment, 4 if moment is Moment.ENTERING else 1)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     cut_off = {worker.id for worker in job.workers.values() if worker.cut_off}

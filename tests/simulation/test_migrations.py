@@ -9,7 +9,7 @@ from mutants import Calm
 
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing import Moment, Planned, SimFault, SimJob
 
 DATA = DataSpec(total=3000, epochs=1, batch=2)
 
@@ -37,9 +37,11 @@ def test_where_no_worker_ever_comes_the_job_stays_and_says_so(seed: int) -> None
     assert len(job.workers) == 2
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.LEAVE, Fault.CRASH_LEADER, Fault.CHANGE_LEADER])
+@pytest.mark.parametrize(
+    "fault", [SimFault.KILL, SimFault.VANISH, SimFault.LEAVE, SimFault.CRASH_LEADER, SimFault.CHANGE_LEADER]
+)
 @pytest.mark.parametrize("moment", [Moment.BOOTING, Moment.READY, Moment.SWITCHING, Moment.LEAVING, Moment.DECIDING])
-def test_after_a_fault_at_any_moment_the_host_is_left_all_the_same(fault: Fault, moment: Moment) -> None:
+def test_after_a_fault_at_any_moment_the_host_is_left_all_the_same(fault: SimFault, moment: Moment) -> None:
     for seed in range(3):
         job = SimJob(DATA, seed=seed, workers=4, prepares=1.0, sends=1.0, spread=seed == 1)
         job.after(0.3, partial(job.migrations.begin, slots=8, starts=True, within_s=3.0))

@@ -14,7 +14,7 @@ from edl.core.checkpoint.interval import KEPT
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
 from edl.protocol.saving import Auto, Checkpointing
-from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario
 from edl.testing.lives import lives, newest
 from edl.testing.savings import Savings
 
@@ -100,11 +100,11 @@ def test_no_step_is_trained_beyond_that_which_is_saved(seed: int, workers: int) 
 
 
 @pytest.mark.parametrize(
-    "fault", [Fault.KILL, Fault.VANISH, Fault.CRASH_LEADER, Fault.CHANGE_LEADER, Fault.RENEW_DAEMON]
+    "fault", [SimFault.KILL, SimFault.VANISH, SimFault.CRASH_LEADER, SimFault.CHANGE_LEADER, SimFault.RENEW_DAEMON]
 )
 @pytest.mark.parametrize("moment", [Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING])
 def test_whatever_strikes_while_workers_wait_to_go_it_is_saved_within_its_deadline(
-    fault: Fault, moment: Moment
+    fault: SimFault, moment: Moment
 ) -> None:
     """It needs as many workers as it has, and no others come."""
     for seed in range(3):
@@ -152,16 +152,20 @@ def test_requests_are_answered_whatever_the_leaders_do(seed: int) -> None:
     for number in range(3):
         job.after(0.1 + 0.05 * number, job.requests.ask_checkpoint, f"r{number}")
     moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
-    job.plan([Planned(Fault.CRASH_LEADER, moments[seed % 4], 1), Planned(Fault.CHANGE_LEADER, moments[seed % 4], 2)])
+    job.plan(
+        [Planned(SimFault.CRASH_LEADER, moments[seed % 4], 1), Planned(SimFault.CHANGE_LEADER, moments[seed % 4], 2)]
+    )
     job.run()
     assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
     assert {one.request for one in job.durable.save_requests} == {"r0", "r1", "r2"}
     assert newest(job.savings.store) is not None
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.LEAVE, Fault.RENEW_DAEMON, Fault.CRASH_LEADER])
+@pytest.mark.parametrize(
+    "fault", [SimFault.KILL, SimFault.VANISH, SimFault.LEAVE, SimFault.RENEW_DAEMON, SimFault.CRASH_LEADER]
+)
 @pytest.mark.parametrize("moment", [Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING])
-def test_after_a_fault_at_any_moment_a_durable_one_follows(fault: Fault, moment: Moment) -> None:
+def test_after_a_fault_at_any_moment_a_durable_one_follows(fault: SimFault, moment: Moment) -> None:
     for seed in range(4):
         job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:", every_s=0.1))
         job.plan([Planned(fault, moment, 1)])
@@ -211,7 +215,9 @@ def test_what_scripts_ask_for_is_answered_whatever_the_leaders_do(seed: int) -> 
     job = SimJob(DATA, seed=seed, workers=3, checkpointing=Checkpointing("memory:"))
     job.savings.wishes = {step: bool(seed % 2) for step in range(20, 60)}  # at each step
     moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
-    job.plan([Planned(Fault.CRASH_LEADER, moments[seed % 4], 1), Planned(Fault.RENEW_DAEMON, moments[seed % 4], 2)])
+    job.plan(
+        [Planned(SimFault.CRASH_LEADER, moments[seed % 4], 1), Planned(SimFault.RENEW_DAEMON, moments[seed % 4], 2)]
+    )
     job.run()
     assert all(one.path or one.failure for one in job.durable.save_requests), job.durable.save_requests
     assert len(job.durable.save_requests) < 20  # those that wait are served by one

@@ -8,7 +8,7 @@ from mutants import Mutant, Patch, Play, expect_noticed
 from edl.core.worker.machine import WorkerMachine
 from edl.core.worker.next_ring import NextRing
 from edl.protocol.data import DataSpec
-from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.worker import SimWorker
 
 SEEDS = 40
@@ -54,22 +54,24 @@ def keeps_what_it_has_begun(patch: Patch) -> None:
 def bereaved(seed: int) -> SimJob:
     """Members die, others while the ring without them forms, and workers come and leave meanwhile."""
     job = SimJob(DATA, seed=seed, workers=5, prepares=1.0)
-    job.plan([Planned(Fault.KILL, 0.15), Planned(Fault.KILL, Moment.PREPARING, 1), Planned(Fault.JOIN, 0.2)])
-    job.plan([Planned(Fault.KILL, 0.8), Planned(Fault.LEAVE, 0.81), Planned(Fault.CUT_OFF, Moment.PREPARED, 2)])
+    job.plan([Planned(SimFault.KILL, 0.15), Planned(SimFault.KILL, Moment.PREPARING, 1), Planned(SimFault.JOIN, 0.2)])
+    job.plan(
+        [Planned(SimFault.KILL, 0.8), Planned(SimFault.LEAVE, 0.81), Planned(SimFault.CUT_OFF, Moment.PREPARED, 2)]
+    )
     return job
 
 
 def bereaved_without_data(seed: int) -> SimJob:
     """Scripts bring data of their own: they train as soon as a ring stands, before the leader knows of that."""
     job = SimJob(None, seed=seed, workers=3, prepares=1.0, steps=60)
-    job.plan([Planned(Fault.KILL, 0.15), *(Planned(Fault.JOIN, 0.15 + 0.005 * at) for at in range(8))])
+    job.plan([Planned(SimFault.KILL, 0.15), *(Planned(SimFault.JOIN, 0.15 + 0.005 * at) for at in range(8))])
     return job
 
 
 def newcomer_dies(seed: int) -> SimJob:
     """After the announcement."""
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.3), Planned(Fault.JOIN, 0.3), Planned(Fault.KILL, Moment.SWITCHING, 2)])
+    job.plan([Planned(SimFault.JOIN, 0.3), Planned(SimFault.JOIN, 0.3), Planned(SimFault.KILL, Moment.SWITCHING, 2)])
     return job
 
 

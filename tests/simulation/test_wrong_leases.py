@@ -14,7 +14,7 @@ from edl.core.worker.lease_buffer import LeaseBuffer
 from edl.core.worker.moves import NEVER
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Fault, Planned, SimJob, scenario
+from edl.testing import Planned, SimFault, SimJob, scenario
 
 SEEDS = 60
 LEASED = DataSpec(total=900, epochs=1, batch=4)  # all of it is leased when a newcomer comes
@@ -104,14 +104,14 @@ def believes_a_share_of_fewer_epochs(patch: Patch) -> None:
 def newcomer(seed: int) -> SimJob:
     """All is leased when it comes, so that leases are cut anew."""
     job = ReadsUnevenly(LEASED, seed=seed, workers=2, lease_s=5.0)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
 def shared_out(seed: int) -> SimJob:
     """Two come, and the batch is shared out otherwise while all train."""
     job = SimJob(SHARED, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.JOIN, 0.5)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.JOIN, 0.5)])
     job.after(0.8, job.requests.share_out)
     return job
 

@@ -19,7 +19,7 @@ from edl.core.worker.next_ring import NextRing
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.next_rings import FORM_S
 from edl.testing.rings import STEP_S
 from edl.testing.shells import SimShells
@@ -136,23 +136,23 @@ def never_hears_that_one_prepares_no_more(patch: Patch) -> None:
 
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.LEAVE, 0.8)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.LEAVE, 0.8)])
     return job
 
 
 def failing(seed: int) -> SimJob:
     """Newcomers die, and some can be part of no ring, while theirs forms; and others come after them."""
     job = SimJob(LONG, seed=seed, workers=3, prepares=1.0)
-    faults = (Fault.JOIN, Fault.JOIN, Fault.JOIN, Fault.JOIN)
+    faults = (SimFault.JOIN, SimFault.JOIN, SimFault.JOIN, SimFault.JOIN)
     job.plan([Planned(fault, 0.1 + 0.3 * at) for at, fault in enumerate(faults)])
-    job.plan([Planned(Fault.CUT_OFF, Moment.READY, 1), Planned(Fault.KILL, Moment.PREPARING, 5)])
+    job.plan([Planned(SimFault.CUT_OFF, Moment.READY, 1), Planned(SimFault.KILL, Moment.PREPARING, 5)])
     return job
 
 
 def leaves_later(seed: int) -> SimJob:
     """One of those who train can be part of no other ring, and then one is told to leave."""
     job = SimJob(LONG, seed=seed, workers=3, prepares=1.0)
-    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 10), Planned(Fault.LEAVE, 0.4)])
+    job.plan([Planned(SimFault.CUT_OFF, Moment.STEPPING, 10), Planned(SimFault.LEAVE, 0.4)])
     return job
 
 
@@ -160,21 +160,21 @@ def refusing(seed: int) -> SimJob:
     """Some can prepare no ring any more, once they have tried, and newcomers come all the time."""
     job = SimJob(LONG, seed=seed, workers=2, prepares=1.0)
     job.next_rings.refuse = 0.3
-    job.plan([Planned(Fault.JOIN, 0.1 + 0.5 * at) for at in range(6)])
+    job.plan([Planned(SimFault.JOIN, 0.1 + 0.5 * at) for at in range(6)])
     return job
 
 
 def ends_meanwhile(seed: int) -> SimJob:
     """All is trained, or a worker is told to stop, while a ring is prepared."""
     job = SimJob(DataSpec(total=150, epochs=1, batch=2), seed=seed, workers=2, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.2), Planned(Fault.JOIN, 0.3)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.2), Planned(SimFault.JOIN, 0.3)])
     return job
 
 
 def renewed(seed: int) -> SimJob:
     """A daemon dies when its trainer's next ring stands, and before the others' does."""
     job = SimJob(DATA, seed=seed, workers=3, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.RENEW_DAEMON, Moment.PREPARED, 1)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.RENEW_DAEMON, Moment.PREPARED, 1)])
     return job
 
 
@@ -229,7 +229,7 @@ class Timed(Prompt):
 def test_who_trains_waits_for_no_ring_to_form(seed: int) -> None:
     """Rings take as long to form as several steps, and no two steps are further apart than usual ones."""
     job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.3), Planned(Fault.JOIN, 0.9), Planned(Fault.LEAVE, 1.5)])
+    job.plan([Planned(SimFault.JOIN, 0.3), Planned(SimFault.JOIN, 0.9), Planned(SimFault.LEAVE, 1.5)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert len(job.next_rings.attempts) >= 3
@@ -244,18 +244,18 @@ def test_who_trains_with_one_that_prepares_no_more_takes_newcomers_in_all_the_sa
     """The first time costs the newcomer a try beside training; then their ring is formed in line."""
     job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
     job.next_rings.refuse = 1.0
-    job.plan([Planned(Fault.JOIN, 0.3)])
+    job.plan([Planned(SimFault.JOIN, 0.3)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert len(job.next_rings.attempts) == 1
     assert len(job.durable.roster) == 3
 
 
-@pytest.mark.parametrize("fault", [Fault.KILL, Fault.VANISH, Fault.CUT_OFF])
+@pytest.mark.parametrize("fault", [SimFault.KILL, SimFault.VANISH, SimFault.CUT_OFF])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fault: Fault, seed: int) -> None:
+def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fault: SimFault, seed: int) -> None:
     job = Timed(LONG, seed=seed, workers=2, prepares=1.0)
-    job.plan([Planned(Fault.JOIN, 0.3)])
+    job.plan([Planned(SimFault.JOIN, 0.3)])
     newcomer = Newcomer(job, fault)
     job.run()
     assert newcomer.struck
@@ -268,7 +268,7 @@ def test_a_newcomer_that_fails_while_its_ring_forms_costs_the_others_no_step(fau
 class Newcomer:
     """The third worker, which something happens to as it prepares its first ring."""
 
-    def __init__(self, job: SimJob, fault: Fault) -> None:
+    def __init__(self, job: SimJob, fault: SimFault) -> None:
         self.struck = False
         self._job, self._fault = job, fault
         self._prepare, job.next_rings.prepare = job.next_rings.prepare, self._strike  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from edl.protocol.assignment import Verdict
 from edl.protocol.data import DataSpec
 from edl.protocol.job import WorkerState
 from edl.protocol.messages import Register
-from edl.testing import Fault, Moment, Planned, SimJob, simulation
+from edl.testing import Moment, Planned, SimFault, SimJob, simulation
 from edl.testing.worker import SimWorker
 
 SEEDS = 60
@@ -168,7 +168,7 @@ class LeaderDiesToo(SimJob):
     """Just when it would have heard that a host is gone."""
 
     def _expire(self, worker: SimWorker) -> None:
-        self.inflict(Fault.CRASH_LEADER)
+        self.inflict(SimFault.CRASH_LEADER)
         super()._expire(worker)
 
 
@@ -189,20 +189,20 @@ class Case:
         return job
 
 
-JOIN = Planned(Fault.JOIN, 0.05)
-IN_A_STEP = Planned(Fault.KILL, Moment.STEPPING, 8)
+JOIN = Planned(SimFault.JOIN, 0.05)
+IN_A_STEP = Planned(SimFault.KILL, Moment.STEPPING, 8)
 NEWCOMER: dict[str, Any] = {"faults": (JOIN,), "spec": LEASED, "workers": 2, "job": ReadsUnevenly, "lease_s": 5.0}
 
 WRONG: dict[Mutant, Case] = {
     counts_as_trained_what_one_worker_has_applied: Case("I5", (IN_A_STEP,)),
     counts_as_trained_what_all_who_were_heard_have_applied: Case(
-        "I5", (IN_A_STEP, Planned(Fault.CHANGE_LEADER, Moment.STEPPING, 8))
+        "I5", (IN_A_STEP, Planned(SimFault.CHANGE_LEADER, Moment.STEPPING, 8))
     ),
     goes_on_with_half_a_copy: Case("I5", (IN_A_STEP,), workers=4, job=LosesTheNewest),
-    forgets_who_is_gone: Case("ids", (Planned(Fault.KILL, 0.1),), job=ComesBack),
-    takes_over_and_misses_no_worker: Case("I12", (Planned(Fault.VANISH, 0.1),), job=LeaderDiesToo),
-    lets_no_leaver_hand_on_the_model: Case("I5", (JOIN, Planned(Fault.LEAVE, 0.1)), workers=1),
-    leaves_before_its_step: Case("I3", (Planned(Fault.LEAVE, 0.1),)),
+    forgets_who_is_gone: Case("ids", (Planned(SimFault.KILL, 0.1),), job=ComesBack),
+    takes_over_and_misses_no_worker: Case("I12", (Planned(SimFault.VANISH, 0.1),), job=LeaderDiesToo),
+    lets_no_leaver_hand_on_the_model: Case("I5", (JOIN, Planned(SimFault.LEAVE, 0.1)), workers=1),
+    leaves_before_its_step: Case("I3", (Planned(SimFault.LEAVE, 0.1),)),
     gives_all_of_a_host_the_same_local_rank: Case("local ranks"),
     tells_of_nothing: Case("events"),
     counts_a_sample_too_many: Case("I7"),
@@ -214,10 +214,10 @@ WRONG: dict[Mutant, Case] = {
     switches_at_the_newest_step: Case("I11", (JOIN,), workers=2, job=Prompt, lease_s=0.2),
     leases_for_one_step: Case("I11", workers=2, job=Prompt),
     forgets_the_epochs_asked_for_since_the_plan: Case(
-        "I12", (JOIN, Planned(Fault.CRASH_LEADER, 0.2)), spec=PASSES, workers=2
+        "I12", (JOIN, Planned(SimFault.CRASH_LEADER, 0.2)), spec=PASSES, workers=2
     ),
     takes_any_first_ring_for_the_first_try: Case(
-        "I7", (Planned(Fault.KILL, Moment.SITTING), Planned(Fault.KILL, Moment.STEPPING))
+        "I7", (Planned(SimFault.KILL, Moment.SITTING), Planned(SimFault.KILL, Moment.STEPPING))
     ),
 }
 

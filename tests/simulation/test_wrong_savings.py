@@ -22,7 +22,7 @@ from edl.core.worker.copying import Copying
 from edl.core.worker.inputs import TakeCopy
 from edl.protocol.data import DataSpec
 from edl.protocol.saving import Checkpointing, PartInfo
-from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario
 from edl.testing.lives import lives
 
 SEEDS = 60
@@ -203,7 +203,7 @@ def often(seed: int) -> SimJob:
     """It is saved as often as can be, and something strikes in the middle of it."""
     source = random.Random(seed)
     job = SimJob(DATA, seed=seed, workers=2 + seed % 2, checkpointing=OFTEN)
-    faults = (Fault.KILL, Fault.CHANGE_LEADER, Fault.RENEW_DAEMON, Fault.CRASH_LEADER, Fault.VANISH)
+    faults = (SimFault.KILL, SimFault.CHANGE_LEADER, SimFault.RENEW_DAEMON, SimFault.CRASH_LEADER, SimFault.VANISH)
     moments = (Moment.SAVING, Moment.COPYING, Moment.STORING, Moment.PUBLISHING)
     job.plan([Planned(source.choice(faults), source.choice(moments), source.randint(1, 5)) for _ in range(2)])
     return job
@@ -212,8 +212,10 @@ def often(seed: int) -> SimJob:
 def deaf(seed: int) -> SimJob:
     """The word reaches some late."""
     job = SimJob(DATA, seed=seed, workers=3, checkpointing=OFTEN)
-    job.plan([Planned(Fault.DEAFEN, Moment.STEPPING, 5 + 7 * number) for number in range(8)])
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.JOIN, 0.3), Planned(Fault.KILL, Moment.SAVING, 1 + seed % 5)])
+    job.plan([Planned(SimFault.DEAFEN, Moment.STEPPING, 5 + 7 * number) for number in range(8)])
+    job.plan(
+        [Planned(SimFault.JOIN, 0.1), Planned(SimFault.JOIN, 0.3), Planned(SimFault.KILL, Moment.SAVING, 1 + seed % 5)]
+    )
     return job
 
 
@@ -222,7 +224,7 @@ def broken_just_then(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=4, checkpointing=OFTEN)
     job.savings.store_s, job.savings.store_fails, job.savings.store_late = 0.002, 0.0, 0.0
     for _ in range(2):
-        job.plan([Planned(Fault.DEAFEN, Moment.SAVING, 1), Planned(Fault.KILL, Moment.STORING, 1 + seed % 2)])
+        job.plan([Planned(SimFault.DEAFEN, Moment.SAVING, 1), Planned(SimFault.KILL, Moment.STORING, 1 + seed % 2)])
     return job
 
 
@@ -235,7 +237,7 @@ def slow(seed: int) -> SimJob:
 
 def long(seed: int) -> SimJob:
     job = SimJob(DataSpec(total=3000, epochs=1, batch=1), seed=seed, workers=2, checkpointing=OFTEN)
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.KILL, Moment.SAVING, 1)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.KILL, Moment.SAVING, 1)])
     return job
 
 

@@ -15,7 +15,7 @@ from edl.core.worker.machine import WorkerMachine
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job import JobState
-from edl.testing import Fault, Moment, Planned, SimJob
+from edl.testing import Moment, Planned, SimFault, SimJob
 from edl.testing.shells import SimShells
 from edl.testing.worker import SimWorker
 
@@ -78,22 +78,22 @@ def asks_of_members_what_they_cannot(patch: Patch) -> None:
 
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.LEAVE, 0.8)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.LEAVE, 0.8)])
     return job
 
 
 def of_two_sorts(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=1, prepares=1.0, sends=0.6)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.4), Planned(Fault.JOIN, 0.8)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.4), Planned(SimFault.JOIN, 0.8)])
     return job
 
 
 def cut(seed: int) -> SimJob:
     """What is under way does not come; then who has sent it leaves, or dies, or the newcomer does."""
     job = SimJob(DATA, seed=seed, workers=1 + seed % 2, prepares=1.0, sends=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.5)])
-    job.plan([Planned(Fault.CUT_STATE, Moment.SENDING, 1), Planned(Fault.LEAVE, Moment.SENDING, 1)])
-    job.plan([Planned((Fault.KILL, Fault.LEAVE, Fault.JOIN)[seed % 3], Moment.SENDING, 2)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.5)])
+    job.plan([Planned(SimFault.CUT_STATE, Moment.SENDING, 1), Planned(SimFault.LEAVE, Moment.SENDING, 1)])
+    job.plan([Planned((SimFault.KILL, SimFault.LEAVE, SimFault.JOIN)[seed % 3], Moment.SENDING, 2)])
     return job
 
 
@@ -112,15 +112,15 @@ class LosesItsSender(Prompt):
 
     def happens(self, moment: Moment, worker: SimWorker | None = None) -> None:
         if moment is Moment.SITTING and worker is self.workers["w0"] and worker.generation > 1:
-            self.inflict(Fault.LEAVE, worker)
-        if moment is Moment.SENDING and not self.struck[Fault.CUT_STATE]:
-            self.inflict(Fault.CUT_STATE, self.workers["w1"])
+            self.inflict(SimFault.LEAVE, worker)
+        if moment is Moment.SENDING and not self.struck[SimFault.CUT_STATE]:
+            self.inflict(SimFault.CUT_STATE, self.workers["w1"])
         super().happens(moment, worker)
 
 
 def leaves(seed: int) -> SimJob:
     job = LosesItsSender(DATA, seed=seed, workers=1, prepares=1.0, sends=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
@@ -160,17 +160,17 @@ class Counted(SimJob):
 @pytest.mark.parametrize("seed", range(5))
 def test_newcomers_get_their_state_beside_a_step(seed: int) -> None:
     job = Counted(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.05), Planned(Fault.JOIN, 0.6)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.05), Planned(SimFault.JOIN, 0.6)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert job.shells.sent >= 1, job.story("nothing was sent")
 
 
-@pytest.mark.parametrize("fault", [Fault.CUT_STATE, Fault.KILL, Fault.VANISH])
+@pytest.mark.parametrize("fault", [SimFault.CUT_STATE, SimFault.KILL, SimFault.VANISH])
 @pytest.mark.parametrize("seed", range(5))
-def test_a_state_that_does_not_come_costs_a_broadcast(fault: Fault, seed: int) -> None:
+def test_a_state_that_does_not_come_costs_a_broadcast(fault: SimFault, seed: int) -> None:
     job = SimJob(DATA, seed=seed, workers=2, prepares=1.0, sends=1.0)
-    job.plan([Planned(Fault.JOIN, 0.05), Planned(fault, Moment.SENDING, 1)])
+    job.plan([Planned(SimFault.JOIN, 0.05), Planned(fault, Moment.SENDING, 1)])
     job.run()
     assert job.durable.state is JobState.FINISHED, job.story("not finished")
     assert job.struck[fault] == 1

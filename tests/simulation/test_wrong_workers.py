@@ -28,7 +28,7 @@ from edl.core.worker.unusual import Unusual
 from edl.protocol import link as say
 from edl.protocol.data import DataSpec
 from edl.protocol.job_policy import Batching, BatchRule
-from edl.testing import Fault, Moment, Planned, SimJob, scenario
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario
 
 SEEDS = 60
 DATA = DataSpec(total=1200, epochs=1, batch=2)
@@ -264,32 +264,32 @@ def commits_a_void_mini_batch(patch: Patch) -> None:
 def killed(seed: int) -> SimJob:
     """In a step, which some of the others may have applied."""
     job = LosesTheNewest(DATA, seed=seed, workers=4)
-    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8)])
+    job.plan([Planned(SimFault.KILL, Moment.STEPPING, 8)])
     return job
 
 
 def growing(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=2)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
 def leaving(seed: int) -> SimJob:
     job = SimJob(DATA, seed=seed, workers=3)
-    job.plan([Planned(Fault.LEAVE, 0.1)])
+    job.plan([Planned(SimFault.LEAVE, 0.1)])
     return job
 
 
 def newcomer(seed: int) -> SimJob:
     """All is leased when it comes, so that leases are cut anew."""
     job = ReadsUnevenly(LEASED, seed=seed, workers=2, lease_s=5.0)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
 def shared_out(seed: int) -> SimJob:
     job = SimJob(SHARED, seed=seed, workers=3, batching=Batching(BatchRule.GLOBAL))
-    job.plan([Planned(Fault.JOIN, 0.1), Planned(Fault.JOIN, 0.5)])
+    job.plan([Planned(SimFault.JOIN, 0.1), Planned(SimFault.JOIN, 0.5)])
     job.after(0.8, job.requests.share_out)
     return job
 
@@ -297,28 +297,28 @@ def shared_out(seed: int) -> SimJob:
 def cut_off(seed: int) -> SimJob:
     """One can be part of no ring any more, and then another dies, so that all need one."""
     job = SimJob(DATA, seed=seed, workers=4)
-    job.plan([Planned(Fault.CUT_OFF, Moment.STEPPING, 5), Planned(Fault.KILL, Moment.STEPPING, 6)])
+    job.plan([Planned(SimFault.CUT_OFF, Moment.STEPPING, 5), Planned(SimFault.KILL, Moment.STEPPING, 6)])
     return job
 
 
 def killed_twice(seed: int) -> SimJob:
     """In a step, and then another as the newest state is copied to those that are behind."""
     job = SimJob(DATA, seed=seed, workers=5)
-    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8), Planned(Fault.KILL, Moment.FORMING, 2)])
+    job.plan([Planned(SimFault.KILL, Moment.STEPPING, 8), Planned(SimFault.KILL, Moment.FORMING, 2)])
     return job
 
 
 def sits_and_dies(seed: int) -> SimJob:
     """A member dies in a new ring before the leader knows that it stands."""
     job = SimJob(DATA, seed=seed, workers=3)
-    job.plan([Planned(Fault.KILL, Moment.STEPPING, 8), Planned(Fault.KILL, Moment.SITTING, 4)])
+    job.plan([Planned(SimFault.KILL, Moment.STEPPING, 8), Planned(SimFault.KILL, Moment.SITTING, 4)])
     return job
 
 
 def first_ring(seed: int) -> SimJob:
     """A member dies in it before the leader knows that it stands."""
     job = SimJob(DATA, seed=seed, workers=3)
-    job.plan([Planned(Fault.KILL, Moment.SITTING)])
+    job.plan([Planned(SimFault.KILL, Moment.SITTING)])
     return job
 
 

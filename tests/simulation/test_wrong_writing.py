@@ -14,7 +14,7 @@ from edl.core.job import report, writing
 from edl.core.job.writing import DeclareRest, Deposed, Found, GiveAnswer, Publish, Writing, WritingState
 from edl.protocol import messages as say
 from edl.protocol.data import DataSpec
-from edl.testing import Fault, Moment, Planned, SimJob, scenario, writing_checks
+from edl.testing import Moment, Planned, SimFault, SimJob, scenario, writing_checks
 from edl.testing.node import RecordNode
 
 SEEDS = 150
@@ -177,14 +177,14 @@ def lost_answers(seed: int) -> SimJob:
 
 def prompt(seed: int) -> SimJob:
     job = Prompt(DataSpec(total=1200, epochs=1, batch=2), seed=seed, workers=2, lease_s=0.6)
-    job.plan([Planned(Fault.JOIN, 0.05)])
+    job.plan([Planned(SimFault.JOIN, 0.05)])
     return job
 
 
 def other_leaders(seed: int) -> SimJob:
     """And leaders are deposed all the time."""
     job = lost_answers(seed)
-    job.plan([Planned(Fault.CHANGE_LEADER, Moment.DECIDING, count) for count in range(5, 60, 5)])
+    job.plan([Planned(SimFault.CHANGE_LEADER, Moment.DECIDING, count) for count in range(5, 60, 5)])
     return job
 
 

@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.optimum import best
 from edl.cluster.policies.goodput import kept_share, reason
 from edl.cluster.views import Aim, ClusterView
@@ -35,15 +35,15 @@ class ThroughputOptimizer(msgspec.Struct, frozen=True):
         if not (0 < self.power <= 1 and self.reach >= 2 and self.settle_s > 0 and 0 <= self.hesitation < 1):
             raise ValueError("power is above 0 and at most 1, reach 2 or more, settle_s above 0, hesitation below 1")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - all times are in the view
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:  # noqa: ARG002 - all times are in the view
         first_come = sorted(cluster.jobs, key=lambda job: (job.submitted, job.name))
         within = admitted(first_come, cluster.devices)
         if not within:
-            return Decision({})
+            return ClusterDecision({})
         offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.THROUGHPUT)
         chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
-        return Decision(
+        return ClusterDecision(
             {
                 job.name: Allotment(size, int(rates.batch[size - 1]), reason(job, size, rates.throughput))
                 for job, rates, size in zip(within, offered.rates, sizes, strict=True)

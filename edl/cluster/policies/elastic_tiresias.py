@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.policies.tiresias import Tiresias, check, next_look, noted
 from edl.cluster.views import Aim, ClusterView, JobView, Provenance
 
@@ -48,7 +48,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
         if not (self.keep >= 1 and self.dwell_s >= 0 and self.floor >= 0 and self.pending >= 0):
             raise ValueError("keep must be 1 or more; dwell_s, floor and pending 0 or more")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         notes = {job.name: noted(job, self.limits, self.promote, now) for job in cluster.jobs}
         ranked = Tiresias(self.limits, self.promote, order="running-first").ranked(cluster.jobs, notes)
         sizes = self._requests(ranked, notes, cluster.devices)
@@ -59,7 +59,7 @@ class ElasticTiresias(msgspec.Struct, frozen=True):
             if job.name in sizes
         }
         looks = [next_look(cluster.jobs, notes, sizes, self.limits, self.promote, now), self._settled(cluster, now)]
-        return Decision(found, notes, min((look for look in looks if look is not None), default=None))
+        return ClusterDecision(found, notes, min((look for look in looks if look is not None), default=None))
 
     def smallest(self, job: JobView) -> int:
         """Workers with which it may begin, or to which it may shrink."""

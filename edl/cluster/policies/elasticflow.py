@@ -24,7 +24,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import Aim, ClusterView, JobView, Rates
 
 Floats = NDArray[np.float64]
@@ -60,9 +60,9 @@ class ElasticFlow(msgspec.Struct, frozen=True):
         if not (self.slots >= 1 and self.margin >= 0 and 0 <= self.worth < 1):
             raise ValueError("slots must be 1 or more, margin 0 or more, worth from 0 to below 1")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         if not cluster.jobs:
-            return Decision({})
+            return ClusterDecision({})
         devices, each = cluster.devices, cluster.devices_per_node
         rates = {
             job.name: job.speed.rates(max(min(job.largest, devices), job.smallest), each, Aim.GIVEN)
@@ -82,7 +82,7 @@ class ElasticFlow(msgspec.Struct, frozen=True):
                 promised = together
         plan = self._planned(ordered, promised, rates, devices, now)
         sizes = self._raised(cluster, rates, plan.now)
-        return Decision(
+        return ClusterDecision(
             {job.name: _given(job, sizes[job.name], plan.now) for job in cluster.jobs if sizes[job.name]},
             {job.name: _notes(job, promised, plan) for job in ordered},
         )

@@ -11,12 +11,12 @@ from collections.abc import Iterable
 
 import msgspec
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import ClusterView, JobView
 
 
 class Fifo(msgspec.Struct, frozen=True):
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         return _served(cluster, _in_order(cluster.jobs), now, patience_s=0.0)
 
 
@@ -27,7 +27,7 @@ class Backfill(msgspec.Struct, frozen=True):
         if not self.patience_s >= 0:
             raise ValueError(f"patience_s={self.patience_s:g}: must be 0 or more")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         decision = _served(cluster, _in_order(cluster.jobs), now, self.patience_s)
         waited = [job.waited_by(now) for job in cluster.jobs if job.name not in decision.allotments]
         patience = [now - seconds + self.patience_s for seconds in waited if seconds < self.patience_s]
@@ -38,7 +38,7 @@ def _in_order(jobs: Iterable[JobView]) -> list[JobView]:
     return sorted(jobs, key=lambda job: -job.priority)
 
 
-def _served(cluster: ClusterView, jobs: list[JobView], now: float, patience_s: float) -> Decision:
+def _served(cluster: ClusterView, jobs: list[JobView], now: float, patience_s: float) -> ClusterDecision:
     free = cluster.devices - sum(job.workers for job in jobs)
     found: dict[str, Allotment] = {}
     for job in jobs:
@@ -54,4 +54,4 @@ def _served(cluster: ClusterView, jobs: list[JobView], now: float, patience_s: f
             free -= job.request
         elif job.waited_by(now) >= patience_s and job.request <= cluster.devices:
             break
-    return Decision(found)
+    return ClusterDecision(found)

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import ClusterView, JobView
 
 Floats = NDArray[np.float64]
@@ -37,9 +37,9 @@ class Gavel(msgspec.Struct, frozen=True):
         if not (self.round_s > 0 and self.priority_weight >= 1):
             raise ValueError("round_s must be above 0, priority_weight 1 or more")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         if not cluster.jobs:
-            return Decision({})
+            return ClusterDecision({})
         devices = cluster.devices
         needs = [_need(job, devices) for job in cluster.jobs]
         weights = self.priority_weight ** np.array([float(job.priority) for job in cluster.jobs])
@@ -63,7 +63,7 @@ class Gavel(msgspec.Struct, frozen=True):
                 left -= need
         notes = {name: {ROUND: float(round_)} for name in allotments}
         waits = len(allotments) < len(cluster.jobs)
-        return Decision(allotments, notes, (round_ + 1) * self.round_s if waits else None)
+        return ClusterDecision(allotments, notes, (round_ + 1) * self.round_s if waits else None)
 
 
 def _need(job: JobView, devices: int) -> int:

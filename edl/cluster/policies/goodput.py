@@ -31,7 +31,7 @@ import msgspec
 import numpy as np
 
 from edl.cluster.candidates import Floats, Offer, admitted, looked_up, offer
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.optimum import best
 from edl.cluster.views import Aim, ClusterView, JobView
 
@@ -57,15 +57,15 @@ class Goodput(msgspec.Struct, frozen=True):
         if not (self.doubt >= 0 and 0 <= self.hesitation < 1 and self.young >= 0 and self.patience > 0):
             raise ValueError("doubt and young are 0 or more, hesitation 0 or more and below 1, patience above 0")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         within = admitted(self._by_claim(cluster.jobs, now), cluster.devices)
         if not within:
-            return Decision({})
+            return ClusterDecision({})
         offered = offer(cluster, within, self.reach, Aim.GIVEN if self.fixed_batch else Aim.PROGRESS)
         chosen = best(offered.sizes, self.worth(offered), cluster.devices)
         sizes = offered.sizes[np.arange(len(within)), chosen.columns].tolist()
         largest_first = sorted(zip(within, offered.rates, sizes, strict=True), key=lambda one: -one[2])
-        return Decision(
+        return ClusterDecision(
             {
                 job.name: Allotment(size, int(rates.batch[size - 1]), reason(job, size, rates.progress))
                 for job, rates, size in largest_first

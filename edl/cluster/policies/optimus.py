@@ -13,12 +13,12 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import Aim, ClusterView, JobView
 
 
 class Optimus(msgspec.Struct, frozen=True):
-    def decide(self, cluster: ClusterView, now: float) -> Decision:  # noqa: ARG002 - nothing here is of the hour
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:  # noqa: ARG002 - nothing here is of the hour
         free = cluster.devices
         sizes: dict[str, int] = {}
         for job in sorted(cluster.jobs, key=lambda job: -job.priority):
@@ -36,7 +36,9 @@ class Optimus(msgspec.Struct, frozen=True):
             free -= 1
             heapq.heapreplace(gains, (-_gain(seconds[at], sizes[name]), at))
         smallest_first = sorted(jobs, key=lambda job: sizes[job.name])
-        return Decision({job.name: Allotment(sizes[job.name], reason="gains most by them") for job in smallest_first})
+        return ClusterDecision(
+            {job.name: Allotment(sizes[job.name], reason="gains most by them") for job in smallest_first}
+        )
 
 
 def _seconds(job: JobView, cluster: ClusterView) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 import msgspec
 
-from edl.cluster.decision import Policy
+from edl.cluster.decision import ClusterPolicy
 from edl.errors import ConfigError
 
 
@@ -45,7 +45,7 @@ def known(name: str) -> Known:
     return POLICIES[name]
 
 
-def build(name: str, given: Mapping[str, str] | None = None) -> Policy:
+def build(name: str, given: Mapping[str, str] | None = None) -> ClusterPolicy:
     """The policy with these parameters, typed as text. Raises ConfigError."""
     entry = known(name)
     kind = getattr(importlib.import_module(f"edl.cluster.policies.{entry.module}"), entry.name)
@@ -57,7 +57,7 @@ def build(name: str, given: Mapping[str, str] | None = None) -> Policy:
             raise ConfigError(f"policy {name} has no parameter {parameter}: {has}")
     values = {parameter: _read(name, parameter, text, fields[parameter]) for parameter, text in texts.items()}
     try:
-        policy: Policy = kind(**values)
+        policy: ClusterPolicy = kind(**values)
     except ValueError as error:
         raise ConfigError(f"policy {name}: {error}") from None
     return policy

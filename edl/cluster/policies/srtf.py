@@ -11,7 +11,7 @@ import math
 
 import msgspec
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import Aim, ClusterView, JobView
 
 
@@ -22,7 +22,7 @@ class ShortestFirst(msgspec.Struct, frozen=True):
         if not self.promote >= 0:
             raise ValueError(f"promote={self.promote:g}: must be 0 or more")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         remaining = {job.name: remaining_s(job, job.request, cluster.devices_per_node) for job in cluster.jobs}
 
         def rank(job: JobView) -> tuple[float, ...]:
@@ -37,7 +37,7 @@ class ShortestFirst(msgspec.Struct, frozen=True):
             if job.request <= free:
                 found[job.name] = Allotment(job.request, reason=f"{remaining[job.name]:.0f} s are left of it")
                 free -= job.request
-        return Decision(found)
+        return ClusterDecision(found)
 
 
 def remaining_s(job: JobView, workers: int, devices: int) -> float:

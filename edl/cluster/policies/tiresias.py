@@ -23,7 +23,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import ClusterView, JobView
 
 Notes = dict[str, float]
@@ -45,7 +45,7 @@ class Tiresias(msgspec.Struct, frozen=True):
         if self.rank == "gittins" and (len(self.sample) < 2 or min(self.sample) <= 0):
             raise ValueError("rank=gittins needs sample=…, services of two jobs or more in device-seconds above 0")
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         notes = {job.name: noted(job, self.limits, self.promote, now) for job in cluster.jobs}
         free = cluster.devices
         found: dict[str, Allotment] = {}
@@ -54,7 +54,7 @@ class Tiresias(msgspec.Struct, frozen=True):
                 found[job.name] = Allotment(job.request, reason=f"its turn in queue {notes[job.name]['queue']:.0f}")
                 free -= job.request
         sizes = {name: allotment.workers for name, allotment in found.items()}
-        return Decision(found, notes, next_look(cluster.jobs, notes, sizes, self.limits, self.promote, now))
+        return ClusterDecision(found, notes, next_look(cluster.jobs, notes, sizes, self.limits, self.promote, now))
 
     def ranked(self, jobs: Sequence[JobView], notes: dict[str, Notes]) -> list[JobView]:
         index = {job.name: 0.0 for job in jobs}

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 
-from edl.cluster.decision import Policy
+from edl.cluster.decision import ClusterPolicy
 from edl.cluster.queue import lives, seating
 from edl.cluster.queue.entries import JobEntry, NodeReport, Submission, WorkerWish
 from edl.cluster.queue.inputs import (
@@ -40,7 +40,9 @@ from edl.cluster.queue.state import QueueState, SeenNode
 class SchedulerMachine:
     """One reign's."""
 
-    def __init__(self, policy: Policy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]) -> None:
+    def __init__(
+        self, policy: ClusterPolicy, speeds: LiveSpeeds, rules: ClusterRules, jobs: Iterable[JobEntry]
+    ) -> None:
         self._policy, self._speeds = policy, speeds
         self._state = QueueState(rules, {job.name: job for job in jobs})
         self._decided = -math.inf

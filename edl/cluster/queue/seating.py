@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from edl.cluster.decision import Allotment, Decision, Policy
+from edl.cluster.decision import Allotment, ClusterDecision, ClusterPolicy
 from edl.cluster.placement import Rule, place
 from edl.cluster.queue import migrating
 from edl.cluster.queue.entries import JobEntry, WorkerEntry, WorkerWish
@@ -82,7 +82,7 @@ def _room(state: QueueState, views: Iterable[JobView], now: float) -> Iterable[N
 FreeDevices = dict[str, list[int]]  # by node
 
 
-def decide(state: QueueState, policy: Policy, speeds: LiveSpeeds, now: float) -> float | None:
+def decide(state: QueueState, policy: ClusterPolicy, speeds: LiveSpeeds, now: float) -> float | None:
     """What each job is to have from now on; when to look again."""
     migrating.resume_or_end(state, now)
     shown = outlook(state, speeds, now)
@@ -116,15 +116,15 @@ def _for_whom(shown: ClusterView, allotments: Mapping[str, Allotment]) -> str:
     return f"its devices are for job{'s' if len(first) > 1 else ''} {', '.join(named)}{more}"
 
 
-def _decision(policy: Policy, shown: ClusterView, now: float) -> tuple[Decision, str]:
+def _decision(policy: ClusterPolicy, shown: ClusterView, now: float) -> tuple[ClusterDecision, str]:
     """A policy may be anybody's, and a queue does not die of it."""
     try:
         decision = policy.decide(shown, now)
     except Exception as error:  # noqa: BLE001 - it is told, and the cluster stays as it is
-        return Decision({}), f"{type(error).__name__}: {error}"
+        return ClusterDecision({}), f"{type(error).__name__}: {error}"
     asked = sum(one.workers for one in decision.allotments.values())
     if asked > shown.devices:
-        return Decision({}), f"it gives {asked} workers, and there are {shown.devices} devices"
+        return ClusterDecision({}), f"it gives {asked} workers, and there are {shown.devices} devices"
     return decision, ""
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from edl.coordination.etcd.messages import KeyValue
-from edl.coordination.store import Node
+from edl.coordination.store import StoredNode
 from edl.errors import PeerError
 
 DEFAULT_PREFIX = "/edl"
@@ -57,18 +57,18 @@ def name_in(key: bytes) -> str:
     return key.rpartition(b"/")[2].decode()
 
 
-def to_value(node: Node) -> bytes:
+def to_value(node: StoredNode) -> bytes:
     return b"%d %d\n" % (node.version, node.created) + node.value
 
 
-def to_node(kv: KeyValue) -> Node:
+def to_node(kv: KeyValue) -> StoredNode:
     head, newline, value = kv.value.partition(b"\n")
     version, _, created = head.partition(b" ")
     if not (newline and version.isdigit() and created.isdigit()):
         raise PeerError(
             f"{kv.key.decode(errors='replace')} in etcd was not written by edl: give edl a prefix of its own"
         )
-    return Node(value, int(version), int(created) or kv.mod_revision, kv.lease)
+    return StoredNode(value, int(version), int(created) or kv.mod_revision, kv.lease)
 
 
 def children_created(count: KeyValue | None) -> int:

@@ -40,8 +40,8 @@ from edl.coordination.store import (
     Create,
     Delete,
     Link,
-    Node,
     Op,
+    StoredNode,
     Watch,
     Write,
     check_ops,
@@ -108,7 +108,7 @@ class EtcdStore:
 
     # ------------------------------------------------------------------------------------------------- the port
 
-    async def read(self, path: str) -> Node | None:
+    async def read(self, path: str) -> StoredNode | None:
         check_path(path)
         found = await self._range(RangeRequest(self._layout.node(path)), path)
         return to_node(found.kvs[0]) if found.kvs else None

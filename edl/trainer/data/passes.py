@@ -23,7 +23,7 @@ LEFT = (
 )
 
 
-class State(Enum):
+class PassState(Enum):
     """How a pass stands to the script that pulls it."""
 
     BUSY = "busy"  # something is asked for, or only a part of `step` is handed out
@@ -64,14 +64,14 @@ class Pass:
         self._lease: Lease | None = None  # of the step handed out
         self._first: int | None = None  # what it handed out first
         self._left_out: list[range] = []  # of what came after that, the steps that the others did without this worker
-        self.state = State.BUSY
+        self.state = PassState.BUSY
         self.epoch = epoch  # the one it was made for, or that its first step belongs to
         # Handed out up to and with this one. None before this worker's first one, which may wait for another ring.
         self.step = port.step() - 1 if self._leases.handed_out else None
 
     def next(self, *, wait: bool = True) -> Batch | None:
         """What to hand out next; None when the pass is over, or, without `wait`, when its lease is not here."""
-        self._enter(State.BUSY)
+        self._enter(PassState.BUSY)
         if (batch := self._rehearsal()) is not None:
             return batch
         awaited = self._lease  # its other steps need no waiting for
@@ -102,7 +102,7 @@ class Pass:
         """
         with self._lock:
             block, step = self._ids.block, (self.step or 0) + 1
-            if self.state is not State.IDLE or block is None or block.lease is not self._lease or self._audit.on:
+            if self.state is not PassState.IDLE or block is None or block.lease is not self._lease or self._audit.on:
                 return None
             if not block.after_step < step <= block.until_step:
                 return None
@@ -126,10 +126,10 @@ class Pass:
 
     def rest(self) -> None:
         """The last of what `next` gave is about to be handed out."""
-        self._enter(State.IDLE)
+        self._enter(PassState.IDLE)
 
     def end(self) -> None:
-        self._enter(State.ENDED)
+        self._enter(PassState.ENDED)
         if self.step is not None and (epochs := self._epochs_over()) is not None:
             self._audit.ended(epochs, self.step)
 
@@ -142,23 +142,23 @@ class Pass:
     def give_up(self) -> None:
         """A pipeline that still pulls this pass is told."""
         with self._lock:
-            self.state = State.GIVEN_UP
+            self.state = PassState.GIVEN_UP
 
     def leave(self) -> None:
         """The script's iteration is over, at its end or before that: then a pipeline that still waits is told."""
         with self._lock:
-            if self.state is not State.ENDED:
-                self.state = State.GIVEN_UP
+            if self.state is not PassState.ENDED:
+                self.state = PassState.GIVEN_UP
 
     def step_back(self, void: int) -> bool:
         """Step `void` must come again. True: it is what `next` gives next, or the pass that follows."""
         with self._lock:
             if self.step != void:
                 return False
-            if self.state is State.ENDED:
-                self.state = State.GIVEN_UP  # the pass that follows begins with it
+            if self.state is PassState.ENDED:
+                self.state = PassState.GIVEN_UP  # the pass that follows begins with it
                 return self._one_epoch  # of a stream, none may follow
-            if self.state is not State.IDLE:
+            if self.state is not PassState.IDLE:
                 return False
             self.step = void - 1
             return True
@@ -185,13 +185,13 @@ class Pass:
         if self.step is not None and self.step < until_step:
             self._left_out.append(range(self.step + 1, until_step + 1))
 
-    def _enter(self, state: State) -> None:
+    def _enter(self, state: PassState) -> None:
         with self._lock:
             self._check_current()
             self.state = state
 
     def _check_current(self) -> None:
-        if self.state is State.GIVEN_UP:
+        if self.state is PassState.GIVEN_UP:
             raise UsageError(LEFT)
 
     def _epochs_over(self) -> int | None:

@@ -26,7 +26,7 @@ from edl.config import Settings
 from edl.errors import UsageError
 from edl.protocol.data import DataSpec, Lease
 from edl.trainer.data.audit import Audit
-from edl.trainer.data.passes import LEFT, Batch, Pass, State
+from edl.trainer.data.passes import LEFT, Batch, Pass, PassState
 from edl.trainer.data.port import DataPort
 from edl.trainer.data.reading import ReadAhead
 from edl.trainer.data.sample_ids import Ids, SampleIds
@@ -171,7 +171,7 @@ class ShardGenerator:
         With `epochs=None`, `while shards.epochs_done < 10:` around the loop over an epoch is right on all workers.
         """
         now = self._pass
-        if now is None or now.state is not State.ENDED:
+        if now is None or now.state is not PassState.ENDED:
             return self._epochs_done
         if self._epochs is not None and not self._by_epochs:
             return self._epochs
@@ -201,7 +201,7 @@ class ShardGenerator:
         if held is not None:
             held.again = True
             return True
-        if now is not None and now.state is State.GIVEN_UP:
+        if now is not None and now.state is PassState.GIVEN_UP:
             return True  # the pass that follows begins with it
         return now is not None and now.step_back(self._port.step())
 
@@ -212,7 +212,7 @@ class ShardGenerator:
         False: the script's pipeline has read it already, and gives it out.
         """
         held, now = self._held, self._pass  # without the lock: the pipeline may hold it, and wait for this very step
-        if now is None or now.state is State.GIVEN_UP:
+        if now is None or now.state is PassState.GIVEN_UP:
             return True
         now.pass_over(step)
         stale = sum(one.gave(done, step) for one in {self._before, now} if one)
@@ -263,7 +263,7 @@ class ShardGenerator:
     @property
     def left(self) -> bool:
         """The script has left its iteration, and has begun no other."""
-        return self._pass is not None and self._pass.state is State.GIVEN_UP
+        return self._pass is not None and self._pass.state is PassState.GIVEN_UP
 
     def check_goes_on(self) -> None:
         """On a pipeline's thread that waits: raises once its iteration was left, which the closing thread waits for."""
@@ -341,7 +341,7 @@ class ShardGenerator:
     def _begin(self, spec: DataSpec, epoch: int | None = None) -> Pass:
         with self._lock:
             if self._pass is not None:
-                ended = self._pass.state is State.ENDED
+                ended = self._pass.state is PassState.ENDED
                 self._finish(self._pass)
                 self._before = self._pass if ended else None
             if epoch is None:
@@ -356,7 +356,7 @@ class ShardGenerator:
     def _finish(self, before: Pass) -> None:
         """The end of a pass may still be in the script's pipeline: wait until it is trained, bounded by step (I12)."""
         trained, since = self._port.step() - 1, time.monotonic()
-        while before.state is State.ENDED and trained < (before.step or 0):
+        while before.state is PassState.ENDED and trained < (before.step or 0):
             if time.monotonic() - since > self._step_timeout_s:
                 raise UsageError(_NOT_TRAINED)
             time.sleep(0.01)

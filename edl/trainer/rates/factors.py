@@ -21,7 +21,7 @@ from edl.trainer.rates.tuner import RateTuner, of_all
 from edl.trainer.shell import WorkerShell
 
 
-class Rates:
+class RateFactors:
     """Of one trainer; none of them at first. Belongs to the training thread."""
 
     def __init__(self, framework: Framework, shell: WorkerShell, leases: SharedLeases, extras: Extras) -> None:

@@ -124,11 +124,11 @@ def test_an_analyzer_hears_what_a_simulated_job_would_measure_and_no_more() -> N
 
     class Looking:
         def decide(self, cluster, now):
-            from edl.cluster.decision import Allotment, Decision
+            from edl.cluster.decision import Allotment, ClusterDecision
 
             if cluster.jobs:
                 rates[now] = cluster.jobs[0].speed.rates(8, 4, Aim.GIVEN)
-            return Decision({job.name: Allotment(6) for job in cluster.jobs}, look_again=now + 50)
+            return ClusterDecision({job.name: Allotment(6) for job in cluster.jobs}, look_again=now + 50)
 
     ClusterSimulation(alone, Looking(), speeds, conditions(2, 4, 60.0)).run()
     assert rates[0].provenance[0] is Provenance.GUESSED

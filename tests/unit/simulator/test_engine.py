@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from simulated import conditions, ends, figures, job, run, trace
 
-from edl.cluster.decision import Allotment, Decision
+from edl.cluster.decision import Allotment, ClusterDecision
 from edl.cluster.views import ClusterView
 from edl.errors import ConfigError, EdlError
 from edl.simulator.changes import ChangeCost
@@ -22,13 +22,13 @@ class Steered:
         self.sizes, self.more = sizes, more
         self.seen: list[tuple[float, ClusterView]] = []
 
-    def decide(self, cluster: ClusterView, now: float) -> Decision:
+    def decide(self, cluster: ClusterView, now: float) -> ClusterDecision:
         self.seen.append((now, cluster))
         given = self.sizes[max(time for time in self.sizes if time <= now)]
         there = {one.name for one in cluster.jobs}
         later = min((time for time in self.sizes if time > now), default=None)
         allotments = {name: Allotment(size) for name, size in given.items() if name in there and size}
-        return Decision(allotments, **{"look_again": later, **self.more})
+        return ClusterDecision(allotments, **{"look_again": later, **self.more})
 
 
 LINEAR = {1: 1.0, 2: 2.0, 4: 4.0}

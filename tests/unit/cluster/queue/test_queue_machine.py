@@ -243,11 +243,11 @@ def test_who_cannot_shrink_is_saved_sent_away_and_resumed_later() -> None:
 
 
 def test_who_is_sent_away_by_the_policy_is_told_for_whom() -> None:
-    from edl.cluster.decision import Allotment, Decision
+    from edl.cluster.decision import Allotment, ClusterDecision
 
     class Turns:
         def decide(self, cluster, now):
-            return Decision({job.name: Allotment(1) for job in cluster.jobs[1:]})
+            return ClusterDecision({job.name: Allotment(1) for job in cluster.jobs[1:]})
 
     play = QueuePlay(n=1)
     play.submit("a")
@@ -428,11 +428,11 @@ def test_what_devices_were_used_for_adds_up() -> None:
 
 
 def test_a_batch_is_asked_for_within_the_jobs_range() -> None:
-    from edl.cluster.decision import Allotment, Decision
+    from edl.cluster.decision import Allotment, ClusterDecision
 
     class Batchy:
         def decide(self, cluster, now):
-            return Decision({job.name: Allotment(1, 512, "it learns as fast") for job in cluster.jobs})
+            return ClusterDecision({job.name: Allotment(1, 512, "it learns as fast") for job in cluster.jobs})
 
     play = QueuePlay(n=1)
     play.machine._policy = Batchy()

@@ -12,7 +12,7 @@ from edl.core.worker.moves import NEVER
 from edl.errors import RingBroken, UsageError
 from edl.protocol.data import DataSpec
 from edl.trainer.extras import Extras
-from edl.trainer.rates.factors import Rates
+from edl.trainer.rates.factors import RateFactors
 from edl.trainer.rates.noise_meter import NoiseMeter
 from edl.trainer.rates.tuner import RateTuner
 
@@ -41,7 +41,7 @@ class Worker:
         )
         leases: Any = SimpleNamespace(batch=16, samples=lambda step: self.made, ends_pass=lambda step: self.ends_pass)
         shell: Any = SimpleNamespace(machine=self.machine, hear=self.hear)
-        self.rates = Rates(framework, shell, leases, Extras())
+        self.rates = RateFactors(framework, shell, leases, Extras())
 
     def expect(self, *, due: bool) -> None:
         self.due.append(due)
