@@ -44,7 +44,7 @@ def test_what_is_wrong_with_them_is_said(name: str, given: dict[str, str], said:
 
 
 def test_the_page_of_the_simulator_has_each_policys_parameters_as_they_are() -> None:
-    page = (Path(__file__).parents[3] / "docs" / "simulator.md").read_text()
+    page = (Path(__file__).parents[4] / "docs" / "simulator.md").read_text()
     rows = dict(re.findall(r"^\| `([\w-]+)` \|(.*)$", page, re.MULTILINE))
     for name in registry.POLICIES:
         has = registry.build(name)

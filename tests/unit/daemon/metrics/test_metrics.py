@@ -178,7 +178,7 @@ def test_as_many_lines_as_there_are_members_and_no_more() -> None:
 
 
 def promtool(*arguments: str, given: bytes = b"") -> None:
-    program = shutil.which("promtool") or str(Path(__file__).parents[3] / ".setup" / "promtool")
+    program = shutil.which("promtool") or str(Path(__file__).parents[4] / ".setup" / "promtool")
     if not Path(program).exists():
         pytest.fail("promtool is missing: source scripts/parts and call bring_what_looks, as scripts/test does")
     done = subprocess.run([program, *arguments], input=given, capture_output=True, check=False, cwd=SHIPPED)
@@ -347,7 +347,7 @@ def test_a_daemon_imports_nothing_of_this_before_it_is_asked_for() -> None:
 
 
 def test_the_page_of_documentation_has_all_of_them() -> None:
-    text = (Path(__file__).parents[3] / "docs" / "metrics.md").read_text()
+    text = (Path(__file__).parents[4] / "docs" / "metrics.md").read_text()
     told = set(re.findall(r"edl_(?:job|worker|daemon)_[a-z_]+", text))
     found = families(OWN, status(), 1000.0)
     assert told == {one.name + ("_total" if one.type is Type.COUNTER else "") for one in found}
